@@ -74,6 +74,7 @@ class Facts(NamedTuple):
     units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
     phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
+    counted: int  # calls that were only counted
     step: int  # one call in so many was looked at
     idle: Idle | None
     around: tuple[str, str] | None  # names: between what the longest time was that the GPU was idle
@@ -116,8 +117,8 @@ def make_facts(totals: ProcessTotals) -> Facts:
     rows = [_unit_row(totals, unit) for unit in units]
     span = totals.last - clock.monotonic - unrecorded.within_one(clock.monotonic, totals.last)
     looked = min(totals.launches.total, MOST)
-    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.call_times.step,
-                 idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
+    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.counted,
+                 totals.call_times.step, idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
 
 
 def _array(*values: int) -> Any:
@@ -197,8 +198,9 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     took = next((row[3] for row in main.phases if row[0] == LOADING), 0)
     about = "about " if main.step > 1 else ""
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
-    if counted := sum(function.counted for function in totals.functions.values()):
-        evidence += f"; only counted, at no time: {amount(counted, 'call')}"
+    if main.counted:
+        every += main.counted
+        evidence += f"; {amount(main.counted, 'call')} only counted, at no known time"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 

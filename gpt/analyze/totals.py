@@ -137,7 +137,7 @@ class ProcessTotals:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.launches, self.call_times, self.busy = Launches(process), CallTimes(), Spans()
-        self.calls = 0
+        self.calls = self.counted = 0  # all of them, and those that were only counted
         self.last = process.clock.monotonic  # when the last call that is known of ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
@@ -168,6 +168,7 @@ class ProcessTotals:
         for _, found in process.counts.take():
             for id_, count in found[["api", "count"]].tolist():
                 self._function(id_).counted += count
+                self.counted += count
                 self.calls += count
 
     def _add_calls(self, threads: rows.Threads, found: rows.Rows) -> None:
