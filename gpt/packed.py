@@ -89,7 +89,8 @@ def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
     base = type_.removesuffix("?") if answer else type_
     code = "I" if base in (TEXT, NUMBER) and answer else TYPES.get(base)
     if code is None:
-        raise MalformedError(f"field '{name}': unknown type '{type_}'")
+        known = ", ".join([TEXT, NUMBER, *TYPES] if answer else TYPES)
+        raise MalformedError(f"field '{name}': unknown type '{type_}' (there are {known})")
     return RowField(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
 
 
