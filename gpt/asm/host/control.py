@@ -71,7 +71,7 @@ def _call(use: Use) -> str:
         for number, (formal, actual) in enumerate(zip(formals or (), actuals, strict=True)):
             place = use.body.find_place(actual.name) if isinstance(actual, tree.Name) else None
             if place and place.space == "param":
-                arguments.append(f"(unsigned char *)({place.address})")
+                arguments.append(f"(unsigned char *)({place.pointer})")
                 continue
             type_, local = _type(formal), f"{name}{number}_"
             raw = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
@@ -120,7 +120,7 @@ def _serve(
 def _stored(use: Use, operand: tree.Operand, type_: Type) -> str:
     """A value in a .param variable, or in a register."""
     place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
-    return f"*({type_} *)({place.address})" if place and place.space == "param" else use.value(operand, type_)
+    return f"*({type_} *)({place.pointer})" if place and place.space == "param" else use.value(operand, type_)
 
 
 def _prototype(use: Use, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:

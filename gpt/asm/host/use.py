@@ -51,7 +51,7 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
-            self._check(written[0], type_)
+            self.check(written[0], type_)
             return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
@@ -68,7 +68,7 @@ class Use:
             after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
-    def _check(self, operand: tree.Operand, type_: Type) -> None:
+    def check(self, operand: tree.Operand, type_: Type) -> None:
         """A register has the size of the type, but that of a conversion may be larger. Raises Unsupported."""
         if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name, operand.parts)):
             bits = found.type.bits
@@ -80,7 +80,7 @@ class Use:
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)
         if slot.count is None:
-            self._check(operand, type_)
+            self.check(operand, type_)
             return self.value(operand, type_)
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"
