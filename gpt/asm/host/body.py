@@ -247,22 +247,26 @@ class Body:
     def _enter(self) -> list[str]:
         """Statements before those of the function: parameters that are registers get their values."""
         params = self._in_registers(self.head.params, len(self.head.returns or ()))
-        return [f"{register.name} = *({register.type} *){name};" for name, register in params]
+        return [f"{register.name} = {place};" for place, register in params]
 
     def _leave(self) -> list[str]:
         """Statements after those of the function: results that are registers are given back."""
         results = self._in_registers(self.head.returns, 0)
-        return ["leave:;", *(f"*({register.type} *){name} = {register.name};" for name, register in results)]
+        return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
     def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, Register]]:
-        """Which C parameters of the function are registers in PTX."""
+        """The registers among them, those of a vector one by one, each after where it lies in a C parameter."""
         found = []
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
-                register = self.find_register(parameter.declarator.name)
+                name = parameter.declarator.name
+                register = self.find_register(name)
                 if not register:
                     raise Unsupported(f"parameter '{parameter}'")
-                found.append((f"p{first + number}", register))
+                for index, part in enumerate("xyzw"[: register.width]):
+                    one = self.find_register(name, (f".{part}",)) if register.width > 1 else register
+                    assert one
+                    found.append((f"(({one.type} *)p{first + number})[{index}]", one))
         return found
 
     def use_stack(self) -> None:

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from gpt.asm.host.names import Unsupported, c_function
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
+from gpt.asm.host.variables import WIDTHS
 from gpt.ptx import tree
 
 # Functions that no module defines: what a call of one is, with its results r0 and arguments p0, p1, ...
@@ -73,20 +74,36 @@ def _call(use: Use) -> str:
             if place and place.space == "param":
                 arguments.append(f"(unsigned char *)({place.pointer})")
                 continue
-            type_, local = _type(formal), f"{name}{number}_"
-            raw = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+            (type_, items), local = _registers(use, formal, actual), f"{name}{number}_"
+            values = ["0"] * len(items) if name == "r" else [use.value(item, type_) for item in items]
+            before.append(f"{type_} {local}[] = {{{', '.join(values)}}};")
             if name == "r":
-                before.append(f"{raw} {local} = 0;")
-                after.append(use.assign(actual, raw, local))
-            else:
-                before.append(f"{raw} {local} = {use.value(actual, raw)};")
-            arguments.append(f"(unsigned char *)&{local}")
+                after += [use.assign(item, type_, f"{local}[{at}]") for at, item in enumerate(items)]
+            arguments.append(f"(unsigned char *){local}")
     return " ".join(["{", *before, f"{called}({', '.join(arguments)});", *after, "}"])
 
 
 def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
     assert isinstance(group, tree.Group)
     return group.items
+
+
+def _registers(use: Use, formal: tree.Parameter, actual: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...]]:
+    """What holds an argument or takes a result that isn't in a variable: registers of one type, or a constant.
+
+    ptxas asks only for the size if one of the two is a vector: a register of 64 bits goes with `.v2 .b32`.
+    """
+    type_ = _type(formal)
+    type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+    width = next((WIDTHS[s.word] for s in formal.specifiers if s.word in WIDTHS), 1)
+    found = use.body.find_register(actual.name) if isinstance(actual, tree.Name) and not actual.parts else None
+    if not found or found.width == width == 1:
+        if width > 1 and actual != tree.Name("_"):
+            raise Unsupported(f"'{actual}' for the vector '{formal}'")
+        return type_, (actual,) * width
+    if found.type.bits * found.width != type_.bits * width:
+        raise Unsupported(f"'{actual}' has {found.type.bits * found.width} bits, not {type_.bits * width}")
+    return found.type, tuple(use.vector(actual))
 
 
 def _type(parameter: tree.Parameter) -> Type:

@@ -79,7 +79,8 @@ CASES = {  # what leaves a word in %r9, and the word
     ),
     "st.async": (
         "mbarrier.init.shared.b64 [barrier], 1; mov.u64 %d9, barrier; add.u64 %d9, %d9, 0x500000000; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%high], %r2, [%d9]; ld.shared.u32 %r9, [tile];",
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%high], %r2, [%d9]; "
+        "ld.shared.u32 %r9, [tile];",
         13,
     ),
     "cvta": (
