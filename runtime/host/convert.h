@@ -40,9 +40,6 @@ INLINE uint16_t write_bf16(double value, enum host_round round, unsigned flags) 
 INLINE float write_f32(double value, enum host_round round, unsigned flags) {
     if (round == ROUND_rn && !(flags & (FLAG_ftz | FLAG_payload)))
         return host_f32_result((float)value, flags);
-    // Of an f64, code of ptxas flushes what is below the bound from which numbers round to 2^-126, not the bound
-    if (flags & FLAG_ftz && flags & FLAG_payload && __builtin_fabs(value) == 0x1.fffffep-127)
-        flags &= ~(unsigned)FLAG_ftz | (round != (value < 0 ? ROUND_rm : ROUND_rp)) * FLAG_ftz;
     return as_f32((uint32_t)host_narrow(FORMAT_f32, value, round, flags));
 }
 INLINE double write_f64(double value, enum host_round round, unsigned flags) {

@@ -91,18 +91,18 @@ def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
 def _registers(use: Use, formal: tree.Parameter, actual: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...]]:
     """What holds an argument or takes a result that isn't in a variable: registers of one type, or a constant.
 
-    ptxas asks only for the size if one of the two is a vector: a register of 64 bits goes with `.v2 .b32`.
+    A vector goes with one of as many and as large elements. ptxas takes others of the same size, but makes code of them
+    that gives other numbers on an H200.
     """
     type_ = _type(formal)
     type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
     width = next((WIDTHS[s.word] for s in formal.specifiers if s.word in WIDTHS), 1)
     found = use.body.find_register(actual.name) if isinstance(actual, tree.Name) and not actual.parts else None
-    if not found or found.width == width == 1:
-        if width > 1 and actual != tree.Name("_"):
-            raise Unsupported(f"'{actual}' for the vector '{formal}'")
+    given = found.width if found else 1
+    if given == width == 1 or actual == tree.Name("_"):
         return type_, (actual,) * width
-    if found.type.bits * found.width != type_.bits * width:
-        raise Unsupported(f"'{actual}' has {found.type.bits * found.width} bits, not {type_.bits * width}")
+    if not found or (found.width, found.type.bits) != (width, type_.bits):
+        raise Unsupported(f"'{actual}' for the {'vector ' * (width > 1)}parameter '{formal}'")
     return found.type, tuple(use.vector(actual))
 
 
