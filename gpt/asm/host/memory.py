@@ -47,7 +47,7 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
             return f"({place.pointer} + {offset})"
         if not own and place.space not in ("global", "param"):
             raise Unsupported(f"an address of .{place.space} as one of .{space}")
-    return checked(use, space, use.address_of(address), size)
+    return checked(use, space, use.address_of(address, 0 if space in WINDOWS else 64), size)
 
 
 def checked(use: Use, space: str, address: str, size: int | str) -> str:

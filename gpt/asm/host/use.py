@@ -156,16 +156,21 @@ class Use:
         first = first.base if isinstance(first, tree.Index) else first
         return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
 
-    def address_of(self, operand: tree.Operand) -> str:
-        """An address, of what stands in brackets, as a C expression of 64 bits. Raises Unsupported."""
+    def address_of(self, operand: tree.Operand, least: int = 0) -> str:
+        """An address, of what stands in brackets, as a C expression of 64 bits. A register in it has at least so many
+        bits. Raises Unsupported.
+        """
         match operand:
             case tree.Name(name, ()) if place := self.body.find_place(name):
                 return place.address
-            case tree.Name():
+            case tree.Name(name, parts):
+                found = self.body.find_register(name, parts)
+                if found and (found.type.is_float or found.type.name == "pred" or found.type.bits < least):
+                    raise Unsupported(f"'{operand}' of type .{found.type.name} as an address")
                 return self.value(operand, ADDRESS)
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
                 offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
-                return f"{self.address_of(base)} + {literal(offset, ADDRESS)}"
+                return f"{self.address_of(base, least)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
                 if not place.element:
                     raise Unsupported(f"'{base}' is not an array")

@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from gpt.asm.backend import Faults
 from tests.asm.host.thread import Thread, kernel
 
 MODULE = """
@@ -154,3 +155,20 @@ def test_they_wrap(thread):
 def test_what_lies_outside(thread, text, fault):
     with pytest.raises(RuntimeError, match=f"^{fault} "):
         thread.run(kernel(f"{DECLARED} {text} st.global.u32 [%p], %r9;", MODULE), bytes(4096))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("ld.global.u32 %r9, [%base+4];", "'%base' of type .u32 as an address"),
+        ("ld.u32 %r9, [%h0];", "'%h0' of type .u16 as an address"),
+        ("atom.global.add.u32 %r9, [%base], 1;", "'%base' of type .u32 as an address"),
+        ("ld.shared.u32 %r9, [%f0];", "'%f0' of type .f32 as an address"),
+        ("ld.shared.u32 %r9, [%p0];", "'%p0' of type .pred as an address"),
+        ("cvta.shared.u64 %generic, %base;", "'%base' has 32 bits, not 64"),
+    ],
+)
+def test_what_ptxas_refuses(thread, text, fault):
+    with pytest.raises(Faults) as caught:
+        thread.run(kernel(f"{DECLARED} {text}", MODULE))
+    assert fault in caught.value.found[0][1]
