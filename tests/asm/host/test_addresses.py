@@ -45,7 +45,10 @@ CASES = {  # what leaves a word in %r9, and the word
     ),
     "negative offset": ("add.s32 %r8, %base, 300; st.shared.u32 [%r8+-160], %r1; ld.shared.u32 %r9, [tile];", 12),
     "offset of 33 bits": ("st.shared.u32 [%base+4294967436], %r2; ld.shared.u32 %r9, [tile];", 13),
-    "at the end of 32 bits": ("mov.b32 %far, -4; st.shared.u32 [%far+4], %r3; ld.shared.u32 %r9, [tile];", 14),
+    "at the end of 32 bits": (
+        "mov.b32 %far, -4; mov.b32 %r8, 0; st.shared.u32 [%far+4], %r3; ld.shared.u32 %r9, [%r8];",
+        14,
+    ),
     "half a register": (
         "cvt.u16.u32 %h0, %base; add.u16 %h0, %h0, 140; st.shared.u32 [%h0+4], %r0; ld.shared.u32 %r9, [tile+4];",
         11,
@@ -69,19 +72,22 @@ CASES = {  # what leaves a word in %r9, and the word
         "mov.u32 %r8, barrier; add.s32 %r8, %r8, -4096; mbarrier.init.shared.b64 [%r8+4096], 1; mov.u32 %r7, 16; "
         "mbarrier.arrive.expect_tx.shared.b64 %d9, [%r8+4096], 16; "
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%high], [%p], %r7, [%r8+4096]; "
-        "mbarrier.test_wait.shared.b64 %p0, [barrier], %d9; ld.shared.u32 %r9, [tile]; "
-        "selp.u32 %r9, %r9, 0, %p0;",
+        "BULK: mbarrier.test_wait.shared.b64 %p0, [barrier], %d9; @!%p0 bra BULK; ld.shared.u32 %r9, [tile]; "
+        "mbarrier.inval.shared.b64 [barrier];",
         101,
     ),
     "cp.async.bulk to global memory": (
         "st.shared.v4.u32 [tile], {%r0, %r1, %r2, %r3}; mov.u32 %r7, 16; add.u64 %d9, %p, 1024; "
-        "cp.async.bulk.global.shared::cta.bulk_group [%d9], [%high], %r7; ld.global.u32 %r9, [%d9+8];",
+        "fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [%d9], [%high], %r7; "
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ld.global.u32 %r9, [%d9+8];",
         13,
     ),
     "st.async": (
-        "mbarrier.init.shared.b64 [barrier], 1; mov.u64 %d9, barrier; add.u64 %d9, %d9, 0x500000000; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%high], %r2, [%d9]; "
-        "ld.shared.u32 %r9, [tile];",
+        "mbarrier.init.shared.b64 [barrier], 1; mov.u64 %d8, barrier; add.u64 %d8, %d8, 0x500000000; "
+        "mbarrier.arrive.expect_tx.shared.b64 %d9, [%d8], 4; "
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%high], %r2, [%d8]; "
+        "STORE: mbarrier.test_wait.shared.b64 %p0, [barrier], %d9; @!%p0 bra STORE; ld.shared.u32 %r9, [tile]; "
+        "mbarrier.inval.shared.b64 [barrier];",
         13,
     ),
     "cvta": (
