@@ -5,11 +5,10 @@ taken or an alias; a function's prototypes come with it. A call by a prototype m
 the module takes, as another kernel may have stored it: all of them are needed then. Items keep their order and their
 text.
 
-Debug sections stay. What they say of a function that is gone, as those of a module made with `-G` do, is said of no
-address, as linkers do it: 0 stands in place of its addresses, and in a list of ranges, which a pair of zeros would end,
-1 does.
-A `.loc` may say that its code was inlined at a position that an earlier `.loc` has. If only a function that is gone had
-it, ptxas would refuse the rest, so the `.loc` loses that part.
+Debug sections stay, as a module made with `-G` has them. An address of something that is gone becomes 0 there, as it
+does when a linker drops a function, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say that its
+code was inlined at a position that an earlier `.loc` has. If only a function that is gone had it, ptxas would refuse the
+rest, so the `.loc` loses that part.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless
 
 
 class _Cut(NamedTuple):
-    """A piece of the text that goes, and what stands at its beginning instead."""
+    """A piece of text to blank; `put` replaces its beginning."""
 
     start: int
     end: int
@@ -134,7 +133,7 @@ def _gone(module: Module, kept: list[Item]) -> set[str]:
 
 
 def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
-    """What is kept, and in each item what can't stay without the rest."""
+    """Return what is kept, and for each item the pieces that can't stay without the rest."""
     gone, known = _gone(module, kept), set[tuple[int, ...]]()
     inlined = "inlined_at" in module.skeleton
     found: list[tuple[Item, list[_Cut]]] = []
@@ -150,9 +149,9 @@ def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
 
 
 def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Where a debug section has an address made of one of some names: the name with its offset, or a difference.
+    """Find the addresses of a debug section that are made of one of these names: `a`, `a+4`, `b-a`.
 
-    A number stands for all of it: ptxas takes none with an offset.
+    A number has to replace all of it, as ptxas takes no offset to a number.
     """
     for found in _SUM.finditer(module.skeleton, section.start, section.end):
         if any(name in names for name in NAME.findall(found[0])):
@@ -160,9 +159,8 @@ def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator
 
 
 def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """The parts of `.loc`s of a function that name a position which no `.loc` before, in what is kept, has.
-
-    Adds the positions of the function to `known`.
+    """Find the parts of a function's `.loc`s that name a position that isn't among the known ones, those of `.loc`s
+    before. Adds the function's own to `known`.
     """
     for loc in _LOC.finditer(module.skeleton, function.body, function.end):
         if loc[4] and _numbers(loc, 5) not in known:
@@ -171,12 +169,12 @@ def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Ite
 
 
 def _numbers(loc: re.Match[str], first: int) -> tuple[int, ...]:
-    """A position: three groups of a match."""
+    """Return a position, which is three groups of a match."""
     return tuple(-1 if (number := integer(text)) is None else number for text in loc.groups()[first - 1 : first + 2])
 
 
 def _cut(text: str, item: Item, cuts: list[_Cut]) -> str:
-    """An item of a text with its cuts made: it's as long as it was, in as many lines."""
+    """Return an item's text with its cuts made, as long as before and in as many lines."""
     pieces, at = [], item.start
     for start, end, put in cuts:
         pieces += [text[at:start], put, _blank(text[start + len(put) : end])]
