@@ -5,10 +5,10 @@ taken or an alias; a function's prototypes come with it. A call by a prototype m
 the module takes, as another kernel may have stored it: all of them are needed then. Items keep their order and their
 text.
 
-Debug sections stay, as a module made with `-G` has them. An address of something that is gone becomes 0 there, as it
-does when a linker drops a function, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say that its
-code was inlined at a position that an earlier `.loc` has. If only a function that is gone had it, ptxas would refuse the
-rest, so the `.loc` loses that part.
+Debug sections stay, as a module made with `-G` has them. An address of something that is gone becomes 0 there, as
+linkers do it for a function that they drop, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say
+that its code was inlined at a position that an earlier `.loc` has. If only a function that is gone had it, ptxas would
+refuse the rest, so the `.loc` loses that part.
 """
 
 from __future__ import annotations
