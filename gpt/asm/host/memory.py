@@ -40,13 +40,12 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
     Without a space the address is generic.
     """
     if place := use.place(address):
-        offset = _offset(address, place.element)
-        own = space in ("", place.space)
-        inside = offset is not None and 0 <= offset <= place.size - size and offset % size == 0
-        if inside and own and place.pointer:
+        if space != place.space and (space or place.space not in ("global", "shared", "local")):
+            wanted = f"one of .{space}" if space else "a generic one"
+            raise Unsupported(f"an address of .{place.space} as {wanted}")
+        space, offset = place.space, _offset(address, place.element)
+        if place.pointer and offset is not None and 0 <= offset <= place.size - size and offset % size == 0:
             return f"({place.pointer} + {offset})"
-        if not own and place.space not in ("global", "param"):
-            raise Unsupported(f"an address of .{place.space} as one of .{space}")
     return checked(use, space, use.address_of(address, 0 if space in WINDOWS else 64), size)
 
 

@@ -49,6 +49,7 @@ CASES = {  # what leaves a word in %r9, and the word
         "mov.b32 %far, -4; mov.b32 %r8, 0; st.shared.u32 [%far+4], %r3; ld.shared.u32 %r9, [%r8];",
         14,
     ),
+    "generic": ("st.u32 [tile+4], %r2; st.u32 [frame+4], %r3; ld.shared.u32 %r9, [tile+4];", 13),
     "half a register": (
         "cvt.u16.u32 %h0, %base; add.u16 %h0, %h0, 140; st.shared.u32 [%h0+4], %r0; ld.shared.u32 %r9, [tile+4];",
         11,
@@ -172,6 +173,11 @@ def test_what_lies_outside(thread, text, fault):
         ("ld.shared.u32 %r9, [%f0];", "'%f0' of type .f32 as an address"),
         ("ld.shared.u32 %r9, [%p0];", "'%p0' of type .pred as an address"),
         ("cvta.shared.u64 %generic, %base;", "'%base' has 32 bits, not 64"),
+        ("ld.global.u32 %r9, [buffer];", "an address of .param as one of .global"),
+        ("ld.u32 %r9, [buffer];", "an address of .param as a generic one"),
+        ("ld.u32 %r9, [primes];", "an address of .const as a generic one"),
+        ("ld.shared.u32 %r9, [frame];", "an address of .local as one of .shared"),
+        ("cp.async.ca.shared.global [tile], [tile], 16;", "an address of .shared as one of .global"),
     ],
 )
 def test_what_ptxas_refuses(thread, text, fault):
