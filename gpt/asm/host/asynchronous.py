@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpt.asm.host.atomics import TYPES_OF, atomic
-from gpt.asm.host.memory import ACCESSED, PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store
+from gpt.asm.host.memory import ACCESSED, PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store, wrapped
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
@@ -103,7 +103,7 @@ def _bulk(use: Use) -> str:
     places = use.words["D"], use.words["W"]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
-        address = use.address_of(bracketed(operand))
+        address = wrapped(str(space), use.address_of(bracketed(operand)))
         lines.append(f"unsigned char *{name} = host_range_{space}(t, {use.site}, {address}, n_);")
     operation = use.words.get("O")
     if operation:
@@ -129,7 +129,11 @@ def _matrix(use: Use) -> str:
     count = int(str(use.words["N"]))
     items = use.vector(registers, count)
     given = ", ".join(["0"] * 4 if load else [use.value(item, _U32) for item in items])
-    row = pointer(use, "shared" if use.words["W"] else "", bracketed(address), 16)
+    where = bracketed(address)
+    if use.words["W"] or use.place(where):
+        row = pointer(use, "shared", where, 16)
+    else:  # hardware takes what is below 4 GiB as an address of shared memory
+        row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
     return (

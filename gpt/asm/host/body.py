@@ -226,8 +226,8 @@ class Body:
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
-        address = f"(uint64_t){name}" if state == "param" else f"host_offset(t, {name})"
-        scope.places[declarator.name] = Place(state, address, size, element_of(specifiers, declarator))
+        element = element_of(specifiers, declarator)
+        scope.places[declarator.name] = Place(state, f"host_offset(t, {name})", size, element, name)
 
     def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:
         """A parameter, or a result: the first C parameters after the thread are results."""
@@ -236,32 +236,37 @@ class Body:
         element = element_of(parameter.specifiers, parameter.declarator)
         if self.is_kernel:
             own = self.code.parameters(self.item)[number]
-            scope.places[name] = Place("param", f"(uint64_t)parameters + {own.offset}", own.size, element)
+            pointer = f"parameters + {own.offset}"
+            scope.places[name] = Place("param", f"{own.offset}ull", own.size, element, pointer)
         elif "reg" in words:
             self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
-            scope.places[name] = Place("param", f"(uint64_t)p{number}", size, element)
+            scope.places[name] = Place("param", f"host_offset(t, p{number})", size, element, f"p{number}")
 
     def _enter(self) -> list[str]:
         """Statements before those of the function: parameters that are registers get their values."""
         params = self._in_registers(self.head.params, len(self.head.returns or ()))
-        return [f"{register.name} = *({register.type} *){name};" for name, register in params]
+        return [f"{register.name} = {place};" for place, register in params]
 
     def _leave(self) -> list[str]:
         """Statements after those of the function: results that are registers are given back."""
         results = self._in_registers(self.head.returns, 0)
-        return ["leave:;", *(f"*({register.type} *){name} = {register.name};" for name, register in results)]
+        return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
     def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, Register]]:
-        """Which C parameters of the function are registers in PTX."""
+        """The registers among them, those of a vector one by one, each after where it lies in a C parameter."""
         found = []
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
-                register = self.find_register(parameter.declarator.name)
+                name = parameter.declarator.name
+                register = self.find_register(name)
                 if not register:
                     raise Unsupported(f"parameter '{parameter}'")
-                found.append((f"p{first + number}", register))
+                for index, part in enumerate("xyzw"[: register.width]):
+                    one = self.find_register(name, (f".{part}",)) if register.width > 1 else register
+                    assert one
+                    found.append((f"(({one.type} *)p{first + number})[{index}]", one))
         return found
 
     def use_stack(self) -> None:

@@ -174,6 +174,13 @@ _CONVERSION = [
         T=FLOATS,
     ),
     Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)"),
+    # F2F and F2FP to f16 have no .FTZ: what is subnormal is rounded like other numbers
+    Row(
+        "cvt.R.ftz{.sat}.f16.f32",
+        "d:f16 = a:f32",
+        "write_f16((double){a}, ROUND{R}, KEEP_f32 | FLAG{sat})",
+        R=MODES,
+    ),
     Row(
         "cvt{.R}{.ftz}{.sat}{.A}{.B}.D.T",
         "d:D = a",

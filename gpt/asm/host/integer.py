@@ -87,19 +87,29 @@ def _part(type_: Type, count: int) -> Type:
 
 
 class _Sum(NamedTuple):
-    """Of add, sub and mad with a carry: operands, the two that are added, and how."""
+    """An addition of two terms and a carry, which is `carry` where the flag isn't read.
+
+    Hardware has one flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` the flag says
+    that nothing was borrowed, and `addc` may follow `sub.cc`.
+    """
 
     operands: str
     first: str
     second: str
-    add: str = "__builtin_add_overflow"
-    sign: str = "+"
+    carry: int = 0
+
+    def make(self, carry: str) -> str:
+        """The sum of these and a carry in C, which sets the flag."""
+        return (
+            f"bool k_ = __builtin_add_overflow({self.first}, {self.second}, &{{d}}); "
+            f"cc = k_ | __builtin_add_overflow({{d}}, ({{T.unsigned}}){carry}, &{{d}});"
+        )
 
 
 _LONG = "d:T.unsigned = a:T.unsigned b:T.unsigned"
 _PRODUCTS = {
     ("add", "addc"): _Sum(_LONG, "{a}", "{b}"),
-    ("sub", "subc"): _Sum(_LONG, "{a}", "{b}", "__builtin_sub_overflow", "-"),
+    ("sub", "subc"): _Sum(_LONG, "{a}", "~{b}", 1),
     ("mad.lo", "madc.lo"): _Sum(f"{_LONG} c:T.unsigned", "({T.unsigned})({a} * {b})", "{c}"),
     ("mad.hi", "madc.hi"): _Sum(
         "d:T.unsigned = a b c:T.unsigned", "({T.unsigned})(({T.wide}){a} * {b} >> {T.bits})", "{c}"
@@ -165,20 +175,14 @@ ROWS = [
         A=_SIGNED,
         B=_SIGNED,
     ),
-    # Of several words: cc is the carry, or the borrow
+    # Numbers of several words
     *(
         row
         for name, of in _PRODUCTS.items()
         for row in (
-            Row(f"{name[0]}.cc.T", of.operands, f"cc = {of.add}({of.first}, {of.second}, &{{d}});", T=WORDS),
-            Row(f"{name[1]}.T", of.operands, f"{{d}} = {of.first} {of.sign} {of.second} {of.sign} cc;", T=WORDS),
-            Row(
-                f"{name[1]}.cc.T",
-                of.operands,
-                f"bool k_ = {of.add}({of.first}, {of.second}, &{{d}}); "
-                f"cc = k_ | {of.add}({{d}}, ({{T.unsigned}})cc, &{{d}});",
-                T=WORDS,
-            ),
+            Row(f"{name[0]}.cc.T", of.operands, of.make(str(of.carry)), T=WORDS),
+            Row(f"{name[1]}.T", of.operands, f"{{d}} = {of.first} + {of.second} + cc;", T=WORDS),
+            Row(f"{name[1]}.cc.T", of.operands, of.make("cc"), T=WORDS),
         )
     ),
     # Bits

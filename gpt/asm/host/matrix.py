@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from gpt.asm.host.memory import CHECKED, SPACES, bracketed
+from gpt.asm.host.memory import CHECKED, SPACES, bracketed, checked
 from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import TYPES, Row
 from gpt.asm.host.use import Use
@@ -166,13 +166,13 @@ def _move(use: Use, shape: Shape, matrix: str, type_: str) -> str:
     stride = use.value(use.operands[2], TYPES["u32"]) if len(use.operands) > 2 else columns if by_rows == "1" else rows
     space = str(use.words["W"])
     place = use.place(bracketed(address))
-    if space not in ("", *CHECKED) or (place and place.space != space):
+    if space not in CHECKED or (place and place.space != space):
         raise Unsupported("a matrix there")
     bits, count = BITS[type_], shape.elements(matrix)
     registers = TYPES[type_ if type_ in ("f32", "f64") else "b32"]
     items = use.vector(fragment, count * bits // registers.bits)
     given = "0" if load else ", ".join(use.value(item, registers) for item in items)
-    check = f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, from_ + at_ * {bits} / 8, {max(bits // 8, 1)})"
+    check = checked(use, space, f"from_ + at_ * {bits} / 8", max(bits // 8, 1))
     does = "host_put(d_, {0}, i_, {1}, at_);" if load else "memcpy({1}, (char *)d_ + i_ * {0} / 8, {0} / 8);"
     lines = [
         shape.code.format(),

@@ -19,12 +19,10 @@ from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
-from gpt.ptx.tokens import NAME
 
 MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
-_ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
 _NARROW = re.compile(r"\.address_size\s+32\b")
 _BLOCK = (".maxntid", ".reqntid")
 
@@ -163,10 +161,10 @@ class Code:
         self.shared = Shared(self)
 
     def _alias(self, item: Item) -> None:
-        found = _ALIAS.match(self.module.skeleton, item.start)
-        if not found or not self.is_function(item.name) or not self.module.find(found[1]):
+        function = self.module.aliases.get(item.name, "")
+        if not self.is_function(item.name) or not self.module.find(function):
             raise Unsupported(f"'{item.name}' is not an alias of a function that is defined here")
-        self._aliases[item.name] = found[1]
+        self._aliases[item.name] = function
 
     def _where(self, offset: int) -> Callable[[], str]:
         return lambda: self.module.where(offset)

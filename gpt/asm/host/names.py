@@ -86,12 +86,14 @@ class Place:
     """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known.
 
     `element` is the bytes of an element, those of a vector being elements, too; 0 of what is not an array.
+    `pointer` is where it lies in the host, in C, empty if a running thread has to look that up.
     """
 
     space: str  # global, const, shared, local, param, function
     address: str
     size: int = 0
     element: int = 0
+    pointer: str = ""
 
 
 @dataclass(frozen=True)

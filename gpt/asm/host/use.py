@@ -51,7 +51,7 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
-            self._check(written[0], type_)
+            self.check(written[0], type_)
             return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
@@ -68,7 +68,7 @@ class Use:
             after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
-    def _check(self, operand: tree.Operand, type_: Type) -> None:
+    def check(self, operand: tree.Operand, type_: Type) -> None:
         """A register has the size of the type, but that of a conversion may be larger. Raises Unsupported."""
         if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name, operand.parts)):
             bits = found.type.bits
@@ -80,7 +80,7 @@ class Use:
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)
         if slot.count is None:
-            self._check(operand, type_)
+            self.check(operand, type_)
             return self.value(operand, type_)
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"
@@ -156,16 +156,21 @@ class Use:
         first = first.base if isinstance(first, tree.Index) else first
         return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
 
-    def address_of(self, operand: tree.Operand) -> str:
-        """An address, of what stands in brackets, as a C expression of 64 bits. Raises Unsupported."""
+    def address_of(self, operand: tree.Operand, least: int = 0) -> str:
+        """An address, of what stands in brackets, as a C expression of 64 bits. A register in it has at least so many
+        bits. Raises Unsupported.
+        """
         match operand:
             case tree.Name(name, ()) if place := self.body.find_place(name):
                 return place.address
-            case tree.Name():
+            case tree.Name(name, parts):
+                found = self.body.find_register(name, parts)
+                if found and (found.type.is_float or found.type.name == "pred" or found.type.bits < least):
+                    raise Unsupported(f"'{operand}' of type .{found.type.name} as an address")
                 return self.value(operand, ADDRESS)
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
                 offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
-                return f"{self.address_of(base)} + {literal(offset, ADDRESS)}"
+                return f"{self.address_of(base, least)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
                 if not place.element:
                     raise Unsupported(f"'{base}' is not an array")
