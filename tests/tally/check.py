@@ -20,7 +20,7 @@ from typing import Any
 
 from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Options
-from gpt.asm.cache import Cache
+from gpt.cache import Cache
 from gpt.asm.targets import GpuTarget, find_target
 from gpt.errors import GptError, MalformedError
 from gpt.formats.ptxtext import find_head

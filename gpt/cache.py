@@ -1,0 +1,112 @@
+"""Results that were made once, kept in a folder of the user's cache: a file for each, named by the digest of its inputs.
+
+The rules are those of the runtime (runtime/common/kept.c, and private.c for which folders are used), and so is the code:
+libgptcache.so, called by ctypes. Where the runtime isn't built nothing is kept. A cache that can't be read or written, or
+is full, only costs time: no function here raises OSError. A result is code that will run, so a folder that another user
+could have written to isn't used, and standard error says so once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpt import messages
+
+LIMIT = 1 << 30  # bytes of all files together
+LIBRARY = Path(__file__).parent / "_runtime" / "libgptcache.so"
+PATH_MAX = 4096
+_said = threading.Event()
+
+
+class _Distrust(ctypes.Structure):
+    _fields_ = [("where", ctypes.c_char * PATH_MAX), ("reason", ctypes.c_char * 128)]
+
+
+@cache
+def _library() -> Any:
+    """Return the functions of the runtime, None if it isn't built for this machine."""
+    try:
+        found = ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+    key = [ctypes.c_char_p, ctypes.c_char_p]
+    why, size, long = ctypes.POINTER(_Distrust), ctypes.c_size_t, ctypes.c_long
+    found.gpt_cache_get.argtypes = [*key, long, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(size), why]
+    found.gpt_cache_get.restype = ctypes.c_bool
+    found.gpt_cache_put.argtypes = [*key, ctypes.c_char_p, size, long, ctypes.POINTER(long), why]
+    found.gpt_cache_put.restype = None
+    found.gpt_cache_free.argtypes = [ctypes.c_void_p]
+    found.gpt_cache_free.restype = None
+    return found
+
+
+def _home() -> Path | None:
+    """Return XDG_CACHE_HOME/gpt, None without a home directory."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home and os.path.isabs(home):
+        return Path(home, "gpt")
+    try:
+        return Path.home() / ".cache" / "gpt"
+    except RuntimeError:
+        return None
+
+
+def default_folder(name: str = "asm") -> Path | None:
+    """Return a folder in the user's cache, None without a home directory."""
+    home = _home()
+    return home / name if home else None
+
+
+def key_of(parts: Iterable[bytes]) -> str:
+    """The name of what these led to."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class Cache:
+    """A folder of results, at most `limit` bytes. Without a folder it keeps nothing."""
+
+    def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
+        self._folder = os.fsencode(folder.absolute()) if folder and b"\0" not in os.fsencode(folder) else None
+        self._limit = limit
+        self._room = ctypes.c_long(0)  # bytes that this process may write before the folder is looked at
+
+    def get(self, key: str) -> bytes | None:
+        """Return what was put under a key, None if there is none, or none that is whole."""
+        library = _library()
+        if self._folder is None or library is None:
+            return None
+        data, size, why = ctypes.c_void_p(), ctypes.c_size_t(), _Distrust()
+        if not library.gpt_cache_get(self._folder, key.encode(), self._limit, data, size, why):
+            _say(why)
+            return None
+        try:
+            return ctypes.string_at(data, size.value)
+        finally:
+            library.gpt_cache_free(data)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep something, unless it would take over an eighth of the room, or can't be written."""
+        library = _library()
+        if self._folder is None or library is None:
+            return
+        why = _Distrust()
+        library.gpt_cache_put(self._folder, key.encode(), data, len(data), self._limit, self._room, why)
+        _say(why)
+
+
+def _say(why: _Distrust) -> None:
+    if why.reason and not _said.is_set():
+        _said.set()
+        where = os.fsdecode(why.where)
+        messages.say("gpt", "warning", where, f"{why.reason.decode()}; no code is cached below it")
