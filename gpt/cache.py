@@ -1,9 +1,9 @@
-"""Results that were made once, kept in a folder of the user's cache: a file for each, named by the digest of its inputs.
+"""Keep what was made once: a folder in the user's cache has a file for each result, named by the digest of its inputs.
 
-The rules are those of the runtime (runtime/common/kept.c, and private.c for which folders are used), and so is the code:
-libgptcache.so, called by ctypes. Where the runtime isn't built nothing is kept. A cache that can't be read or written, or
-is full, only costs time: no function here raises OSError. A result is code that will run, so a folder that another user
-could have written to isn't used, and standard error says so once.
+The rules are those of the runtime (runtime/common/kept.c, and private.c for which folders are used), and so is the
+code: libgptcache.so, called by ctypes. Where the runtime isn't built nothing is kept. A cache that can't be read or
+written, or is full, only costs time: no function here raises OSError. A result is code that will run, so a folder that
+another user could have written to isn't used, and standard error says so once.
 """
 
 from __future__ import annotations

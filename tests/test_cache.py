@@ -305,8 +305,14 @@ def test_what_has_the_name_of_a_result_is_not_taken_for_one(kind, tmp_path):
     match kind:
         case "link" | "folder" | "fifo" | "socket" | "hard link":
             path.unlink()
-            {"link": lambda: path.symlink_to(victim), "hard link": lambda: os.link(victim, path), "folder": path.mkdir,
-             "fifo": lambda: os.mkfifo(path), "socket": lambda: os.mknod(path, stat.S_IFSOCK | 0o600)}[kind]()  # fmt: skip
+            make = {
+                "link": lambda: path.symlink_to(victim),
+                "hard link": lambda: os.link(victim, path),
+                "folder": path.mkdir,
+                "fifo": lambda: os.mkfifo(path),
+                "socket": lambda: os.mknod(path, stat.S_IFSOCK | 0o600),
+            }
+            make[kind]()
         case "huge":
             os.truncate(path, 1 << 40)
         case "of another user":

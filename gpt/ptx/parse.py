@@ -70,8 +70,8 @@ def _parse(start: str, module: Module, begin: int, end: int) -> Any:
 def parser() -> Lark:
     """Return the parser, made once: some 70 ms, or 15 from the tables that lark made before.
 
-    lark keeps them as a pickle, so whoever writes that file runs code here: it is read from our cache, which nobody else
-    can have written to (gpt/cache.py), by way of a file in memory.
+    lark keeps them as a pickle, so whoever writes that file runs code here. It's read from our cache, which nobody else
+    can have written to (gpt/cache.py), through a file in memory.
     """
     import lark
     from lark import Lark
