@@ -58,7 +58,7 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
-	    $(filter-out %/ask.c %/alone.c %/later.c %/kept.c,$(filter %.c,$^)) -o $@
+	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"

@@ -22,6 +22,7 @@ from gpt import messages
 LIMIT = 1 << 30  # bytes of all files together
 LIBRARY = Path(__file__).parent / "_runtime" / "libgptcache.so"
 PATH_MAX = 4096
+ADVICE = "no code is cached: set XDG_CACHE_HOME to a folder of your own"
 _said = threading.Event()
 
 
@@ -106,7 +107,7 @@ class Cache:
 
 
 def _say(why: _Distrust) -> None:
-    if why.reason and not _said.is_set():
+    if why.reason and not _said.is_set() and "GPT_CACHE_SAID" not in os.environ:  # by gpt-hook
         _said.set()
         where = os.fsdecode(why.where)
-        messages.say("gpt", "warning", where, f"{why.reason.decode()}; no code is cached below it")
+        messages.say("gpt", "warning", where, f"{why.reason.decode()}; {ADVICE}")

@@ -280,7 +280,9 @@ def test_nothing_is_deleted_or_made_where_another_user_could_have_led_us(shape, 
     assert kept.get(KEY) is None
     assert sorted(os.listdir(precious)) == before
     said = capfd.readouterr().err
-    assert re.fullmatch(rf"gpt: warning: {tmp_path}/top[a-z/]*: {fact}; no code is cached below it\n", said)
+    assert re.fullmatch(
+        rf"gpt: warning: {tmp_path}/top[a-z/]*: {fact}; no code is cached: set XDG_CACHE_HOME .*\n", said
+    )
 
 
 def test_names_that_we_never_give_stay_whatever_room_is_wanted(tmp_path, precious):

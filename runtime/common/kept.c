@@ -197,10 +197,11 @@ static char *name_folder(const char *name, char path[PATH_MAX]) {
 static void say(const struct gpt_distrust *why) {
     static _Atomic bool said;
     char line[PATH_MAX + 512];
-    if (!*why->reason || atomic_exchange(&said, true))
+    if (!*why->reason || getenv(GPT_CACHE_SAID) || atomic_exchange(&said, true))
         return;
-    snprintf(line, sizeof(line), "gpt-hook: warning: %s: %s; no code is cached below it", why->where,
-             why->reason);
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %s: %s; no code is cached: set XDG_CACHE_HOME to a folder of your own",
+             why->where, why->reason);
     gpt_write_line(line);
 }
 
@@ -227,4 +228,19 @@ void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made
         say(&room->why);
     }
     free(room);
+}
+
+bool gpt_complain_of_kept(void) {
+    static const char *const names[] = {"probed", "sim", "asm", "ptx"};
+    struct room *room = calloc(1, sizeof(*room));
+    for (size_t i = 0; room && !*room->why.reason && i < sizeof(names) / sizeof(*names); i++) {
+        int folder = name_folder(names[i], room->path) ? gpt_open_private(room->path, false, &room->why) : -1;
+        if (folder >= 0)
+            close(folder);
+    }
+    bool any = room && *room->why.reason;
+    if (any)
+        say(&room->why);
+    free(room);
+    return any;
 }

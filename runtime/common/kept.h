@@ -22,4 +22,9 @@ bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_byt
 void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made, off_t limit, long *room,
                  struct gpt_distrust *why);
 
+// For gpt-hook: says that a cache can't be trusted, if one can't, instead of every process of a run.
+bool gpt_complain_of_kept(void);
+
+#define GPT_CACHE_SAID "GPT_CACHE_SAID" // the environment variable that keeps processes quiet then
+
 #endif

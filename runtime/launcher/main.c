@@ -11,6 +11,7 @@
 
 #include "../common/broker.h"
 #include "../common/control.h"
+#include "../common/kept.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -298,6 +299,9 @@ static int run(int argc, char **argv) {
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     find_command(request.command[0], path);
     check_command(path);
+    set(GPT_CACHE_SAID, NULL);
+    if (request.simulated || request.probing.probe_count || request.probing.jit)
+        set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
     begin_trace(request.output, request.force, probes_call_back, request.command);
 
