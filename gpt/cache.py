@@ -9,6 +9,7 @@ another user could have written to isn't used, and standard error says so once.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import threading
@@ -43,6 +44,8 @@ def _library() -> Any:
     found.gpt_cache_get.restype = ctypes.c_bool
     found.gpt_cache_put.argtypes = [*key, ctypes.c_char_p, size, long, ctypes.POINTER(long), why]
     found.gpt_cache_put.restype = None
+    found.gpt_cache_open.argtypes = [ctypes.c_char_p, ctypes.c_bool, why]
+    found.gpt_cache_open.restype = ctypes.c_int
     found.gpt_cache_free.argtypes = [ctypes.c_void_p]
     found.gpt_cache_free.restype = None
     return found
@@ -63,6 +66,25 @@ def default_folder(name: str = "asm") -> Path | None:
     """Return a folder in the user's cache, None without a home directory."""
     home = _home()
     return home / name if home else None
+
+
+def make_private(path: Path) -> None:
+    """Make a folder, and what is missing above it, that only this user can have filled, or fill from here on.
+
+    Raises OSError where that can't be; its `filename` is the place that can't be trusted.
+    """
+    library, why = _library(), _Distrust()
+    if library is None:  # a system without the runtime
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        return
+    folder = library.gpt_cache_open(os.fsencode(os.path.abspath(path)), True, why)
+    if folder >= 0:
+        os.close(folder)
+    elif why.reason:
+        raise PermissionError(errno.EACCES, why.reason.decode(), os.fsdecode(why.where))
+    else:
+        path.mkdir(0o700, exist_ok=True)  # which says why it can't
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def key_of(parts: Iterable[bytes]) -> str:
