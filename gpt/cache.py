@@ -1,7 +1,7 @@
-"""Keep what was made once: a folder in the user's cache has a file for each result, named by the digest of its inputs.
+"""Keep results for the next process: a folder in the user's cache with a file for each, named by a digest of its inputs.
 
 The rules are those of the runtime (runtime/common/kept.c, and private.c for which folders are used), and so is the
-code: libgptcache.so, called by ctypes. Where the runtime isn't built nothing is kept. A cache that can't be read or
+code: libgptcache.so, called by ctypes. Without it, on a machine that the runtime isn't built for, nothing is kept. A cache that can't be read or
 written, or is full, only costs time: no function here raises OSError. A result is code that will run, so a folder that
 another user could have written to isn't used, and standard error says so once.
 """
@@ -69,7 +69,7 @@ def default_folder(name: str = "asm") -> Path | None:
 
 
 def make_private(path: Path) -> None:
-    """Make a folder, and what is missing above it, that only this user can have filled, or fill from here on.
+    """Make a folder, with its parents, that nobody but this user can have filled, or can fill from here on.
 
     Raises OSError where that can't be; its `filename` is the place that can't be trusted.
     """
@@ -105,7 +105,7 @@ class Cache:
         self._room = ctypes.c_long(0)  # bytes that this process may write before the folder is looked at
 
     def get(self, key: str) -> bytes | None:
-        """Return what was put under a key, None if there is none, or none that is whole."""
+        """Return the result of a key; None if it was never put there, or is damaged."""
         library = _library()
         if self._folder is None or library is None:
             return None

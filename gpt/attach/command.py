@@ -68,7 +68,7 @@ class Asked(NamedTuple):
 
 
 def write_program(asked: Asked, live: bool = False) -> tuple[str, list[DriverFile]]:
-    """Return the bpftrace program, and the files that are watched. Raises GptError if there are none.
+    """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
 
     `live` is a program that runs with the descriptors of these files, instead of by itself later.
     """
@@ -111,7 +111,7 @@ def _is_first_namespace() -> bool:
 
 
 def _find_files(asked: Asked) -> list[DriverFile]:
-    """Open the drivers that are to be watched. Raises GptError if there is none."""
+    """Open the drivers to watch. Raises GptError if no driver is found."""
     if asked.libraries:
         return [driver.open_library(path) for path in asked.libraries]
     found = driver.find_driver(asked.pid) if asked.pid else driver.find_all()

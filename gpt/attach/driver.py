@@ -86,7 +86,7 @@ def _parse(words: list[str]) -> DriverFunction:
 
 
 def exports(file: int, name: str) -> set[str]:
-    """Return the names of the functions in an open library. Raises GptError if it isn't one that can be watched."""
+    """Return the names of the functions in an open library. Raises GptError if it can't be watched."""
     source = Source(name, file)
     try:
         if source.pread(0, 5) == ELF + b"\x01":
@@ -208,7 +208,7 @@ def _range(text: str) -> str:
 
 
 def find_all() -> list[DriverFile]:
-    """Open the drivers that any process has mapped, and the one that the dynamic linker would find, each file once."""
+    """Open all drivers that are mapped anywhere, and the one of the dynamic linker, each file once."""
     found: list[DriverFile] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

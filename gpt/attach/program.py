@@ -139,7 +139,7 @@ def _quote(path: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Return a word that stands in a program. Raises ValueError if it isn't one."""
+    """Return a word unchanged if it's safe to write into a program. Raises ValueError otherwise."""
     if not WORD.fullmatch(text):
         raise ValueError(f"{text!r} in a program")
     return text

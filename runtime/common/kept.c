@@ -1,17 +1,15 @@
-// What was made once is kept: a folder in XDG_CACHE_HOME/gpt has a file for each result. The hook keeps
-// probed kernels, the simulated device host code, and gpt-asm (gpt/cache.py calls this) what it
-// assembled.
+// Keeps results for the next process: a folder in XDG_CACHE_HOME/gpt has a file for each. The hook keeps
+// probed kernels, the simulated device host code, and gpt-asm (gpt/cache.py calls this) cubins.
 //
-// Any number of processes use a folder at once, without locks. A file is named by the digest of what led to
-// the result, its key. It's written under another name and renamed, so it's there whole or not at all, and
-// begins with the digest of key and result: what was torn, altered, or moved to another key is noticed and
-// made anew. A process looks how much is there before it has written a sixteenth of the limit; if it's too
-// much, the least recently used files go, down to 7/8. Reading a file marks it as used.
+// Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
+// whatever led to the result. It's written under another name and renamed, so it's whole or not there, and
+// begins with the digest of key and result: a file that was torn, altered, or moved to another key is noticed
+// and made anew. A process looks at the folder before it has written a sixteenth of the limit; if there is
+// too much, the least recently used files go, down to 7/8. Reading a file marks it as used.
 //
 // A result is code that will run, and files are deleted here, so the folder has to be this user's alone
-// (private.c says how that's established), and everything in it is reached from the open folder. Only files
-// with names of the kinds that we give are counted or deleted: keys, and .gpt-RANDOM.part. A cache that can't
-// be used only costs time.
+// (private.c has the rules), and each file is reached from the open folder. Only files with names that we
+// give are counted or deleted: keys, and .gpt-RANDOM.part. A cache that can't be used only costs time.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -112,7 +110,7 @@ static bool is_kept(int folder, const char *name, struct stat *status) {
            S_ISREG(status->st_mode) && status->st_uid == geteuid();
 }
 
-// If there is too much, deletes what was not used for longest, and what somebody began to write and gave up.
+// If there is too much, deletes the least recently used files, and unfinished ones that were given up.
 // Returns how many bytes are there then.
 static off_t shrink(int folder, off_t limit) {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

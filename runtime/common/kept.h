@@ -11,7 +11,7 @@
 
 void gpt_sha256(const void *data, size_t size, char hex[65]);
 
-// `folder` is one in the user's cache. False if nothing is kept under the key, or what is kept is damaged.
+// `folder` is one in the user's cache. Returns false without a file for the key, or if it's damaged.
 bool gpt_get_kept(const char *folder, const char key[65], struct gpt_bytes *found);
 void gpt_keep(const char *folder, const char key[65], const struct gpt_bytes *made);
 

@@ -1,22 +1,22 @@
 // Walks to a folder that will hold code to run, or in which files are deleted.
 //
-// It isn't enough to look at the folder itself. Whoever can rename or replace any folder on the way to it can
-// put a link in its place: then we would run another user's code, or delete our own files, or as root
-// everybody's. So we walk from the root, open each component without following links, and judge what we
-// opened, not what has its name a moment later:
+// Looking at the folder itself isn't enough. Whoever can rename or replace any folder on the way to it can
+// put a link in its place: then we'd run another user's code, or delete our own files, or as root
+// everybody's. So we walk from the root, open each component without following links, and judge the open
+// file, not its name, which may mean something else a moment later:
 //
-//   - each folder must be root's or this user's. Nobody else may write to it, unless it has the sticky bit,
-//   as /tmp: there
-//     others can add names, but can't replace ours, and a component that they added is theirs;
-//   - a link is followed if it's root's or this user's, and lies in a folder that nobody else may write to at
-//   all (a home
-//     that was moved: /home/x -> /data/x). Its target is walked to by the same rules;
-//   - the last two components, gpt and the folder itself, which we make, must be folders of this user's: no
-//   links.
+// 1. Each folder must be root's or this user's, and nobody else may write to it, unless it has the sticky
+// bit, as
+//    /tmp has: others can add names there, but can't replace ours, and a component that they added is theirs.
+// 2. A link is followed if it's root's or this user's, and lies in a folder that nobody else may write to at
+// all:
+//    a home that was moved, /home/x -> /data/x. The same rules hold for its target.
+// 3. The last two components, gpt and the folder itself, are made by us: folders of this user's, and no
+// links.
 //
-// The group counts as others: who is in it we can't know. An access control list shows in the bits of the
-// group. openat2(2) with RESOLVE_NO_SYMLINKS would not do, for it judges no owners, and most homes on a link
-// are fine.
+// The group counts as others, because we can't know its members here. An access control list shows in the
+// bits of the group. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it judges no owners, and refuses homes
+// on a link.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,9 +34,9 @@ struct walk {
     int at;                  // the folder that we are in
     struct stat status;      // of it
     int links;               // followed so far
-    bool make;               // make what is missing
+    bool make;               // make folders that aren't there
     char text[PATH_MAX];     // where we are, for messages
-    char rest[2 * PATH_MAX]; // what is left to walk
+    char rest[2 * PATH_MAX]; // the part of the path that is still to walk
     struct gpt_distrust *why;
 };
 
@@ -68,7 +68,8 @@ static bool judge(struct walk *walk, bool own) {
     return true;
 }
 
-// Takes the next word of the path off; false at its end. A word that is too long is none that exists.
+// Takes the next word off the path; returns false at its end. A word that is too long is cut, and not found
+// then.
 static bool next_word(struct walk *walk, char word[NAME_MAX + 2]) {
     size_t skip = strspn(walk->rest, "/"), size = strcspn(walk->rest + skip, "/");
     snprintf(word, NAME_MAX + 2, "%.*s", (int)(size > NAME_MAX ? NAME_MAX + 1 : size), walk->rest + skip);

@@ -15,8 +15,8 @@ struct gpt_distrust {
     char reason[128];
 };
 
-// Opens the folder `path`, which is absolute, for reading; with `make`, makes what is missing of it, with
-// mode 0700. Returns -1 where it can't, or where it can't be trusted.
+// Opens the folder `path`, which is absolute, for reading. With `make`, it and its parents are made with mode
+// 0700 where they aren't there. Returns -1 where that fails, or where the folder can't be trusted.
 int gpt_open_private(const char *path, bool make, struct gpt_distrust *why);
 
 // Whether an open file is of this type, this user's, and writable by nobody else.

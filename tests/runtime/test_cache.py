@@ -1,4 +1,4 @@
-"""What the hook and the simulated device keep of earlier runs; the rules themselves are tests/test_cache.py's."""
+"""Test the caches of the hook and of the simulated device, as a user meets them; tests/test_cache.py has the rules."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def test_a_folder_that_another_user_planted_is_not_used_and_said_once(name, tmp_
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     (home := tmp_path / "home").mkdir()
-    for number in range(6):  # more than the limit, all of them older than what is made
+    for number in range(6):  # more than the limit, and older than any result
         with open(home / f"thesis{number}.dat", "wb") as file:
             file.truncate(60_000_000)
         os.utime(home / f"thesis{number}.dat", (1e9, 1e9))

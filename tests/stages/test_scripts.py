@@ -1,4 +1,4 @@
-"""What gpt-negativa and gpt-trace write replaces links, and follows none."""
+"""Test that the scripts over the stages replace links instead of following them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a module calls its things is no C: no name ends a string, a comment or a line of it, and no two become one."""
+"""Names in PTX do no harm in C: none ends a string, a comment or a line, and no two of them become one."""
 
 import ctypes
 import os
