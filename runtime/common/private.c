@@ -5,14 +5,13 @@
 // everybody's. So we walk from the root, open each component without following links, and judge the open
 // file, not its name, which may mean something else a moment later:
 //
-// 1. Each folder must be root's or this user's, and nobody else may write to it, unless it has the sticky
-// bit, as
-//    /tmp has: others can add names there, but can't replace ours, and a component that they added is theirs.
-// 2. A link is followed if it's root's or this user's, and lies in a folder that nobody else may write to at
-// all:
-//    a home that was moved, /home/x -> /data/x. The same rules hold for its target.
-// 3. The last two components, gpt and the folder itself, are made by us: folders of this user's, and no
-// links.
+// Each folder must be root's or this user's, and nobody else may write to it, unless it has the sticky bit,
+// as /tmp has: others can add names there, but can't replace ours, and a component that they added is theirs.
+//
+// A link is followed if it's root's or this user's, and lies in a folder that nobody else may write to at
+// all: a home that was moved, /home/x -> /data/x. The same rules hold for its target.
+//
+// The last two components, gpt and the folder itself, are made by us: folders of this user's, and no links.
 //
 // The group counts as others, because we can't know its members here. An access control list shows in the
 // bits of the group. openat2(2) with RESOLVE_NO_SYMLINKS wouldn't do: it judges no owners, and refuses homes
