@@ -52,7 +52,7 @@ runtime/records.h: runtime/mkrecords.py $(wildcard gpt/records*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
@@ -67,6 +67,14 @@ $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard run
 	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) -o $@
 
 $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/say.h
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
+
+# The cache, for Python.
+CACHE = $(addprefix runtime/common/,kept.c private.c sha256.c pass.c records.c)
+
+$(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/common/*.h) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@

@@ -29,6 +29,8 @@
 #define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
+static int folder =
+    -1; // where TMPDIR is shared, somebody may put a link in its place: we stay in the one that we made
 static struct output output;
 static uint64_t syncs;
 static volatile sig_atomic_t stopped;
@@ -41,12 +43,15 @@ static uint64_t now(void) {
 
 // The end
 
+static DIR *open_entries(void) {
+    int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return again >= 0 ? fdopendir(again) : NULL;
+}
+
 static void remove_folder(void) {
-    char path[PATH_MAX];
-    DIR *entries = opendir(self->folder);
+    DIR *entries = open_entries();
     for (struct dirent *entry; entries && (entry = readdir(entries));)
-        if (snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) < PATH_MAX)
-            unlink(path);
+        unlinkat(folder, entry->d_name, 0);
     if (entries)
         closedir(entries);
     rmdir(self->folder);
@@ -87,12 +92,12 @@ static struct trace *find_trace(const char *name) {
 }
 
 static void find_traces(void) {
-    char path[PATH_MAX];
-    DIR *entries = opendir(self->folder);
+    char path[NAME_MAX + 64];
+    DIR *entries = open_entries();
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (entry->d_name[0] == '.' || find_trace(entry->d_name) ||
-            snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) >= PATH_MAX)
+        if (entry->d_name[0] == '.' || find_trace(entry->d_name))
             continue;
+        snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder, entry->d_name);
         struct segment *segment = segment_open(path);
         bool wanted = segment && segment_began(segment) <= until;
         struct trace *trace = wanted ? malloc(sizeof(*trace)) : NULL;
@@ -115,9 +120,7 @@ static void find_traces(void) {
 
 static void drop(struct trace **at) {
     struct trace *trace = *at;
-    char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s/%s", self->folder, trace->name);
-    unlink(path);
+    unlinkat(folder, trace->name, 0);
     segment_close(trace->segment);
     *at = trace->next;
     if (current == trace)
@@ -263,11 +266,12 @@ static void helper(pid_t root, int root_file) {
     signal(SIGPIPE, SIG_IGN); // to tidy up
     signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
-    gpt_let_go(true, (int[]){output.file, root_file}, 2);
+    gpt_let_go(true, (int[]){output.file, root_file, folder}, 3);
     follow(root, root_file);
 }
 
 bool follow_start(const struct follow *follow) {
     self = follow;
-    return gpt_start_apart(helper);
+    folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return folder >= 0 && gpt_start_apart(helper);
 }

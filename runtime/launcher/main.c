@@ -11,6 +11,7 @@
 
 #include "../common/broker.h"
 #include "../common/control.h"
+#include "../common/kept.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -285,6 +286,18 @@ static int attach(char **argv) {
     fail(MISSING, argv[0], "%s", strerror(errno));
 }
 
+// gpt-hook private FOLDER, for gpt-debloat: makes a folder, and fails if another user could have filled it.
+static int private(const char *folder) {
+    static struct gpt_distrust why;
+    int opened = gpt_open_private(absolute(folder), true, &why);
+    if (opened < 0 && *why.reason)
+        fail(BAD, why.where, "%s", why.reason);
+    if (opened < 0)
+        fail(BAD, folder, "cannot be made, or is no folder");
+    close(opened);
+    return 0;
+}
+
 static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
@@ -298,6 +311,9 @@ static int run(int argc, char **argv) {
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     find_command(request.command[0], path);
     check_command(path);
+    set(GPT_CACHE_SAID, NULL);
+    if (request.simulated || request.probing.probe_count || request.probing.jit)
+        set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
     begin_trace(request.output, request.force, probes_call_back, request.command);
 
@@ -353,6 +369,8 @@ int main(int argc, char **argv) {
         return attach(argv + 1);
     if (!strcmp(what, "functions"))
         return functions(argc - 1, argv + 1);
+    if (!strcmp(what, "private") && argc == 3)
+        return private(argv[2]);
     if (!strcmp(what, "check") && argc == 2)
         return check();
     if (!strcmp(what, "--version") && argc == 2) {

@@ -45,13 +45,19 @@ static void refuse_written(const char *path) {
         fail(BAD, path, "another run writes to it; wait for its end, or choose another file");
 }
 
+// -f as root leaves what other users have in a shared folder, whatever it is called.
+static bool is_own(const char *path) {
+    struct stat status;
+    return !lstat(path, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+}
+
 // With the file of its buffers, or several if runs left them.
 static void remove_one(const char *path) {
     char beside[2 * PATH_MAX + 32];
     if (unlink(path) && errno != ENOENT)
         fail(BAD, path, "%s", strerror(errno));
     int size = snprintf(beside, sizeof(beside) - 16, "%s.buffers", path);
-    for (int number = 2; !unlink(beside); number++)
+    for (int number = 2; is_own(beside) && !unlink(beside); number++)
         snprintf(beside + size, 16, ".%d", number);
 }
 
@@ -70,7 +76,7 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
             rest[strspn(rest, ".0123456789")])
             continue;
         snprintf(other, sizeof(other), "%s/%s", folder, entry->d_name);
-        if (is_trace(other))
+        if (is_own(other) && is_trace(other))
             visit(other);
     }
     if (entries)

@@ -369,3 +369,16 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert (done.returncode, done.stderr) == (0, b"")
     found = segments(read(done.stdout))
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
+
+
+def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
+    """Where TMPDIR has no sticky bit, anybody can."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    (home := tmp_path / "home").mkdir()
+    (home / "notes.txt").write_text("precious")
+    swap = f'mv "$GPT_HOOK_FOLDER" "{tmp_path}/moved" && ln -s "{home}" "$GPT_HOOK_FOLDER"'
+    line = [hooked.runtime() / "gpt-hook", "run", "-q", "-o", "-", "--", "sh", "-c", swap]
+    subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, stdout=subprocess.PIPE, check=True)
+    assert (home / "notes.txt").read_text() == "precious"
+    assert not list((tmp_path / "moved").iterdir())

@@ -58,7 +58,7 @@ class Body:
         self.head = head
         self.is_kernel = head.kind == ".entry"
         self._scope = self._whole = Scope()
-        self._used: dict[str, int] = {}  # how many things have a name in C
+        self._used = 0  # how many things have a name in C
         self._registers: dict[str, str] = {}  # those that are used, with their types, by name
         self._arrays: list[str] = []
         self._lines: list[str] = []
@@ -149,11 +149,12 @@ class Body:
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
     def new_name(self, prefix: str, name: str) -> str:
-        """A name in C for something of a name in PTX."""
-        plain = prefix + name.lstrip("%").replace("$", "S").replace("%", "P")
-        number = self._used.get(plain, 0)
-        self._used[plain] = number + 1
-        return f"{plain}__{number}" if number else plain
+        """Return a name in C for something of a name in PTX: of a number of its own, for `a` of two is `a_0` and `a_1`,
+        and something else may be called that.
+        """
+        self._used += 1
+        plain = re.sub(r"\W", "", name, flags=re.ASCII)
+        return f"{prefix}{plain}__{self._used}"
 
     # Declarations
 

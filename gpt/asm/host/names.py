@@ -110,7 +110,7 @@ class Unsupported(Exception):
 
 def c_function(name: str) -> str:
     """The name of a function in C."""
-    return f"f_{name.replace('%', '$P')}"
+    return f"f_{name.replace('$', '$$').replace('%', '$P')}"  # no two become one
 
 
 def literal(value: int, type_: Type) -> str:

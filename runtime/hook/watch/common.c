@@ -3,5 +3,6 @@
 #include "common/kept.c"
 #include "common/later.c"
 #include "common/pass.c"
+#include "common/private.c"
 #include "common/records.c"
 #include "common/sha256.c"
