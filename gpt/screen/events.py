@@ -49,7 +49,8 @@ class EventText:
             if key not in SAID:
                 words.append(f"{key}={'x'.join(map(str, value)) if isinstance(value, list) else value}")
         thread = f"{event['pid']}/{event['tid']}"
-        line = FORM.format(f"{event['ts'] / 1e6:.6f}", took, thread, event.get("result", "-"), printable(" ".join(words)))
+        told = printable(" ".join(words))
+        line = FORM.format(f"{event['ts'] / 1e6:.6f}", took, thread, event.get("result", "-"), told)
         if "kernel" not in event:
             return line
         name = self._names[event["kernel"]]
