@@ -10,7 +10,7 @@ CODE: dict[str, Keys] = {
         "tool": ("str", "the source that wrote the segment"),
         "argv": ("[str]", "its command line"),
         "host": ("str", "host name"),
-        "pid": ("u64", "process id"),
+        "pid": ("u32", "process id"),
         "rank": ("u64?", "of the process in its job, if its environment has one"),
         "boot_id": ("str?", "the kernel's boot id; joins clocks of one machine"),
         "realtime": ("u64", "ns since the epoch"),
@@ -33,7 +33,7 @@ CODE: dict[str, Keys] = {
     "resume": {"back": ("u64", "how many headers lie between that of the segment and here")},
     "sync": {"id": ("u64", "passed on and flushed after all that earlier records led to")},
     "child": {
-        "pid": ("u64", "process id"),
+        "pid": ("u32", "process id"),
         "how": ("str", "fork, vfork, exec or spawn"),
         "path": ("str?", "its trace, the name of a file in this one's folder"),
     },
@@ -118,7 +118,7 @@ CODE: dict[str, Keys] = {
         "reason": ("str?", "why the mode is not the one that was asked for"),
     },
     "device": {
-        "index": ("u64", "ordinal in the process"),
+        "index": ("u32", "ordinal in the process"),
         "name": ("str", "as the driver gives it"),
         "arch": ("str", "compute capability, sm_90"),
         "uuid": ("str?", "as nvidia-smi prints it"),
@@ -146,7 +146,7 @@ CODE: dict[str, Keys] = {
         "of": ("str?", "PID:ID of a request: the process that asks, and the id in its trace"),
     },
     "function": {
-        "id": ("u64", "number in the segment"),
+        "id": ("u32", "number in the segment"),
         "module": ("u64?", "id of its module"),
         "name": ("str", "mangled name: it was looked up, so it is used"),
     },
