@@ -5,9 +5,9 @@ The kinds stand in records_code.py and records_runs.py, what several of them sha
 `gpt-stream(5)` says the same in prose, `make` generates `runtime/records.h` from it, and tests hold the page
 and the bytes that C writes equal to what stands here.
 
-Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and the name of
-a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type ends
-in `?` may be absent; it is never nil.
+Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
+the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
+ends in `?` may be absent; it is never nil.
 """
 
 from __future__ import annotations
