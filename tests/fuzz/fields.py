@@ -7,6 +7,7 @@ or stream in which one value of one record is another, so what's behind the firs
 from __future__ import annotations
 
 import copy
+import json
 import os
 import struct
 import tomllib
@@ -14,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import zstandard
 
 from gpt import packed, records
 from gpt.stages.analyze import ANALYSES
-from tests.fuzz.engine import ROOT
+from tests.fuzz.engine import ROOT, Wrong
 from tests.fuzz.stages import call, stage_main
 from tests.fuzz.streams import to_json
 from tests.trace import forge
@@ -29,7 +31,10 @@ ABSENT = object()
 NUMBERS = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 WRONG = [-1, -(1 << 63), 1.5, float("nan"), float("inf"), True, None, b"\xff", {}, [], [[[1]], {}], "text", ABSENT]
 TEXTS = ["", "\x1b[2J\u202e\n", "=1+1", "</script>", "x" * 3000, "\udcff", "9" * 400]
-ALIKE = ("call", "gpu_time", "launch", "count")  # rows, as they are in JSON
+KINDS = {*records.KINDS} - {  # of traces; the others are of streams of code
+    "resume", "library_end", "element", "span", "trim", "trimmed", "tally", "repacked", "patched", "ptx", "cubin",
+    "object", "fatbin",
+}  # fmt: skip
 
 
 def saves() -> list[Record]:
@@ -100,6 +105,7 @@ def trace() -> list[Record]:
                      blocks=32, clock_hz=1980000000, memory_hz=3201000000, bus_bits=6144),
         records.make("module", id=1, type="fatbin", sha256="ab", path="zstd.so", offset=4096, size=64, only=["k"],
                      arch="sm_90", registers=32, saved="m.fatbin", loader="/l.so", of="3:1"),
+        records.make("module", id=2, type="ptx", data=b".version 7.0"),
         records.make("function", id=1, module=1, name="_Z3onePf"),
         records.make("function", id=2, module=1, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"),
         records.make("lookup", module=1, what="enumerate", name="v"),
@@ -165,6 +171,12 @@ def iter_places(found: list[Record]) -> Iterator[Place]:
             if form not in seen:  # nine `api` records are one case
                 seen.add(form)
                 yield number, keys
+
+
+def pack(record: Record) -> bytes:
+    """A record as it goes into a stream, whatever is in it."""
+    data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
+    return data
 
 
 def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
@@ -234,12 +246,15 @@ ASKED: list[tuple[str, ...]] = [
 
 def ask(found: list[Record], *args: str) -> None:
     """Runs gpt-analyze on a trace. Raises Wrong."""
-    data = b"".join(map(_pack, found))
+    data = b"".join(map(pack, found))
     if args[0] == "diff":
         Path("in.mp").write_bytes(data)
         call(stage_main("analyze"), "gpt-analyze", *args)
-    else:
-        call(stage_main("analyze"), "gpt-analyze", *args, data=data)
+        return
+    call(stage_main("analyze"), "gpt-analyze", *args, data=data)
+    if "chrome" in args and Path("out.chrome").exists():
+        json.loads(Path("out.chrome").read_text(), parse_constant=_refuse)
+        Path("out.chrome").unlink()
 
 
 def ask_json(found: list[Record], *args: str) -> None:
@@ -247,8 +262,17 @@ def ask_json(found: list[Record], *args: str) -> None:
     call(stage_main("analyze"), "gpt-analyze", *args, "--from-json", data=to_json(found))
 
 
-def _pack(record: Record) -> bytes:
-    import msgpack
+def locate(found: list[Record], *args: str) -> None:
+    """Asks gpt-locate what a trace says was used."""
+    Path("used").write_bytes(b"".join(map(pack, found)))
+    stream = Path("stream.mp").read_bytes()
+    call(stage_main("locate"), "gpt-locate", "--used", "used", "--arch", "sm_90", *args, data=stream)
 
-    data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
-    return data
+
+def pass_on(stage: str, found: list[Record], *args: str) -> None:
+    """Runs a stage on a stream of code."""
+    call(stage_main(stage), f"gpt-{stage.replace('_', '-')}", *args, data=b"".join(map(pack, found)))
+
+
+def _refuse(constant: str) -> None:
+    raise Wrong(f"{constant} in JSON")
