@@ -24,7 +24,7 @@ REASON = (
 
 
 def iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
-    """What's wrong, in a line for a file and for each member of an archive. `found` are the elements of the image.
+    """Yield what's wrong, in a line for a file and for each member of an archive. `found` are the elements of the image.
 
     Raises MalformedError.
     """

@@ -91,7 +91,7 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
 
 
 def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
-    """Those of the regions, which no wrapper leads to, that nothing else in a library refers to either, in file order.
+    """Return the regions, of those without a wrapper, that nothing else in a library refers to either, in file order.
 
     All are file offsets. Of a program at a fixed address nothing is said: any of its words may be an address.
     """

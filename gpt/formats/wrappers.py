@@ -7,8 +7,8 @@ a file that looks whole: its regions parse, but no launch finds its code. So eac
 loader and the driver would: through the relocation of `data`, to the bytes there.
 
 In a library or program relocations are found as the loader does, through PT_DYNAMIC, whether or not there are
-section headers; in an object through its section of relocations. An address that only the loader will know, as that of
-a symbol in another file, is believed.
+section headers; in an object through its section of relocations. An address that
+only the loader will know, such as a symbol in another file, is believed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Wrapper(NamedTuple):
 
 
 def find_stray(source: Source, tables: Elf) -> tuple[list[Wrapper], set[int]]:
-    """The wrappers of an ELF file that lead to no fatbin, and the file offsets of regions that no wrapper leads to."""
+    """Return the wrappers of an ELF file that lead to no fatbin, and the file offsets of regions that no wrapper leads to."""
     sections = list(iter_sections(tables))
     regions = {r.offset for s in sections for r in fatbin.iter_regions(source, s.offset, s.end)}
     wrappers = list(iter_wrappers(source, tables))
@@ -74,7 +74,7 @@ def _leads_to_fatbin(source: Source, sections: list[Section], regions: Collectio
 
 
 def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
-    """The wrappers of an ELF file whose `data` is known before it's loaded. Raises MalformedError."""
+    """Yield the wrappers of an ELF file whose `data` is known before it's loaded. Raises MalformedError."""
     places = list(_iter_places(source, tables))
     if len(places) > MAX_WRAPPERS:
         raise MalformedError(f"over {MAX_WRAPPERS} wrappers of fatbins", source.name)
@@ -93,7 +93,7 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """File offsets of wrappers: in their section, or, without section headers, anywhere in data that can be written."""
+    """Yield file offsets of wrappers: in their section, or, without section headers, anywhere in data that can be written."""
     for section in tables.sections:
         if section.name == SECTION and section.in_file:
             yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
@@ -116,7 +116,7 @@ def _iter_magic(source: Source, start: int, end: int, step: int) -> Iterator[int
 
 
 def _read_relocated(source: Source, tables: Elf, addresses: list[int]) -> dict[int, int | None]:
-    """What the loader puts into words at these addresses, None where only it knows; others stay as they are."""
+    """Return what the loader puts into words at these addresses, None where only it knows; it leaves the others alone."""
     dynamic = _read_dynamic(source, tables)
     wanted, found = np.array(sorted(addresses), np.uint64), dict[int, int | None]()
     start, size = dynamic.get(DT_RELA), dynamic.get(DT_RELASZ, 0)
@@ -163,7 +163,7 @@ def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, ad
 
 
 def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wrapper]:
-    """Wrappers of an object: each has a relocation, which says a section by way of a symbol."""
+    """Yield the wrappers of an object: each has a relocation, which says a section by way of a symbol."""
     for section in tables.sections:
         if section.name != SECTION or not section.in_file:
             continue
@@ -178,7 +178,7 @@ def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wra
 def _iter_object_targets(
     source: Source, tables: Elf, section: Section
 ) -> Iterator[tuple[int, tuple[int, str, int | None] | None]]:
-    """Offsets of relocated words of a section, and for each: an offset, the section that it's in, where that is in the
+    """Yield offsets of relocated words of a section, and for each: an offset, the section that it's in, where that is in the
     file; None where only the linker knows.
     """
     dtype, size = elftables.RELA.dtype, elftables.SYMBOL.struct.size

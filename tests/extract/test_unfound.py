@@ -74,7 +74,7 @@ def test_a_wrapper_that_leads_to_no_fatbin(name, where, sample):
 
 
 def test_all_wrappers_are_stray_where_the_section_moved(sample):
-    """What patchelf 0.14 does: the sections at the front move to the end, and what they leave is filled with X."""
+    """As patchelf 0.14 does it, the sections at the front move to the end, and what they leave is filled with X."""
     file = File(sample("balance"))
     section = file.sections[".nv_fatbin"]
     for at in range(section["sh_offset"], section["sh_offset"] + section["sh_size"]):

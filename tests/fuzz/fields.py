@@ -38,7 +38,7 @@ KINDS = {*records.KINDS} - {  # of traces; the others are of streams of code
 
 
 def saves() -> list[Record]:
-    """What every built-in probe saves of one launch, and buffers in each form that they have."""
+    """Return what every built-in probe saves of one launch, and buffers in each form that they have."""
     maps = [records.make("map", id=1, name="log", type="log", level="warp", capacity=4, wanted=1, callback="/c.py",
                          keeps="last", **forge.layout_of({"clock": "u64", "page": "u64"}))]  # fmt: skip
     for path in sorted((ROOT / "probes").glob("*.toml")):
@@ -89,7 +89,7 @@ def _saved(map_: Record) -> bytes:
 
 
 def trace() -> list[Record]:
-    """A trace with every kind of record that a program's trace can have, every key among them."""
+    """Return a trace with every kind of record that a program's trace can have, every key among them."""
     apis = [forge.api(number, name) for number, name in enumerate(forge.TYPES, 1)]
     memory = [(1000 + 9 * i, 5, 1 + i % 4, 0, 1 << 40, 2, 4096, 0) for i in range(9)]
     objects = [(5000 + 9 * i, 5, 8, 0, 77, 0) for i in range(3)]
@@ -137,7 +137,7 @@ def trace() -> list[Record]:
 
 
 def lines() -> list[Record]:
-    """The same of rows as they are in JSON, each a record of its own."""
+    """Return the same of rows as they are in JSON, each a record of its own."""
     call_ = dict.fromkeys(("object", "stream", "to", "from", "bytes", "cooperative"), 1)
     grid = {f"{what}_{axis}": 1 for what in ("grid", "block", "cluster") for axis in "xyz"}
     inner: list[Record] = [
@@ -153,7 +153,7 @@ def lines() -> list[Record]:
 
 
 def iter_places(found: list[Record]) -> Iterator[Place]:
-    """Every value of every record but its kind, those inside of arrays and maps included."""
+    """Yield every value of every record but its kind, those inside of arrays and maps included."""
 
     def inside(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         if keys and keys != ("kind",):
@@ -194,7 +194,7 @@ def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
 
 
 def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Each number of a packed row, and of what probes saved, at the edges of its type."""
+    """Yield each number of a packed row, and of what probes saved, at the edges of its type."""
     maps = {record["id"]: record for record in found if record["kind"] == "map"}
     for number, record in enumerate(found):
         kind, key = record["kind"], "data" if record["kind"] == "buffer" else "rows"
@@ -218,7 +218,7 @@ def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
 
 
 def iter_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """What's changed, and the records with it."""
+    """Yield what is changed, and the records with it."""
     for place in iter_places(found):
         number, keys = place
         old: Any = found[number]

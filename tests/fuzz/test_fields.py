@@ -15,7 +15,7 @@ from tests.fuzz.streams import extract_seeds, furnish, kernel_seeds, ptx_stream_
 from tests.tiers import FULL, every
 
 PARTS = 64
-SHARE = 4 if FULL else 44  # of the questions, one in so many for each case
+SHARE = 4 if FULL else 44  # each case gets every fourth question, or one of them
 CODE = {  # streams of code, and the stages that read them
     "locate": (extract_seeds, ("--used", "names.txt")),
     "patch": (kernel_seeds, ("-n", "-o", "slim")),

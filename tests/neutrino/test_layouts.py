@@ -1,4 +1,4 @@
-"""What Neutrino's own analyses read in folders of gpt-neutrino: each of their layouts, as a table, over our results.
+"""Neutrino's own analyses read folders of gpt-neutrino right: each of their layouts, as a table, over our results.
 
 Neutrino's scripts can't be here, so what matters of each is restated: the form of a record, and which units have one.
 The first generation reads eight numbers, then `QQ` for each section, and then records one after the other, without a
@@ -21,7 +21,7 @@ from tests.trace import folders, forge
 
 
 class Layout(NamedTuple):
-    """How a script reads: the form of a record, threads of a unit, whether a unit has several."""
+    """The form of a record, threads of a unit, whether a unit has several."""
 
     form: str
     divide: int
