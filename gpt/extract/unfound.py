@@ -12,7 +12,6 @@ from gpt.extract.contents import Opener
 from gpt.formats import archive
 from gpt.formats.elf import address_of
 from gpt.formats.image import Image, Placed, find_image
-from gpt.formats.pointers import NotUnderstood, find_unreferenced
 from gpt.formats.wrappers import SECTION, Wrapper, find_stray
 
 NAMED = 3  # addresses in a message
@@ -24,7 +23,7 @@ REASON = (
 
 
 def iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
-    """Yield what's wrong, in a line for a file and for each member of an archive. `found` are the elements of the image.
+    """Yield what's wrong, a line for a file or for each member of an archive; `found` are the elements of the image.
 
     Raises MalformedError.
     """
@@ -40,10 +39,7 @@ def _iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
     source, tables = image.source, image.elf
     assert tables
     stray, regions = find_stray(source, tables)
-    try:
-        lost = find_unreferenced(source, tables, regions)
-    except NotUnderstood:
-        lost = []
+    lost = _find_lost(image, regions) if regions else []
     if not stray:
         lost = [region for region in lost[:MOST] if _has_kernels(image, found, region)]
     at = [f"{address_of(tables, region) or region:#x}" for region in lost]
@@ -54,6 +50,17 @@ def _iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
         yield f"{leads} ({_some([*map(_describe, stray)])}){f', and {alone}' if at else ''}: {REASON}"
     elif at:
         yield f"{alone}: {REASON}"
+
+
+def _find_lost(image: Image, regions: set[int]) -> list[int]:
+    """Return those of the regions without a wrapper that nothing refers to."""
+    from gpt.formats.pointers import NotUnderstood, find_unreferenced  # numpy takes long to import
+
+    assert image.elf
+    try:
+        return find_unreferenced(image.source, image.elf, regions)
+    except NotUnderstood:
+        return []
 
 
 def _describe(wrapper: Wrapper) -> str:

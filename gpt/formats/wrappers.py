@@ -7,8 +7,8 @@ a file that looks whole: its regions parse, but no launch finds its code. So eac
 loader and the driver would: through the relocation of `data`, to the bytes there.
 
 In a library or program relocations are found as the loader does, through PT_DYNAMIC, whether or not there are
-section headers; in an object through its section of relocations. An address that
-only the loader will know, such as a symbol in another file, is believed.
+section headers; in an object through its section of relocations. An address that only the loader will know, such as
+a symbol in another file, is believed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
-
-import numpy as np
 
 from gpt.errors import MalformedError
 from gpt.formats import elf, elftables, fatbin
@@ -50,7 +48,7 @@ class Wrapper(NamedTuple):
 
 
 def find_stray(source: Source, tables: Elf) -> tuple[list[Wrapper], set[int]]:
-    """Return the wrappers of an ELF file that lead to no fatbin, and the file offsets of regions that no wrapper leads to."""
+    """Return the wrappers of an ELF file that lead to no fatbin, and the file offsets of regions without a wrapper."""
     sections = list(iter_sections(tables))
     regions = {r.offset for s in sections for r in fatbin.iter_regions(source, s.offset, s.end)}
     wrappers = list(iter_wrappers(source, tables))
@@ -93,7 +91,7 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """Yield file offsets of wrappers: in their section, or, without section headers, anywhere in data that can be written."""
+    """Yield file offsets of wrappers: in their section, or, without section headers, wherever data can be written."""
     for section in tables.sections:
         if section.name == SECTION and section.in_file:
             yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
@@ -116,16 +114,16 @@ def _iter_magic(source: Source, start: int, end: int, step: int) -> Iterator[int
 
 
 def _read_relocated(source: Source, tables: Elf, addresses: list[int]) -> dict[int, int | None]:
-    """Return what the loader puts into words at these addresses, None where only it knows; it leaves the others alone."""
+    """Return what the loader puts into words at these addresses, None where only it knows; others stay as they are."""
     dynamic = _read_dynamic(source, tables)
-    wanted, found = np.array(sorted(addresses), np.uint64), dict[int, int | None]()
+    wanted, found = set(addresses), dict[int, int | None]()
     start, size = dynamic.get(DT_RELA), dynamic.get(DT_RELASZ, 0)
     if start is None or not size:
         return found
     entries = _read_table(source, tables, start, size)
     if entries is None:
         return dict.fromkeys(addresses)
-    for address, type_, symbol, addend in entries[np.isin(entries["offset"], wanted)].tolist():
+    for address, type_, symbol, addend in (entry for entry in entries if entry[0] in wanted):
         if type_ == NONE:
             continue
         if type_ == RELATIVE[tables.machine]:
@@ -145,12 +143,15 @@ def _read_dynamic(source: Source, tables: Elf) -> dict[int, int]:
     return dict(reversed([*struct.iter_unpack("<QQ", data)]))
 
 
-def _read_table(source: Source, tables: Elf, address: int, size: int) -> np.ndarray | None:
-    dtype = elftables.RELA.dtype
+def _read_table(source: Source, tables: Elf, address: int, size: int) -> Iterator[tuple[int, int, int, int]] | None:
     offset = elf.file_offset(tables, address, size)
-    if offset is None or offset + size > source.size:
-        return None
-    return np.frombuffer(source.pread(offset, size - size % dtype.itemsize), dtype)
+    return None if offset is None or offset + size > source.size else _iter_rela(source, offset, size)
+
+
+def _iter_rela(source: Source, offset: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield offset, type, symbol and addend of each relocation of a table."""
+    entry = elftables.RELA.struct
+    return entry.iter_unpack(source.pread(offset, size - size % entry.size))  # type: ignore[return-value]
 
 
 def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, addend: int) -> int | None:
@@ -178,16 +179,15 @@ def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wra
 def _iter_object_targets(
     source: Source, tables: Elf, section: Section
 ) -> Iterator[tuple[int, tuple[int, str, int | None] | None]]:
-    """Yield offsets of relocated words of a section, and for each: an offset, the section that it's in, where that is in the
-    file; None where only the linker knows.
+    """Yield offsets of relocated words of a section, and for each: an offset, the section that it's in, where that is
+    in the file; None where only the linker knows.
     """
-    dtype, size = elftables.RELA.dtype, elftables.SYMBOL.struct.size
+    size = elftables.SYMBOL.struct.size
     for rela in tables.sections:
         if rela.type != elf.SHT_RELA or rela.info != section.index or rela.link >= len(tables.sections):
             continue
         symbols = tables.sections[rela.link]
-        entries = np.frombuffer(source.pread(rela.offset, rela.size - rela.size % dtype.itemsize), dtype)
-        for offset, type_, symbol, addend in entries.tolist():
+        for offset, type_, symbol, addend in _iter_rela(source, rela.offset, rela.size):
             if type_ == NONE:
                 continue
             if type_ != ABSOLUTE[tables.machine] or (symbol + 1) * size > symbols.size or not symbols.in_file:
