@@ -91,11 +91,11 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """Yield file offsets of wrappers: in their section, or, without section headers, wherever data can be written."""
-    for section in tables.sections:
-        if section.name == SECTION and section.in_file:
-            yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
-    if not tables.sections:
+    """Yield file offsets of wrappers: in their section, or, if none has that name, wherever data can be written."""
+    named = [section for section in tables.sections if section.name.startswith(SECTION) and section.in_file]
+    for section in named:
+        yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
+    if not named:
         for segment in tables.segments:
             if segment.type == elf.PT_LOAD and segment.flags & elf.PF_W:
                 end = min(segment.offset + segment.filesz, source.size)
@@ -151,7 +151,7 @@ def _read_table(source: Source, tables: Elf, address: int, size: int) -> Iterato
 def _iter_rela(source: Source, offset: int, size: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield offset, type, symbol and addend of each relocation of a table."""
     entry = elftables.RELA.struct
-    return entry.iter_unpack(source.pread(offset, size - size % entry.size))  # type: ignore[return-value]
+    return entry.iter_unpack(source.pread(offset, size - size % entry.size))
 
 
 def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, addend: int) -> int | None:
@@ -166,7 +166,7 @@ def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, ad
 def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wrapper]:
     """Yield the wrappers of an object: each has a relocation, which says a section by way of a symbol."""
     for section in tables.sections:
-        if section.name != SECTION or not section.in_file:
+        if not section.name.startswith(SECTION) or not section.in_file:
             continue
         inside = [place for place in places if section.offset <= place < section.end]
         found = dict(_iter_object_targets(source, tables, section))

@@ -120,6 +120,19 @@ def test_a_file_without_section_headers(sample):
     assert f"({file.at + 2 * WRAPPER:#x} to 0x40)" in file.facts(scan=True)[0]
 
 
+def test_wrappers_in_a_section_of_another_name(sample):
+    """As a linker script can have it."""
+    file = File(sample("balance"))
+    names = list(file.sections)
+    table = struct.unpack_from("<Q", file.data, 40)[0]
+    strings = file.sections[".shstrtab"]["sh_offset"]
+    place = strings + struct.unpack_from("<I", file.data, table + 64 * names.index(".nvFatBinSegment"))[0]
+    file.data[place : place + 5] = b".data"
+    assert file.facts() == []
+    file.point(0, 0x40)
+    assert f"({file.at:#x} to 0x40)" in file.facts()[0]
+
+
 def test_an_arm_library(sample):
     file = File(sample("balance"))
     struct.pack_into("<H", file.data, 18, 183)
