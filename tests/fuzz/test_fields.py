@@ -14,7 +14,7 @@ from tests.fuzz.stages import call, stage_main
 from tests.fuzz.streams import extract_seeds, furnish, kernel_seeds, ptx_stream_seeds
 from tests.tiers import FULL, every
 
-PARTS = 64
+PARTS = 64 if FULL else 256
 SHARE = 4 if FULL else 44  # each case gets every fourth question, or one of them
 CODE = {  # streams of code, and the stages that read them
     "locate": (extract_seeds, ("--used", "names.txt")),
