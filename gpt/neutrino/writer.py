@@ -38,9 +38,8 @@ class Writer:
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self._kept = Path(asked["kept"])
-        self._settings = Settings(
-            asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
-        )
+        given = asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
+        self._settings = Settings(*given, asked["second"])
         self._probe = _read_probe(Path(asked["probe"]))
         self._folders: dict[int, TraceFolder] = {}  # by segment
         self._callbacks = Callbacks(PATIENCE, 1, True, asked["python"])

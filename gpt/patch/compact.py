@@ -41,13 +41,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
 from gpt.formats import elf, elftables, fatbin
-from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment
+from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment, address_of
 from gpt.formats.image import Image, iter_sections
+from gpt.formats.pointers import NotUnderstood, Pointer, find_pointers
 from gpt.formats.source import Source
 from gpt.patch.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_headers
 from gpt.patch.outside import find_gone
 from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
-from gpt.patch.pointers import NotUnderstood, Pointer, address_of, find_pointers
 
 PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
 PHDR = elftables.SEGMENT.struct

@@ -12,8 +12,9 @@ from typing import Any
 from gpt import records
 from gpt.errors import GptError
 from gpt.extract.contents import check_names
+from gpt.extract.unfound import iter_unfound
 from gpt.formats.fatbin import Element
-from gpt.formats.image import Image, parse_image
+from gpt.formats.image import Image, Placed, parse_image
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.locate.unused import BY_NAME, LINKED
@@ -71,7 +72,7 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
         image = _open_image(place, file, request.library)
         doomed, trimmed, unused = _find_doomed(image, request, way)
         plan = choose_plan(image, doomed, way)
-        notes = []
+        notes = list(iter_unfound(image, [Placed(element) for element in doomed.live]))
         if way.in_place and plan.mode != "copy":
             notes += _check_in_place(place.target, file.fileno(), way, any(e.dead for e in doomed.all))
         disk = disk_after = _disk(file.fileno())

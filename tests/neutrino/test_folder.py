@@ -31,7 +31,7 @@ def asked(folder, **more):
     words = {"kernels": "", "filter": "", "hook": "block_sched.py", "hook_path": "", "python": sys.executable}
     places = {"parent": str(folder / "trace"), "kept": str(folder / "kept")}
     read = {"sizes": {"block_sched": 16}, "probe": str(TOOLS / "block_sched.toml")}
-    return words | places | read | {"benchmark": False} | more
+    return words | places | read | {"benchmark": False, "second": False} | more
 
 
 def write(folder, *segments, **more):
