@@ -62,6 +62,7 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
     gpt_close(files);
     reply->fault[sizeof(reply->fault) - 1] = '\0';
     if (!whole && (got != sizeof(*reply) || !*reply->fault))
-        snprintf(reply->fault, sizeof(reply->fault), "the supervisor of gpt-hook ended");
+        snprintf(reply->fault, sizeof(reply->fault), "%s",
+                 got > 0 ? "there is no memory for the answer" : "the supervisor of gpt-hook ended");
     return whole ? GPT_CALL_DONE : GPT_CALL_FAILED;
 }

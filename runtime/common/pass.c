@@ -154,7 +154,11 @@ bool gpt_connect(int file, const char *name) {
 bool gpt_read_file(int file, struct gpt_bytes *found) {
     struct stat status;
     ssize_t got = 1;
-    if (fstat(file, &status) || !gpt_make_room(found, (size_t)status.st_size))
+    if (fstat(file, &status))
+        return false;
+    if (!status.st_size)
+        return true; // an answer may be empty
+    if (!gpt_make_room(found, (size_t)status.st_size))
         return false;
     size_t end = found->size + (size_t)status.st_size;
     for (off_t at = 0; found->size < end && got > 0; at += got) {
