@@ -18,7 +18,7 @@
 
 // The supervisor
 
-enum hope { REACHED, APART, GONE, LATE }; // out of reach of this process; ended; silent
+enum hope { REACHED, APART, LOST, GONE, LATE }; // refused, on either side; not found; ended; silent
 
 static bool late; // it was, once
 
@@ -28,11 +28,7 @@ static enum hope reach(const char *name, int file) {
                sizeof(struct timeval));
     if (gpt_connect(file, name))
         return REACHED;
-    int error = errno;
-    const char *network = strrchr(name, '.');
-    if (error == EACCES || !network || strtoul(network + 1, NULL, 10) != gpt_find_network())
-        return APART;
-    return error == EAGAIN ? LATE : GONE;
+    return errno == EACCES ? APART : errno == EAGAIN ? LATE : errno == ENOENT ? LOST : GONE;
 }
 
 static const int no_files[GPT_FILES] = {-1, -1};
@@ -44,8 +40,8 @@ static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILE
         if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
             asked++;
             gpt_send(server, "", GPT_THERE, no_files);
-        } else if ((got = gpt_receive(server, reply, sizeof(*reply), files)) == sizeof(*reply))
-            return REACHED;
+        } else if ((got = gpt_receive(server, reply, sizeof(*reply), files, NULL)) == sizeof(*reply))
+            return reply->status == GPT_REFUSED ? APART : REACHED;
         else if (got == GPT_THERE)
             asked = 0;
         else if (got >= 0)
@@ -94,7 +90,9 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
         snprintf(outcome->note, sizeof(outcome->note),
                  "the supervisor of gpt-hook, which makes code, %s: a pipeline of its own makes that of each "
                  "kernel",
-                 hope == LATE ? "does not answer" : "is gone");
+                 hope == LATE   ? "does not answer"
+                 : hope == LOST ? "is gone or out of reach"
+                                : "is gone");
     return hope == REACHED;
 }
 

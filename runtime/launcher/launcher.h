@@ -9,6 +9,8 @@
 //   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
 //   control.c gpt-hook ctl
+//   state.c   what that prints of a process
+//   register.c  passes it a pipeline (register.h)
 //   functions.c gpt-hook functions
 
 #ifndef GPT_LAUNCHER_H
@@ -16,6 +18,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
@@ -56,6 +59,10 @@ int check(void);
 
 // control.c
 int control(int argc, char **argv);
+
+// state.c
+struct gpt_state;
+void show_state(const struct gpt_state *state, pid_t pid, bool json);
 
 // functions.c
 int functions(int argc, char **argv);

@@ -331,7 +331,7 @@ static int run(int argc, char **argv) {
         char *paths[GPT_STAGES];
         for (size_t i = 0; i < GPT_STAGES; i++)
             paths[i] = find_stage(gpt_stages[i], places[i]);
-        gpt_start_broker(paths, pipeline);
+        gpt_start_broker(paths, getenv("GPT_HOOK_PROBE"), pipeline, request.control);
     }
     if (request.modules)
         save_modules(request.modules);

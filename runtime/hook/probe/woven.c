@@ -269,7 +269,7 @@ bool hook_is_lasting(const struct gpt_bytes *answer) {
         if (cursor.bad || (is(record.kind, "diag") && is(record.level, "error")))
             return false;
     }
-    return true;
+    return answer->size > 0;
 }
 
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
