@@ -52,6 +52,13 @@ runtime/records.h: runtime/mkrecords.py $(wildcard gpt/records*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
+# Functions of the simulated driver, #define cuInit sim_cuInit
+runtime/sim/renamed.h: runtime/sim/functions.h
+	@{ echo '// clang-format off'; \
+	    sed -nE -e 's/^[XP]\((\w+), (\w*), .*/#define \1\2 sim_\1\2/p' $<; \
+	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
+	@mv $@.part $@
+
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
@@ -74,7 +81,7 @@ $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id
 # What makes host code of PTX: what is kept of another generator is not used.
 GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
 
-$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) $(GENERATOR) \
+$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/sim/renamed.h $(GENERATOR) \
     $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
@@ -184,7 +191,7 @@ uninstall: ## remove what install put under PREFIX
 	@rm -rf $(LIBDIR)
 
 clean: ## remove what was built, keep .venv
-	@rm -rf build dist $(RUNTIME) runtime/records.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "say.h"
 #include "sim.h"
 
-bool sim_initialized;
 int sim_major, sim_minor;
 uint64_t sim_delay, sim_memory;
 unsigned sim_load_delay;
@@ -57,11 +57,14 @@ static bool read_arch(const char *text) {
 }
 
 API cuInit(unsigned flags) {
+    static bool done;
+    if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) && !*sim_ready) // a forked child, where others may hold the lock
+        return CUDA_ERROR_NOT_INITIALIZED;
     LOCKED;
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     const char *arch = getenv("GPT_SIM_ARCH");
-    if (!sim_initialized && !read_arch(arch && *arch ? arch : "9.0")) {
+    if (!*sim_ready && !read_arch(arch && *arch ? arch : "9.0")) {
         static bool said;
         if (!said)
             sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
@@ -79,50 +82,51 @@ API cuInit(unsigned flags) {
     const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
     sim_runs = !what || strcmp(what, "none");
     sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
-    sim_initialized = true;
+    if (!*sim_ready)
+        madvise(sim_ready, SIM_PAGE, MADV_WIPEONFORK);
+    *sim_ready = 1;
+    __atomic_store_n(&done, true, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
 API cuDriverGetVersion(int *version) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 13000;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetCount(int *count) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
     *count = 1;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGet(CUdevice *device, int ordinal) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (ordinal)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (!device || ordinal)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *device = 0;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetName(char *name, int size, CUdevice device) {
-    if (device || size < 1)
+    if (device || !name || size < 1)
         return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     snprintf(name, (size_t)size, "GPT simulated device");
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !uuid)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     memcpy(uuid->bytes, "GPT simulated 0", 16);
     return CUDA_SUCCESS;
 }
 
 API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !bytes)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *bytes = sim_total_memory();
     return CUDA_SUCCESS;
 }

@@ -128,8 +128,6 @@ struct node *sim_find_copy(const struct graph *graph, uint64_t origin) {
 
 API cuGraphCreate(void **graph, unsigned flags) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!graph || flags)
         return CUDA_ERROR_INVALID_VALUE;
     return (*graph = sim_new(GRAPH, NULL)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -295,6 +293,8 @@ API cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, c
                               size_t count) {
     LOCKED;
     (void)edges;
+    if (count && (!from || !to))
+        return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         struct node *first = find_node(from[i]), *second = find_node(to[i]);
         if (!first || !second || first == second || graph_of(first) != graph || graph_of(second) != graph)
@@ -313,6 +313,8 @@ API cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to
                                  const CUgraphEdgeData *edges, size_t count) {
     LOCKED;
     (void)edges;
+    if (count && (!from || !to))
+        return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         struct node *node = find_node(to[i]);
         size_t at = 0;

@@ -200,8 +200,6 @@ CUresult sim_free(CUdeviceptr memory) {
     return drop(memory, DEVICE) || drop(memory, MANAGED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void sim_forget_readers(void) { change = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER; }
-
 API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
     IN_CONTEXT_UNCAPTURED;
     return allocate(memory, size, context, DEVICE);

@@ -85,25 +85,3 @@ void sim_delete(void *object) {
         unused = at;
     } while (at != top && (at = next));
 }
-
-static void acquire(void) {
-    pthread_mutex_lock(&sim_lock);
-    sim_hold_heaps(true);
-}
-
-static void release(void) {
-    sim_hold_heaps(false);
-    pthread_mutex_unlock(&sim_lock);
-}
-
-static void release_child(void) {
-    sim_forget_runs();
-    sim_forget_readers();
-    sim_drop_work();
-    release();
-}
-
-// A forked child has all objects, and nobody else in the middle of a change to them.
-__attribute__((constructor)) static void follow_forks(void) {
-    pthread_atfork(acquire, release, release_child);
-}

@@ -41,8 +41,6 @@ static struct pool *add(const CUmemLocation *location, size_t most) {
 
 static CUresult get_default(void **pool, const CUmemLocation *location) {
     int place = place_of(location);
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!pool || place < 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (!default_pools[place])
@@ -102,8 +100,6 @@ API cuMemSetMemPool(const CUmemLocation *location, int type, void *pool) {
 
 API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!pool || !props || props->allocType == CU_MEM_ALLOCATION_TYPE_INVALID ||
         place_of(&props->location) < 0)
         return CUDA_ERROR_INVALID_VALUE;

@@ -36,7 +36,9 @@
 
 #include "cuda_abi.h"
 
-#define API __attribute__((visibility("default"))) CUresult
+// A function of the driver: programs find a stub by its name (table.c), the function itself is sim_NAME.
+#include "sim/renamed.h"
+#define API CUresult
 
 // One lock for all objects. No operation runs and no function of the program is called while it is held.
 extern pthread_mutex_t sim_lock;
@@ -112,7 +114,6 @@ void sim_end_graph(struct object *object), sim_end_node(struct object *object);
 void sim_end_link(struct object *object), sim_end_held(struct object *object);
 
 // device.c
-extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
 extern bool sim_strict;          // questions about functions that are gone end the program
 extern unsigned sim_load_delay;  // microseconds that loading takes at least
@@ -189,7 +190,6 @@ bool sim_is_device(uint64_t start, uint64_t size);
 void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
-void sim_forget_readers(void);
 
 // copy.c
 CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
@@ -203,7 +203,6 @@ bool sim_heap_give(struct context *context, uint64_t address);  // false: not wh
 bool sim_heap_has(const struct context *context, uint64_t address, uint64_t size);
 bool sim_heap_describe(const struct context *context, uint64_t address, char text[256]); // as sim_describe
 void sim_end_heap(struct context *context);
-void sim_hold_heaps(bool hold); // over a fork
 
 // code.c
 struct parameter {
@@ -218,7 +217,6 @@ struct entry { // a kernel of an image
     size_t text_size;
     enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
     CUresult fault;                                          // why it cannot be made
-    int maker;                                               // the process that makes it
     bool measured;                                           // its memory is known
     void *object;                                            // its own, or NULL: the image's
     const struct host_module *module;
@@ -331,7 +329,6 @@ CUresult sim_module_in(struct library **module, struct context *context, const s
 
 // run.c
 unsigned sim_processors(void);
-void sim_forget_runs(void);
 
 // launch.c
 
@@ -407,7 +404,6 @@ CUresult sim_wait_event(struct stream *stream, struct event *event);
 // queue.c
 void sim_drain(struct context *context, bool all);
 void sim_end_queues(const struct context *context);
-void sim_drop_work(void);
 extern __thread bool sim_in_host_function;
 
 // capture.c: streams whose work becomes a graph
@@ -430,7 +426,13 @@ void sim_leave_capture(struct stream *stream);      // that goes
 CUresult sim_implicit(const struct stream *stream); // that work may be put into; it may be the legacy one
 CUresult sim_unsafe(void); // whether this thread may call what could disturb a capture
 
-// proc.c
+// proc.c and table.c
+
+// The first byte is set by cuInit. The kernel clears the page in a forked child, however it was forked: that may
+// not use the driver, as with NVIDIA's.
+enum { SIM_PAGE = 4096 };
+extern char sim_ready[SIM_PAGE];
+
 struct sim_function {
     const char *name; // as cuGetProcAddress is asked for it
     int since;        // the version of CUDA that this variant begins with

@@ -88,8 +88,6 @@ API cuMemGetAllocationGranularity(size_t *size, const CUmemAllocationProp *props
 API cuMemAddressReserve(CUdeviceptr *start, size_t size, size_t align, CUdeviceptr wanted, uint64_t flags) {
     LOCKED;
     (void)wanted;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     align = align > GRANULARITY ? align : GRANULARITY;
     if (!start || !is_size(size) || flags || align & (align - 1) || size > SIZE_MAX - align)
         return CUDA_ERROR_INVALID_VALUE;
@@ -120,8 +118,6 @@ API cuMemAddressFree(CUdeviceptr start, size_t size) {
 
 API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props, uint64_t flags) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!handle || !props || flags || !is_size(size) || props->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
     if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && props->location.id)
