@@ -16,6 +16,7 @@ static __thread unsigned depth;
 void sim_end_context(struct object *object) {
     sim_end_queues((struct context *)object);
     sim_end_heap((struct context *)object);
+    sim_end_graph_memory((struct context *)object);
     sim_free_all(object);
 }
 

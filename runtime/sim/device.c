@@ -58,7 +58,8 @@ static bool read_arch(const char *text) {
 
 API cuInit(unsigned flags) {
     static bool done;
-    if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) && !*sim_ready) // a forked child, where others may hold the lock
+    if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) &&
+        !*sim_ready) // a forked child, where others may hold the lock
         return CUDA_ERROR_NOT_INITIALIZED;
     LOCKED;
     if (flags)

@@ -152,6 +152,8 @@ API cuGraphClone(void **clone, void *graph) {
     LOCKED;
     if (!clone || !find_graph(graph) || sim_has_conditions(graph))
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     return (*clone = sim_copy_graph(graph, NULL)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -181,6 +183,8 @@ API cuGraphDestroyNode(void *node) {
     LOCKED;
     if (!find_node(node))
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_has_memory(graph_of(node)))
+        return CUDA_ERROR_NOT_SUPPORTED;
     sim_remove_node(node);
     return CUDA_SUCCESS;
 }
@@ -315,6 +319,8 @@ API cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to
     (void)edges;
     if (count && (!from || !to))
         return CUDA_ERROR_INVALID_VALUE;
+    if (count && find_graph(graph) && sim_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         struct node *node = find_node(to[i]);
         size_t at = 0;

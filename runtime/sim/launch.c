@@ -139,8 +139,11 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
         return CUDA_ERROR_INVALID_HANDLE;
     struct operation operation;
     CUresult status = sim_make_launch(&operation, params, stream->capture || sim_runs);
-    if (status)
+    if (status) {
+        if (stream->capture)
+            stream->capture->invalid = true;
         return status;
+    }
     struct object *function = operation.kernel.function.object;
     if (function->kind == FUNCTION && function->owner->owner != &context->object)
         status = CUDA_ERROR_INVALID_HANDLE; // of another context
@@ -192,11 +195,13 @@ void sim_end_operation(struct operation *operation) {
         sim_end_operation((struct operation *)operation->owned + i);
     if (operation->type == CU_GRAPH_NODE_TYPE_GRAPH && operation->held)
         sim_delete(operation->held);
+    sim_release_graph_memory(operation);
     free(operation->owned);
 }
 
 bool sim_copy_operation(struct operation *to, const struct operation *from) {
     *to = *from;
+    sim_hold_graph_memory(to);
     if (!from->owned)
         return true;
     to->owned = to->kernel.arguments = NULL;
@@ -208,8 +213,8 @@ bool sim_copy_operation(struct operation *to, const struct operation *from) {
 // Whether memory has been freed since the operation was issued.
 static bool is_wrong(const struct operation *operation) {
     LOCKED;
-    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set)
-                                                        : sim_check_copy(&operation->copy);
+    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set, false)
+                                                        : sim_check_copy(&operation->copy, false);
 }
 
 static CUresult run_kernel(struct context *context, const struct operation *operation) {

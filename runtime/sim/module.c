@@ -167,7 +167,7 @@ API cuModuleLoad(void **module, const char *path) {
 }
 
 static CUresult unload_module(void *module) {
-    IN_CONTEXT;
+    IN_CONTEXT_UNCAPTURED;
     if (!is_kind(module, MODULE) || ((struct library *)module)->from)
         return CUDA_ERROR_INVALID_HANDLE;
     struct reference is = sim_refer(module);

@@ -25,6 +25,7 @@ static void (*const ends[])(struct object *) = {
     [FUNCTION - CONTEXT] = sim_end_function, [GRAPH - CONTEXT] = sim_end_graph,
     [NODE - CONTEXT] = sim_end_node,         [EXEC - CONTEXT] = NULL,
     [LINK - CONTEXT] = sim_end_link,         [HELD - CONTEXT] = sim_end_held,
+    [ALLOCATION - CONTEXT] = NULL,
 };
 
 void *sim_new(enum kind kind, void *owner) {

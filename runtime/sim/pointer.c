@@ -126,10 +126,11 @@ API cuMemAdvise_v2(CUdeviceptr address, size_t size, int advice, CUmemLocation l
     return advise(address, size, advice);
 }
 
-// It is done in the order of the stream, to take part in a capture.
 static CUresult prefetch(CUdeviceptr address, size_t size, void *handle) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
+    if (stream && stream->capture)
+        return sim_refuse_capture(stream);
     CUresult status = stream ? check(address, size) : CUDA_ERROR_INVALID_HANDLE;
     return status ? status : sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY});
 }

@@ -18,6 +18,12 @@ NEEDS_NO_INIT(cuGetProcAddress)
 NEEDS_NO_INIT(cuGetProcAddress_v2)
 NEEDS_NO_INIT(cuGetProcAddress_v2_ptsz)
 NEEDS_NO_INIT(cuGetExportTable)
+NEEDS_NO_INIT(cuLogsCurrent)
+NEEDS_NO_INIT(cuLogsDumpToFile)
+NEEDS_NO_INIT(cuLogsDumpToMemory)
+NEEDS_NO_INIT(cuLogsRegisterCallback)
+NEEDS_NO_INIT(cuLogsUnregisterCallback)
+NEEDS_NO_INIT(cuProfilerInitialize)
 
 // A jump leaves arguments and the caller's frame as they are.
 __asm__(".text\n"

@@ -72,6 +72,8 @@ static void release(struct physical *memory) {
     if (--memory->references)
         return;
     close(memory->file);
+    if (memory->props.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        sim_give_memory(memory->size);
     sim_delete(memory);
 }
 
@@ -124,11 +126,16 @@ API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props,
         return CUDA_ERROR_INVALID_DEVICE;
     if (props->requestedHandleTypes)
         return CUDA_ERROR_NOT_SUPPORTED; // for other processes
+    bool of_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (of_device && !sim_take_memory(size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     int file = memfd_create("gpt-sim", MFD_CLOEXEC);
     struct physical *made = file >= 0 && !ftruncate(file, (off_t)size) ? sim_new(PHYSICAL, NULL) : NULL;
     if (!made) {
         if (file >= 0)
             close(file);
+        if (of_device)
+            sim_give_memory(size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->file = file;
