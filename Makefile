@@ -59,7 +59,7 @@ runtime/sim/renamed.h: runtime/sim/functions.h
 	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
@@ -94,6 +94,10 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 	@echo "cc $@"
 	@$(CC) -shared -nostdlib -x c /dev/null -Wl,-soname,libcuda-by-name.so -Wl,--no-as-needed -x none $< -Wl,-rpath,'$$ORIGIN' -o $@
+
+# What `nvcc -cudart shared -L.../sim` links to: a linker script, as such a program asks for libcudart.so.13.
+$(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
+	@echo 'INPUT(libcudart.so.13)' >$@
 
 $(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
 	@echo "cc $@"

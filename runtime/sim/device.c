@@ -34,6 +34,16 @@ void sim_say(const char *format, ...) {
     va_end(arguments);
 }
 
+void sim_say_once(const char *format, ...) {
+    static __thread char before[sizeof(sim_said)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
+    if (strcmp(before, sim_said))
+        sim_say("%s", strcpy(before, sim_said));
+}
+
 void sim_warn(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
