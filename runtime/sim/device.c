@@ -40,7 +40,7 @@ void sim_say_once(const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(sim_said, sizeof(sim_said), format, arguments);
     va_end(arguments);
-    if (strcmp(before, sim_said))
+    if (sim_runs && strcmp(before, sim_said))
         sim_say("%s", strcpy(before, sim_said));
 }
 
@@ -65,6 +65,10 @@ static bool read_arch(const char *text) {
     sim_major = both / 10, sim_minor = both % 10;
     return true;
 }
+
+// With GPT_SIM_FORK a forked child goes on: what watches processes is tested with it.
+static void hold(void) { pthread_mutex_lock(&sim_lock); }
+static void let_go(void) { pthread_mutex_unlock(&sim_lock); }
 
 API cuInit(unsigned flags) {
     static bool done;
@@ -93,7 +97,10 @@ API cuInit(unsigned flags) {
     const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
     sim_runs = !what || strcmp(what, "none");
     sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
-    if (!*sim_ready)
+    const char *forks = getenv("GPT_SIM_FORK");
+    if (!*sim_ready && forks && *forks && !sim_runs)
+        pthread_atfork(hold, let_go, let_go);
+    else if (!*sim_ready)
         madvise(sim_ready, SIM_PAGE, MADV_WIPEONFORK);
     *sim_ready = 1;
     __atomic_store_n(&done, true, __ATOMIC_RELEASE);

@@ -124,8 +124,9 @@ extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machi
 extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
 extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
 int sim_attribute(int attribute);
-void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));      // an error
-void sim_say_once(const char *format, ...) __attribute__((format(printf, 1, 2))); // if it was not the last
+void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
+void sim_say_once(const char *format, ...)
+    __attribute__((format(printf, 1, 2))); // if kernels run, and it was not the last
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern __thread char sim_said[1024]; // the last error of this thread
 
