@@ -41,7 +41,7 @@ def test_a_function_that_is_not_simulated_says_so_once():
     assert said == "libcuda.so.1: error: cuTexObjectCreate: not simulated: see gpt-sim(7)\n"
 
 
-# What may be called before cuInit, and is there.
+# Functions that work before cuInit.
 NEEDS_NO_INIT = ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2"]
 NEEDS_NO_INIT += ["cuGetProcAddress_v2_ptsz", "cuGetExportTable", "cuInit", "cuProfilerInitialize"]
 
@@ -71,7 +71,7 @@ def child(fork, status):
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0, (fork, status)
 
-forks = [os.fork, lambda: libc.syscall(57)]  # also one that libc does not know of
+forks = [os.fork, lambda: libc.syscall(57)]  # libc doesn't see the second
 assert len(names) > 660 and answers() == {3}
 for fork in forks:
     child(fork, 0)
@@ -131,11 +131,12 @@ cuMemAllocPitch_v2(room, N, ONE, ONE, 4) cuMemHostAlloc(N, ONE, 0) cuMemAddressR
 cuModuleEnumerateFunctions(N, 1, module) cuModuleGetFunction(N, module, "foo") cuModuleGetFunctionCount(N, module)
 cuModuleLoadData(N, PTX) cuOccupancyMaxActiveBlocksPerMultiprocessor(N, function, 32, Z)
 cuPointerGetAttribute(N, 2, memory) cuPointerGetAttributes(1, N, rooms, memory)
-cuPointerGetAttributes(1, kinds, N, memory) cuPointerGetAttributes(1, kinds, nulls, memory) cuStreamCreate(N, 0) cuStreamGetCtx(N, N) cuStreamGetFlags(N, N)
+cuPointerGetAttributes(1, kinds, N, memory) cuPointerGetAttributes(1, kinds, nulls, memory)
+cuStreamCreate(N, 0) cuStreamGetCtx(N, N) cuStreamGetFlags(N, N)
 cuStreamGetId(N, N) cuStreamGetPriority(N, N) cuStreamIsCapturing(N, N) cuUserObjectCreate(N, room, kinds, 1, 1)
 cuGetErrorName(1, N) cuGetErrorString(1, N) cuModuleGetLoadingMode(N) cuThreadExchangeStreamCaptureMode(N)
 """
-# And those that need none.
+# Calls whose results are optional.
 UNNEEDED_RESULTS = """
 cuCtxGetStreamPriorityRange(N, N) cuMemGetInfo_v2(N, N) cuStreamGetCtx_v2(N, N, N) cuGraphExecUpdate_v2(exec, graph, N)
 cuMemGetAddressRange_v2(N, N, memory)

@@ -13,7 +13,7 @@ static void is_attribute(int attribute, uint64_t value) {
     uint64_t got = 1;
     OK(D(cuDeviceGetGraphMemAttribute)(0, attribute, &got));
     if (got != value)
-        fprintf(stderr, "attribute %d: %llu, not %llu\n", attribute, (unsigned long long)got, (unsigned long long)value), abort();
+        fprintf(stderr, "attribute %d: %ld, not %ld\n", attribute, (long)got, (long)value), abort();
 }
 static void *instance(void *graph, unsigned long long flags) {
     void *exec;
@@ -196,7 +196,8 @@ def test_what_may_not_be_done_with_such_a_graph(play):
         OK(D(cuGraphExecUpdate_v2)(exec, graph, (void *)0));
         OK(D(cuGraphExecDestroy)(exec));
         exec = instance(graph, 0);
-        CUgraphNodeParams both = {.type = 10, .alloc = {.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 64}};
+        params = (CUDA_MEM_ALLOC_NODE_PARAMS){.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 64};
+        CUgraphNodeParams both = {.type = 10, .alloc = params};
         OK(D(cuGraphAddNode)(&node, outer, (void *)0, (size_t)0, &both));
         both = (CUgraphNodeParams){.type = 11, .free = {both.alloc.dptr}};
         OK(D(cuGraphAddNode)(&empty, outer, &node, (size_t)1, &both));
@@ -212,7 +213,9 @@ def test_the_limit_of_memory(play):
     source = r"""
     enum { PIECE = 32 * MIB, ALL = 32 };
     static uint64_t got[2 * ALL];
-    #define COUNT(status, call) ({ int n_ = 0, last_ = 0; while (n_ < 2 * ALL && !(last_ = (call))) n_++; IS(status, last_); n_; })
+    #define COUNT(status, call) ({ int n_ = 0, last_ = 0; \
+        while (n_ < 2 * ALL && !(last_ = (call))) n_++; \
+        IS(status, last_); n_; })
     static size_t left(void) {
         size_t left;
         OK(D(cuMemGetInfo_v2)(&left, (void *)0));
@@ -225,7 +228,8 @@ def test_the_limit_of_memory(play):
         void *pool, *graph, *exec, *second;
         uint64_t m, other;
         assert(left() == 1024);
-        #define FREE(n, call) do { for (int i_ = n; i_--;) { uint64_t p = got[i_]; OK(call); } assert(left() == 1024); } while (0)
+        #define FREE(n, call) do { for (int i_ = n; i_--;) { uint64_t p = got[i_]; OK(call); } \
+            assert(left() == 1024); } while (0)
         IS(ALL, COUNT(2, D(cuMemAlloc_v2)(&got[n_], size)));
         FREE(ALL, D(cuMemFree_v2)(p));
         IS(ALL, COUNT(2, D(cuMemAllocPitch_v2)(&got[n_], &pitch, (size_t)MIB, (size_t)32, 4)));
