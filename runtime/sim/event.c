@@ -122,6 +122,8 @@ API cuEventSynchronize(void *handle) {
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {
     LOCKED;
     struct event *first = find_event(start), *last = find_event(end);
+    if (first && last && (first->capture || last->capture))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!first || !last || !ms || (first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || !first->time ||
         !last->time)
         return CUDA_ERROR_INVALID_HANDLE; // or was never recorded

@@ -178,7 +178,7 @@ bool sim_begin_free(CUdeviceptr memory, CUresult *status) {
     struct allocation *allocation = find(memory);
     if (!allocation)
         return false;
-    *status = allocation->live ? CUDA_SUCCESS : sim_unsafe() ? sim_unsafe() : CUDA_ERROR_INVALID_VALUE;
+    *status = allocation->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (allocation->live)
         set_live(allocation, false);
     return true;

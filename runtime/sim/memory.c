@@ -274,6 +274,8 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
     struct stream *stream = sim_stream(context, handle);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (!stream->capture && (entered_ = sim_unsafe()))
+        return entered_;
     if (!memory)
         return CUDA_SUCCESS;
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory};

@@ -220,11 +220,11 @@ static CUresult allocate(CUdeviceptr *memory, size_t size, void *handle, void *s
         return status ? status : CUDA_ERROR_INVALID_VALUE;
     if (!size && !(stream->capture && stream->capture->invalid)) {
         *memory = 0;
-        return CUDA_SUCCESS;
+        return stream->capture ? CUDA_SUCCESS : sim_unsafe();
     }
     if (stream->capture)
         return capture(memory, size, context, stream);
-    if ((status = sim_implicit(stream)))
+    if ((status = sim_unsafe()) || (status = sim_implicit(stream)))
         return status;
     uint64_t used = sim_used(pool);
     if (pool->most && (size > pool->most || used > pool->most - size))

@@ -125,23 +125,28 @@ API cuStreamQuery(void *handle) {
     return status || !sim_is_busy(stream->queue) ? status : CUDA_ERROR_NOT_READY;
 }
 
-#define GETTER(name, type, value, refusal)                                                                   \
+#define GETTER(name, type, value, check)                                                                     \
     API name(void *handle, type *found) {                                                                    \
         IN_CONTEXT;                                                                                          \
         struct stream *stream = sim_stream(context, handle);                                                 \
         if (!stream || !found)                                                                               \
             return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;                            \
-        if (stream->capture && stream->capture->invalid)                                                     \
-            return refusal;                                                                                  \
-        *found = value;                                                                                      \
-        return CUDA_SUCCESS;                                                                                 \
+        CUresult status = stream->capture ? check(stream) : CUDA_SUCCESS;                                    \
+        if (!status)                                                                                         \
+            *found = value;                                                                                  \
+        return status;                                                                                       \
     }
-// An H200 says these where the capture of the stream is invalid.
-GETTER(cuStreamGetFlags, unsigned, stream->flags, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-GETTER(cuStreamGetPriority, int, stream->priority, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-GETTER(cuStreamGetCtx, void *, context, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-GETTER(cuStreamGetId, unsigned long long, stream->object.serial, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-GETTER(cuStreamGetDevice, CUdevice, 0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+
+static CUresult check_capture(const struct stream *stream) {
+    return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+// Which of these end a capture, an H200 says.
+GETTER(cuStreamGetFlags, unsigned, stream->flags, sim_refuse_capture)
+GETTER(cuStreamGetPriority, int, stream->priority, check_capture)
+GETTER(cuStreamGetCtx, void *, context, check_capture)
+GETTER(cuStreamGetId, unsigned long long, stream->object.serial, sim_refuse_capture)
+GETTER(cuStreamGetDevice, CUdevice, 0, sim_refuse_capture)
 
 static CUresult call(void *handle, void (*function)(void *), void (*callback)(void *, CUresult, void *),
                      void *data) {

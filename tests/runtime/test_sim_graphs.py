@@ -353,6 +353,13 @@ def test_what_an_active_and_an_invalid_capture_refuse(play):
         ENDS(900, 2, D(cuCtxSetLimit)(0, (size_t)2048));
         ENDS(900, 2, D(cuMemPoolCreate)(&made, &props));
         ENDS(900, 2, D(cuMemPoolTrimTo)(pool, (size_t)0));
+        ENDS(900, 2, D(cuMemAllocAsync)(&memory, (size_t)4, t));
+        ENDS(900, 2, D(cuMemFreeAsync)(m, t));
+        ENDS(900, 2, D(cuMemFreeAsync)(0ull, t));
+        ENDS(900, 2, D(cuStreamGetFlags)(s, &flags));
+        ENDS(900, 2, D(cuStreamGetId)(s, &id));
+        ENDS(900, 2, D(cuStreamGetDevice)(s, &number));
+        ENDS(900, 2, D(cuMemPrefetchAsync)(m, (size_t)4, 0, s));
         ENDS(900, 2, D(cuGraphLaunch)((void *)0, s));
         ENDS(900, 2, D(cuGraphLaunch)(exec, s));
         ENDS(1, 2, cuLaunchKernel(f, 0, 1, 1, 1, 1, 1, 0, s, 0, 0));
