@@ -229,7 +229,7 @@ def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
     file.write_text(PROLOGUE + dedent(SAXPY))
     env = os.environ | {"GPT_SIM_RUN": "all", "HOME": str(tmp_path)}
     line = hooked.command(
-        "run", "-o", tmp_path / "t.mp", "--device", "sim", "--", python, "-W", "ignore", file, tmp_path
+        "run", "-f", "-o", tmp_path / "t.mp", "--device", "sim", "--", python, "-W", "ignore", file, tmp_path
     )
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
     said = [line for line in done.stderr.splitlines() if line.startswith("libcuda.so.1: ")]
