@@ -266,7 +266,7 @@ def test_a_child_forked_amid_work_is_refused_and_ends(play):
         uint64_t memory;
         OK(cuDevicePrimaryCtxRetain(&context, 0));
         OK(cuCtxSetCurrent(context));
-        while (*(volatile int *)count) {
+        while (*(atomic_int *)count) {
             OK(D(cuMemAlloc_v2)(&memory, (size_t)4));
             OK(D(cuMemFreeAsync)(memory, (void *)0));
         }
@@ -284,7 +284,8 @@ def test_a_child_forked_amid_work_is_refused_and_ends(play):
         OK(D(cuEventCreate)(&event, 0));
         close_stream(stream, 0);
         OK(D(cuEventRecord)(event, stream));
-        int child = fork(), status, count = 1;
+        atomic_int count = 1;
+        int child = fork(), status;
         if (!child) {
             refused();
             exit(5);
