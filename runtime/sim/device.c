@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "say.h"
 #include "sim.h"
 
-bool sim_initialized;
 int sim_major, sim_minor;
 uint64_t sim_delay, sim_memory;
 unsigned sim_load_delay;
@@ -34,6 +34,16 @@ void sim_say(const char *format, ...) {
     va_end(arguments);
 }
 
+void sim_say_once(const char *format, ...) {
+    static __thread char before[sizeof(sim_said)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
+    if (sim_runs && strcmp(before, sim_said))
+        sim_say("%s", strcpy(before, sim_said));
+}
+
 void sim_warn(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -56,12 +66,20 @@ static bool read_arch(const char *text) {
     return true;
 }
 
+// With GPT_SIM_FORK a forked child goes on: what watches processes is tested with it.
+static void hold(void) { pthread_mutex_lock(&sim_lock); }
+static void let_go(void) { pthread_mutex_unlock(&sim_lock); }
+
 API cuInit(unsigned flags) {
+    static bool done;
+    if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) &&
+        !*sim_ready) // a forked child, where others may hold the lock
+        return CUDA_ERROR_NOT_INITIALIZED;
     LOCKED;
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     const char *arch = getenv("GPT_SIM_ARCH");
-    if (!sim_initialized && !read_arch(arch && *arch ? arch : "9.0")) {
+    if (!*sim_ready && !read_arch(arch && *arch ? arch : "9.0")) {
         static bool said;
         if (!said)
             sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
@@ -79,50 +97,54 @@ API cuInit(unsigned flags) {
     const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
     sim_runs = !what || strcmp(what, "none");
     sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
-    sim_initialized = true;
+    const char *forks = getenv("GPT_SIM_FORK");
+    if (!*sim_ready && forks && *forks && !sim_runs)
+        pthread_atfork(hold, let_go, let_go);
+    else if (!*sim_ready)
+        madvise(sim_ready, SIM_PAGE, MADV_WIPEONFORK);
+    *sim_ready = 1;
+    __atomic_store_n(&done, true, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
 API cuDriverGetVersion(int *version) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 13000;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetCount(int *count) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
     *count = 1;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGet(CUdevice *device, int ordinal) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (ordinal)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (!device || ordinal)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *device = 0;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetName(char *name, int size, CUdevice device) {
-    if (device || size < 1)
+    if (device || !name || size < 1)
         return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     snprintf(name, (size_t)size, "GPT simulated device");
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !uuid)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     memcpy(uuid->bytes, "GPT simulated 0", 16);
     return CUDA_SUCCESS;
 }
 
 API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !bytes)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *bytes = sim_total_memory();
     return CUDA_SUCCESS;
 }

@@ -122,6 +122,8 @@ def _serve(
 ) -> str:
     """A call of a function of the device's own."""
     if name not in _SERVICES:
+        if name.startswith(("cuda", "__cuda")):  # kernels that launch kernels call these
+            raise Unsupported(f"function '{name}' of CUDA's device runtime is missing here: see gpt-sim(7)")
         raise Unsupported(f"function '{name}' is not defined here")
     lines, after = [], []
     for number, (parameter, operand) in enumerate(zip_longest(head.params or (), given)):

@@ -130,6 +130,10 @@ class Code:
         """Whether a name is that of a device function, defined or not."""
         return name in self._functions
 
+    def is_kernel(self, name: str) -> bool:
+        """Whether a name is that of a kernel."""
+        return any(item.name == name for item in self.module.entries)
+
     def is_defined(self, name: str) -> bool:
         """Whether the module has a function's body."""
         return name in self._aliases or self.module.find(name) is not None

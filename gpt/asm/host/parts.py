@@ -37,6 +37,9 @@ class ModuleCode(Protocol):
     def targets(self) -> str:
         """The name of the table of what indirect calls may call."""
 
+    def is_kernel(self, name: str) -> bool:
+        """Whether a name is that of a kernel."""
+
     def parameters(self, item: Item) -> list[params.Param]:
         """Where the parameters of a kernel are."""
 

@@ -133,6 +133,10 @@ class Use:
     def register(self, name: str, parts: tuple[str, ...] = ()) -> Register:
         """A register by its name, or a component of one. Raises Unsupported if there is none."""
         found = self.body.find_register(name, parts)
+        if not found and self.body.code.is_kernel(name):
+            raise Unsupported(
+                f"kernel '{name}' for cudaLaunchDevice: kernels cannot launch kernels here, see gpt-sim(7)"
+            )
         if not found:
             raise Unsupported(f"'{name}{''.join(parts)}' is not a declared register")
         if found.width > 1:
