@@ -243,6 +243,15 @@ static void wait_is_over(struct frame *frame) {
     hook_after_wait();
 }
 
+// Handlers call it too, and without the stub's registers: that it is resolved is seen to here, once for all.
+static void *find_real(struct slot *slot) {
+    void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+    if (LIKELY(real != (void *)hook_resolve))
+        return real;
+    hook_resolve_slot(slot);
+    return __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+}
+
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
     if (UNLIKELY(!__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))) {
@@ -251,7 +260,7 @@ uint64_t hook_enter(struct frame *frame) {
     }
     frame->flags = __atomic_load_n(&slot->flags, __ATOMIC_RELAXED);
     struct thread *thread = hook_this_thread();
-    frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+    frame->real = find_real(slot);
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;

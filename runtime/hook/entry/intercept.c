@@ -35,8 +35,6 @@ struct answer {
 };
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
-uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
-void hook_resolve(void);
 
 // Slots of named functions are there before any code runs. What else is known of them is found when the
 // program asks for them or calls them: most processes use none.
