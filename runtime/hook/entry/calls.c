@@ -12,6 +12,7 @@
 
 #include "cuda_abi.h"
 #include "decode.h"
+#include "hook/probe/driver_calls.h"
 #include "hook/probe/launch.h"
 #include "hook/probe/settings.h"
 #include "hook/watch/call.h"
@@ -234,6 +235,8 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
 static void run(handler *handler, struct frame *frame) {
     HOOK_CALM;
     int error = errno;
+    if (UNLIKELY(hook_probing))
+        hook_find_probe_calls(); // a handler may be the first that needs one
     handler(frame);
     errno = error;
 }

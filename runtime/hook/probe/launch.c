@@ -40,8 +40,7 @@ static bool is_dependent(const struct frame *frame) {
 
 static bool is_captured(uint64_t stream) {
     int capturing = 0;
-    hook_find_probe_calls(); // perhaps nothing was loaded yet
-    return hook_do.is_capturing && (hook_do.is_capturing(stream, &capturing) || capturing);
+    return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
 // Why this launch runs without probes; NULL if it need not. Empty: it is not counted, as one that is

@@ -110,7 +110,7 @@ void *hook_driver_function(const char *symbol) {
 }
 
 bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
-    if (!*found) {
+    if (!*found && hook_has_driver()) {
         pthread_mutex_lock(&hook_watched->finding);
         if (!*found)
             *found = find_all() ? 1 : -1;
