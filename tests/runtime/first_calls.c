@@ -1,5 +1,5 @@
-// A program that makes each call once, so that every call is the first of its function. WAY says how it comes to the
-// functions; what it prints is the same with the hook and without.
+// A program that makes each call once, so that every call is the first of its function. WAY says how it comes
+// to the functions; what it prints is the same with the hook and without.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -9,7 +9,12 @@
 
 #include "cuda_abi.h"
 
-enum { LINKED, HANDLE, NEXT, DEFAULT, ADDRESS, COPIES };
+#define LINKED 0
+#define HANDLE 1
+#define NEXT 2
+#define DEFAULT 3
+#define ADDRESS 4
+#define COPIES 5
 
 static void *driver;
 
@@ -21,8 +26,8 @@ static void *find_address(const char *name) {
     return function;
 }
 
-// A copy of the runtime asks for all that it needs by itself: the same name three times, one of them for the default
-// stream of a thread.
+// A copy of the runtime asks for all that it needs by itself: the same name three times, one of them for the
+// default stream of a thread.
 static void *find_copy(const char *name) {
     static unsigned times;
     CUresult (*get)(const char *, void **, int, uint64_t, int *) = find_address("cuGetProcAddress");
@@ -45,12 +50,12 @@ static void *find(const char *symbol, const char *name) {
     return found;
 }
 
-#if WAY == 0
+#if WAY == LINKED
 #define DECLARE(symbol) CUresult symbol();
 #define CALL(symbol, name, ...) printf("%s %d\n", #symbol, symbol(__VA_ARGS__))
 #else
 #define DECLARE(symbol)
-#define CALL(symbol, name, ...)                                                                                   \
+#define CALL(symbol, name, ...)                                                                              \
     printf("%s %d\n", #symbol, ((CUresult (*)())find(#symbol, #name))(__VA_ARGS__))
 #endif
 
@@ -123,7 +128,8 @@ int main(int argc, char **argv) {
     CALL(cuEventCreate, cuEventCreate, &event, 0);
     CUlaunchConfig config = {6, 1, 1, 70, 1, 1, 0, stream, NULL, 0};
     CALL(cuLaunchKernelEx, cuLaunchKernelEx, &config, function, params, NULL);
-    CALL(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, function, 6, 1, 1, 70, 1, 1, 0, stream, params);
+    CALL(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, function, 6, 1, 1, 70, 1, 1, 0, stream,
+         params);
     CALL(cuEventRecord, cuEventRecord, event, stream);
     CALL(cuEventSynchronize, cuEventSynchronize, event);
 #ifndef FIRST_LAUNCH
@@ -134,11 +140,11 @@ int main(int argc, char **argv) {
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, items, memory, SIZE);
     printf("%u %u %d\n", items[0], items[1023], calls);
     CALL(cuMemcpyHtoD_v2, cuMemcpyHtoD, memory, items, SIZE);
-    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function,
-         64, (size_t)0);
+    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks,
+         function, 64, (size_t)0);
     int least = 0, most = 0;
-    CALL(cuOccupancyMaxPotentialBlockSize, cuOccupancyMaxPotentialBlockSize, &least, &most, function, NULL, (size_t)0,
-         0);
+    CALL(cuOccupancyMaxPotentialBlockSize, cuOccupancyMaxPotentialBlockSize, &least, &most, function, NULL,
+         (size_t)0, 0);
     CALL(cuFuncGetAttribute, cuFuncGetAttribute, &registers, 4, function);
     CALL(cuFuncSetCacheConfig, cuFuncSetCacheConfig, function, 1);
     printf("%d %d %d %d\n", blocks > 0, least > 0, most > 0, registers > 0);

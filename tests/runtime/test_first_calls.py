@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.runtime import hooked, probing, simulated
+from tests.runtime import hooked, probing
 from tests.runtime.hooked import SHARED, Trace
 from tests.tiers import full
 

@@ -263,6 +263,30 @@ def test_a_library_where_the_driver_was(tmp_path, monkeypatch):
     assert hooked.traced(tmp_path, source, device="real").names == {"cuInit": 3}
 
 
+@pytest.mark.parametrize("calls", ["all", "none", "cuInit"])
+def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatch, calls):
+    functions = "int cuInit(unsigned f) { return f; } int cuDriverGetVersion(int *v) { *v = 13000; return 0; }"
+    hooked.compile_c(tmp_path / "libcuda.so.1", functions, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    linked = """
+    int cuInit(unsigned), cuDriverGetVersion(int *);
+    int play(void) { int v; return cuInit(0) | cuDriverGetVersion(&v) | v; }
+    """
+    library = hooked.compile_c(tmp_path / "libplugin.so", linked, *SHARED, tmp_path / "libcuda.so.1", prelude=False)
+    source = f"""
+    #include <sys/mman.h>
+    int main(void) {{
+        for (int i = 0; i < 4; i++) {{
+            void *plugin = dlopen("{library}", RTLD_NOW | RTLD_LOCAL);
+            assert(plugin && ((int (*)(void))dlsym(plugin, "play"))() == 13000 && !dlclose(plugin));
+            mmap(0, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); // what was there stays taken
+        }}
+    }}
+    """
+    trace = hooked.traced(tmp_path, source, device="real", options=("--calls", calls))
+    assert trace.names == {"all": {"cuInit": 4, "cuDriverGetVersion": 4}, "none": {}, "cuInit": {"cuInit": 4}}[calls]
+
+
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
     # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is the function that
     # calls last, so no function here may end in a jump.

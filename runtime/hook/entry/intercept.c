@@ -156,6 +156,16 @@ uint64_t hook_resolve_slot(struct slot *slot) {
     return early;
 }
 
+// The driver that lay there was closed. A library that is linked to it may be loaded again, with another one.
+void hook_unresolve(struct span driver) {
+    for (struct slot *slot = hook_slots; slot < hook_slots + HOOK_NAMES; slot++) {
+        void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+        if ((uintptr_t)real >= driver.start && (uintptr_t)real < driver.end)
+            __atomic_compare_exchange_n(&slot->real, &real, (void *)hook_resolve, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE);
+    }
+}
+
 // dlsym
 
 // What RTLD_DEFAULT means to the caller, the stubs left out.
