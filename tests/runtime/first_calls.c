@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
     CALL(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, &exec, graph, (uint64_t)0);
     CALL(cuGraphLaunch, cuGraphLaunch, exec, stream);
     CALL(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, items, memory, SIZE, stream);
-    CALL(cuCtxSynchronize, cuCtxSynchronize);
+    CALL(cuCtxSynchronize, cuCtxSynchronize, context); // which the newest one takes
     CALL(cuModuleGetGlobal_v2, cuModuleGetGlobal, &total, &size, module, "total");
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, &sum, total, size);
     printf("%u %u %u\n", items[0], items[1023], sum);
