@@ -3,6 +3,7 @@
 
 #include "absent.h"
 #include "common/records.c"
+#include "hook/watch/peek.c"
 #include "hook/probe/arguments.c"
 #include "hook/probe/retell.c"
 #include "hook/probe/woven.c"

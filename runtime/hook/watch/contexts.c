@@ -11,6 +11,7 @@
 #include "gputime.h"
 #include "hook/write/thread.h"
 #include "objects.h"
+#include "streamops.h"
 #include "watched.h"
 
 static CUresult (*get_current)(uint64_t *);
@@ -59,6 +60,7 @@ void hook_before_context_gone(struct frame *frame) {
     frame->note = hook_object_generation();
     if (thread)
         hook_gpu_read(thread);
+    hook_forget_streams(0);
 }
 
 // cuCtxDestroy
