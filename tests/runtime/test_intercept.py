@@ -1,5 +1,6 @@
 """The three ways to the driver, and what must stay as it is without the hook."""
 
+import ctypes
 import subprocess
 
 import pytest
@@ -400,6 +401,41 @@ int main(void) {
     launch(function);
 }
 """
+
+
+ALONE = r"""
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+int main(void) {
+    begin();
+    void *f = kernel("foo");
+    int version, status = 0;
+    launch(f);
+    OK(cuDriverGetVersion(&version));
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    assert(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &(struct sock_fprog){5, code}, 0, 0));
+    for (int i = 0; i < 3; i++)
+        OK(cuDriverGetVersion(&version));
+    assert(dlsym(driver, "cuMemAlloc_v2") && dlsym(driver, "cuMemcpyHtoD_v2") && dlsym(driver, "cuInit"));
+    assert(!dlsym(driver, "cuOfTomorrow") && dlsym(RTLD_DEFAULT, "malloc") && !dlsym(RTLD_NEXT, "cuInit"));
+    write(1, "all", 3);
+    syscall(SYS_exit_group, 0);
+}
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_dl_find_object"), reason="glibc before 2.35")
+@pytest.mark.parametrize("calls", ["all", "none"])
+def test_a_filter_that_permits_nothing(tmp_path, calls):
+    program = hooked.compile_c(tmp_path / "client", ALONE)
+    done = hooked.run(tmp_path / "t.mp", program, options=("--calls", calls))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all", "")
 
 
 @pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
