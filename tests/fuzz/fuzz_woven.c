@@ -3,10 +3,10 @@
 
 #include "absent.h"
 #include "common/records.c"
-#include "hook/watch/peek.c"
 #include "hook/probe/arguments.c"
 #include "hook/probe/retell.c"
 #include "hook/probe/woven.c"
+#include "hook/watch/peek.c"
 
 static unsigned char room[1 << 20];
 
