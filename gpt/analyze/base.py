@@ -11,7 +11,10 @@ missing.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 # What a process knows, and others use. Launches of probed kernels are some of it: their buffers refer to them.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 NAMED = 3  # lines of what is missing
+FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
+_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
 
 
 class Fold(Protocol):
@@ -72,7 +77,7 @@ def read(
 ) -> bool:
     """Reads the traces, or standard input, and writes what the analysis says to the stage, and to `seen`.
 
-    Returns whether there were processes, and none of them runs any more.
+    Returns whether all of it has ended: no process runs any more, and no trace is just begun.
     """
     from gpt.trace.follow import Follow
     from gpt.trace.inputs import expand, read_input
@@ -96,7 +101,7 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
     """Reads a trace; what is wrong with it is said."""
     from gpt.trace.inputs import side_folder
 
-    passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
+    passage.begin_trace(trace, side_folder(trace.path))
     with _survived(stage, passage, trace.name):
         for record in trace:
             passage.pass_on(record)
@@ -131,6 +136,27 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
         missing = isinstance(error, FileNotFoundError | PermissionError)
         fact, where = error.strerror or str(error), str(error.filename or name)
         passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
+
+
+def _has_writer(path: Path) -> bool:
+    """Return whether somebody has a file open for writing, or wrote to it, or put it there, a moment ago.
+
+    Only descriptors of processes of this machine that we may look at are seen.
+    """
+    try:
+        wanted = path.stat()
+    except (OSError, ValueError):
+        return False
+    if abs(time.time() - max(wanted.st_mtime, wanted.st_ctime)) < FRESH:
+        return True
+    for name in glob.iglob("/proc/[0-9]*/fd/*"):
+        flags = Path(name.replace("/fd/", "/fdinfo/"))
+        try:
+            if os.path.samestat(os.stat(name), wanted) and _WRITES.search(flags.read_text()):
+                return True
+        except OSError:  # it was closed meanwhile, or is another user's
+            continue
+    return False
 
 
 def _is_running(header: Record) -> bool:
@@ -170,11 +196,18 @@ class Passage:
         self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
         self._begun = False
         self._runs = False  # one of the endless
+        self._blank: dict[Path, None] = {}  # traces without a segment: cut, or just begun
         self._news = False  # since the last answer
         self._kinds: set[str] = set()  # of all records
         self._told = False  # whether a stage before has reported an error
         self._left_out = set[bool]()  # by process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
+
+    def begin_trace(self, trace: Trace, folder: Path | None) -> None:
+        """The records of this one come next."""
+        self.folder, self.name, self.origin = folder, trace.name, trace.origin
+        if trace.path:
+            self._blank[trace.path] = None
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
@@ -217,6 +250,7 @@ class Passage:
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
+        self._blank.pop(Path(self.name), None)
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
@@ -229,8 +263,8 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Whether there were processes, and none of them runs any more."""
-        return self._begun and not self._runs
+        """Whether no process runs any more, and no trace is just begun: a file that was cut has no writer."""
+        return not self._runs and not any(map(_has_writer, self._blank))
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -293,6 +327,7 @@ class Passage:
         self._kinds |= other._kinds
         self._begun |= other._begun
         self._runs |= other._runs
+        self._blank |= other._blank
         self._told |= other._told
         self._news |= other._news
         self._left_out |= other._left_out

@@ -24,6 +24,7 @@
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
+#include "hook/write/folder.h"
 
 #define TICK 50    // ms between two looks at the files
 #define SEARCH 100 // ms between two looks at all processes
@@ -48,18 +49,10 @@ static DIR *open_entries(void) {
     return again >= 0 ? fdopendir(again) : NULL;
 }
 
-static void remove_folder(void) {
-    DIR *entries = open_entries();
-    for (struct dirent *entry; entries && (entry = readdir(entries));)
-        unlinkat(folder, entry->d_name, 0);
-    if (entries)
-        closedir(entries);
-    rmdir(self->folder);
-}
-
 // Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
 static _Noreturn void leave(int error) {
-    remove_folder();
+    folder_empty(folder);
+    rmdir(self->folder);
     if (error && error != EPIPE) {
         char line[PATH_MAX + 512];
         snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; the stream ends", self->where,
@@ -266,7 +259,8 @@ static void helper(pid_t root, int root_file) {
     signal(SIGPIPE, SIG_IGN); // to tidy up
     signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
-    gpt_let_go(true, (int[]){output.file, root_file, folder}, 3);
+    int files[] = {output.file, root_file, folder, self->lock};
+    gpt_let_go(true, files, self->lock < 0 ? 3 : 4);
     follow(root, root_file);
 }
 

@@ -49,6 +49,8 @@ void begin_trace(const char *output, bool force, bool call_back, char **argv);
 // which becomes the command; this process waits for both, and does not return. Fails if there is no such
 // command. Unless its status `counts`, that of the program is ours.
 int start_reader(const char *command, bool counts);
+void name_folder(
+    const char *folder); // of the stream: the parent of the command tidies up if nobody else is left
 
 // main.c
 __attribute__((noreturn)) void help(void);

@@ -12,6 +12,7 @@
 
 #include "../common/apart.h"
 #include "../follow/follow.h"
+#include "hook/write/folder.h"
 #include "hook/write/template.h"
 #include "launcher.h"
 
@@ -143,8 +144,12 @@ static void begin_stream(const char *where, const char *path, const char *reader
     if (!mkdtemp(folder))
         fail(BAD, folder, "%s", strerror(errno));
     follow.folder = folder;
+    follow.lock = folder_lock(folder);
+    name_folder(folder);
     if (!follow_start(&follow))
         fail(BAD, "helper", "%s", strerror(errno));
+    if (follow.lock >= 0)
+        close(follow.lock);
     size_t at = 0;
     for (const char *from = folder; *from; from++) {
         if (*from == '%')

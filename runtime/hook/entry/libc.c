@@ -16,6 +16,7 @@
 #include "hook/write/compiler.h"
 #include "hook/write/live.h"
 #include "hook/write/thread.h"
+#include "intercept.h"
 #include "libc.h"
 #include "scopes.h"
 
@@ -57,7 +58,9 @@ EXPORT int dlclose(void *handle) {
     error = errno;
     if (recorded)
         hook_after_close();
-    hook_forget_driver();
+    struct span driver;
+    if (hook_forget_driver(&driver))
+        hook_unresolve(driver);
     errno = error;
     return status;
 }
