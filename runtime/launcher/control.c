@@ -303,6 +303,8 @@ static void add_text(struct asking *asking, const char *text) {
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
+    check_parts("-k", probing->kernels);
+    check_parts("--filter", probing->filter);
     char digest[65] = "";
     if (!any && (probing->kernels || probing->filter))
         fail(USAGE, "probe", "kernels, and no probes");

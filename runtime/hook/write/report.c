@@ -27,6 +27,7 @@
 #include "layout.h"
 #include "report.h"
 #include "say.h"
+#include "selection.h"
 #include "thread.h"
 #include "unpack.h"
 
@@ -143,6 +144,16 @@ static void add_times(const struct trace_file *trace, const struct table *table)
 
 static void count_file(unsigned depth);
 
+// A kernel that the program looked up. Names of C++ may be longer than what is looked at.
+static void add_kernel(struct trace_file *trace, struct value name) {
+    static char text[64 << 10];
+    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
+        return;
+    ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
+    if (size == (ssize_t)name.number)
+        hook_add_kernel(text, name.number);
+}
+
 // Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
 // name.
 static void count_child(unsigned depth, struct value path) {
@@ -166,7 +177,7 @@ static void count_record(unsigned depth, uint64_t end) {
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
     bool times = is(kind, "gpu_times"), rows = calls || launches || times;
     uint64_t without = 0;
-    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage");
+    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"), function = is(kind, "function");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
@@ -198,6 +209,8 @@ static void count_record(unsigned depth, uint64_t end) {
         } else if (memusage && is(key, "most")) {
             uint64_t most = next(trace).number;
             found.most = most > found.most ? most : found.most;
+        } else if (function && is(key, "name")) {
+            add_kernel(trace, next(trace));
         } else if (child && is(key, "path")) {
             count_child(depth, next(trace));
         } else {
@@ -295,8 +308,10 @@ static void say(void) {
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (found.probed || found.unprobed)
-        hook_say_coverage(found.probed, found.unprobed);
+    if (found.probed || found.unprobed || (found.processes && hook_is_selecting() && !found.needing))
+        hook_say_coverage(found.probed, found.unprobed, found.launches);
+    if (found.processes && hook_is_selecting())
+        hook_say_selection(found.launches, found.probed + found.needing, found.unprobed);
 }
 
 void hook_report(void) {
@@ -319,6 +334,8 @@ void hook_report_setup(void) {
     const char *path = getenv("GPT_HOOK_ROOT");
     if (!wanted || !path || sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
         return;
-    if (root.pid == getpid())
-        snprintf(root.path, sizeof(root.path), "%s", path);
+    if (root.pid != getpid())
+        return;
+    snprintf(root.path, sizeof(root.path), "%s", path);
+    hook_selection_setup();
 }
