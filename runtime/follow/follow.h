@@ -22,6 +22,7 @@ struct follow {
     const char *where;   // of the output, for messages
     int output;          // where the stream goes
     bool ends_with_root; // and not with the last process that the command leaves behind
+    bool quiet;          // says nothing of a stream without records
     char **argv;         // of the command that is watched
 };
 

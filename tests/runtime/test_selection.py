@@ -44,7 +44,7 @@ def program(tmp_path_factory):
 
 
 def said(tmp_path, *command, options=()) -> list[str]:
-    """What a run with a probe says, without the line about the trace. The program's status is kept."""
+    """Return what a run with a probe says, without the line about the trace."""
     words = ("run", "-fo", tmp_path / "t.mp", "--device", "sim", "-p", "block_sched", *options, "--", *command)
     env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
     done = subprocess.run(hooked.command(*words, quiet=False), stderr=subprocess.PIPE, text=True, check=False, env=env)
@@ -123,7 +123,7 @@ def test_a_list_is_short(tmp_path, program):
 
 
 def test_names_of_all_processes_count(tmp_path, program):
-    """What one process lacks another may have."""
+    """An option is fine if it chooses a kernel of any process."""
     ptx = program.with_name("few.ptx")
     script = f"{program} {ptx} foo; {program} {ptx} bar; exit 3"
     assert said(tmp_path, "sh", "-c", script, options=("-k", "ba")) == ["1 launch with probes, 0 without"]

@@ -5,3 +5,4 @@
 #include "common/pass.c"
 #include "common/records.c"
 #include "common/sha256.c"
+#include "common/unwatchable.c"

@@ -24,7 +24,10 @@
 #include "chunk.h"
 #include "counts.h"
 #include "coverage.h"
+#include "errors.h"
 #include "layout.h"
+#include "lost.h"
+#include "naming.h"
 #include "report.h"
 #include "say.h"
 #include "selection.h"
@@ -37,6 +40,7 @@
 
 static struct {
     int pid;                          // of the root process, 0 if nothing is to be said
+    bool streams;                     // its trace is a stream: only losses are said
     unsigned long long device, inode; // of its standard error
     char path[PATH_MAX];
 } root;
@@ -288,6 +292,25 @@ static struct quantity quantity_of(uint64_t bytes) {
     return (struct quantity){size, units[unit]};
 }
 
+// Programs that were started without the hook.
+static struct {
+    enum loss kind;
+    bool of_root; // which becomes such a program now: the report comes before that
+    char text[1024];
+} loss;
+
+// Returns false if none was started for a reason from `least` on. `trace`: a file that wasn't written, or
+// NULL.
+static bool say_loss(const char *trace, enum loss least) {
+    static char line[PATH_MAX + sizeof(loss.text) + 64];
+    if (!loss.kind || (loss.kind < least && !loss.of_root))
+        return false;
+    snprintf(line, sizeof(line), "gpt-hook: warning: %s%s%s", trace ? trace : "",
+             trace ? ": not written: " : "", loss.text);
+    gpt_write_line(line);
+    return true;
+}
+
 static void say(void) {
     static char line[PATH_MAX + 256];
     struct quantity size = quantity_of(found.bytes), most = quantity_of(found.most),
@@ -297,9 +320,15 @@ static void say(void) {
                  root.path, found.calls, found.calls == 1 ? "" : "s", found.launches,
                  found.launches == 1 ? "" : "es", found.processes, found.processes == 1 ? "" : "es",
                  size.value < 10, size.value, size.unit);
+    else if (say_loss(root.path, LOSS_PROGRAM))
+        return;
     else
-        snprintf(line, sizeof(line), "gpt-hook: %s: not written: nothing used the CUDA driver", root.path);
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: %s: not written: no process that gpt-hook watched used the CUDA driver",
+                 root.path);
     gpt_write_line(line);
+    if (found.processes)
+        say_loss(NULL, found.calls || found.launches ? LOSS_RIGHTS : LOSS_PROGRAM);
     if (found.needing) {
         snprintf(line, sizeof(line),
                  "gpt-hook: buffers of %lu launch%s would need %.*f %s at most, %.*f %s together: "
@@ -317,23 +346,40 @@ static void say(void) {
 void hook_report(void) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     struct stat error;
-    if (root.pid != getpid() || hook_in_vfork || fstat(STDERR_FILENO, &error) ||
-        error.st_dev != root.device || error.st_ino != root.inode || prctl(PR_GET_SECCOMP) ||
-        atomic_flag_test_and_set(&said))
+    int before = errno;
+    if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
         return;
     HOOK_CALM;
-    int before = errno;
-    snprintf(files[0].path, PATH_MAX, "%s", root.path);
-    count_file(0);
-    say();
+    loss.kind = hook_take_loss(loss.text, sizeof(loss.text)); // their files go, whatever is said
+    if (fstat(STDERR_FILENO, &error) || error.st_dev != root.device || error.st_ino != root.inode) {
+        errno = before;
+        return;
+    }
+    if (root.streams) {
+        say_loss(NULL, LOSS_RIGHTS);
+    } else {
+        snprintf(files[0].path, PATH_MAX, "%s", root.path);
+        count_file(0);
+        say();
+    }
     errno = before;
+}
+
+void hook_report_loss(void) {
+    if (root.pid == getpid() && !hook_in_vfork) {
+        loss.of_root = true;
+        hook_report();
+    }
 }
 
 void hook_report_setup(void) {
     const char *wanted = getenv("GPT_HOOK_REPORT");
     const char *path = getenv("GPT_HOOK_ROOT");
-    if (!wanted || !path || sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
+    root.streams = hook_is_followed;
+    if (!wanted || !path || !hook_template || !*hook_template ||
+        sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
         return;
+    hook_lost_setup(root.pid);
     if (root.pid != getpid())
         return;
     snprintf(root.path, sizeof(root.path), "%s", path);

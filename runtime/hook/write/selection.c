@@ -55,7 +55,7 @@ void hook_selection_setup(void) {
 
 bool hook_is_selecting(void) { return asked.probes; }
 
-// Once the table is full, names count as old: those that messages show were met before.
+// Once the table is full, names count as old: messages show the first few only.
 static bool is_new(const char *name, size_t size) {
     uint64_t hash = 1469598103934665603u;
     for (size_t i = 0; i < size; i++)
