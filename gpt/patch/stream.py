@@ -37,6 +37,8 @@ class Patcher:
             case _, "library":
                 self.report_unfinished()
                 self._request = Request(record)
+            case Request(), "element" if record.get("library") == of and not records.check(record):
+                self._request.kernels[record["offset"]] = [kernel["name"] for kernel in record["kernels"]]
             case Request(), "span":
                 self._request.spans.append((record["start"], record["end"]))
                 self._request.reasons.setdefault(record["reason"], set()).add(record["start"])
