@@ -24,7 +24,7 @@ DASH = Path("-")  # an output so named is standard output
 FLUSH_BYTES = 1 << 18
 
 # The kind of record that a filter works on, and what it reports of a stream without any.
-LIBRARY = "library", "no library in the stream: gpt-extract reads one"
+ELEMENT = "element", "no GPU code listed in the stream: gpt-extract without --ptx lists it"
 MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
 PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
 
@@ -66,6 +66,7 @@ class Stage:
         self._counts = [0]  # records of each segment
         self._turn = -1  # of which one of them the next is
         self.told = False  # whether a stage before has reported an error
+        self.header: dict[str, Any] = {}  # of the segment that began last
         self._quiet = quiet  # whether messages are left out
         self._said: set[tuple[str, ...]] = set()
         self._facts: set[str] = set()  # of errors
@@ -251,6 +252,7 @@ class Stage:
             self._write_all(settle())
         match record["kind"]:
             case "header":
+                self.header = record
                 self.write({**record, "via": [*record["via"], self.tool]})
             case "sync" | "resume":
                 self.write(record)
@@ -258,13 +260,13 @@ class Stage:
                 self._write_all(handle(record))
 
     def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
-        """There was nothing to do: an error, said here unless a stage before has said what failed.
+        """There was nothing to do: an error, said here unless this stage or one before has said what failed.
 
         Segments without any record are the answer of a source that found nothing, and no fault.
         """
         if self.told:
             self.status = max(self.status, GptError.status)
-        elif kinds - {"header", "end", "diag"}:
+        elif kinds - {"header", "end", "diag"} and not self.faults:
             self.flush()  # it ends quietly if nobody reads
             diag = self.error(GptError(fact))
             if inside:

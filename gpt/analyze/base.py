@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # What a process knows, and others use. Launches of probed kernels are some of it: their buffers refer to them.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 NAMED = 3  # lines of what is missing
+EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
 class Fold(Protocol):
@@ -324,6 +325,8 @@ class Passage:
             return
         for path in absent:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
+        if self._kinds <= {"header", "end"}:
+            self._write(self._stage.warn("", EMPTY))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
         left_out = self._find_left_out() if idle else None

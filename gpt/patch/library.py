@@ -27,6 +27,8 @@ from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
 from gpt.patch.trim import Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
 
+NOTHING = "there is nothing to cut"  # of a library with GPU code
+
 
 @dataclass(frozen=True)
 class Way:
@@ -50,6 +52,7 @@ class Request:
     """
 
     library: dict[str, Any]
+    tool: str = ""  # that began the stream
     spans: list[tuple[int, int]] = field(default_factory=list)
     reasons: dict[str, set[int]] = field(default_factory=dict)
     unused: dict[int, set[str]] = field(default_factory=dict)
@@ -109,7 +112,9 @@ def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
                 reason = str(error)
         mode = "hole"
     plan = plan_in_place(image, doomed, mode, way.fill)
-    return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
+    if doomed.changed:
+        return replace(plan, reason=reason)
+    return replace(plan, mode="copy", reason=NOTHING if doomed.live else None)
 
 
 def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
