@@ -13,7 +13,7 @@
 #define GPT_CONTROL_NAME "gpt-control.%d.%s"            // process id, number of the run
 #define GPT_CONTROL_FORMAT "gpt-control.%d.%31[0-9a-f]" // to read it
 
-enum { GPT_CONTROL_VERSION = 1 };
+enum { GPT_CONTROL_VERSION = 2 };
 
 enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE, GPT_ORDER };
 
@@ -33,6 +33,7 @@ struct gpt_state {
     uint64_t with_probes, without;     // launches while probes were ordered
     uint64_t probed, pending, refused; // kernels that probes are ordered for
     char probes[1024], kernels[512], filter[512];
+    char others[512];  // some kernels that were looked up, if probes are ordered for none of them
     char output[4096]; // the trace; empty: there is none any more
     char fault[256];   // why the order was not followed; empty if it was
 };

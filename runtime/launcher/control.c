@@ -160,13 +160,21 @@ static void end_texts(struct gpt_state *state) {
     const struct {
         char *text;
         size_t size;
-    } texts[] = {{state->probes, sizeof(state->probes)},
-                 {state->kernels, sizeof(state->kernels)},
-                 {state->filter, sizeof(state->filter)},
-                 {state->output, sizeof(state->output)},
-                 {state->fault, sizeof(state->fault)}};
+    } texts[] = {{state->probes, sizeof(state->probes)}, {state->kernels, sizeof(state->kernels)},
+                 {state->filter, sizeof(state->filter)}, {state->others, sizeof(state->others)},
+                 {state->output, sizeof(state->output)}, {state->fault, sizeof(state->fault)}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         texts[i].text[texts[i].size - 1] = 0;
+}
+
+// The order means no kernel that the process knows; it may know more later.
+static void warn_of_none(const struct gpt_state *state, pid_t pid) {
+    char line[2048];
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %d: no kernel is chosen so far by%s%s%s%s; it looked up: %s", pid,
+             *state->kernels ? " -k " : "", state->kernels, *state->filter ? " --filter " : "", state->filter,
+             state->others);
+    gpt_write_line(line);
 }
 
 static void ask(struct asking *asking, pid_t pid, const char *name) {
@@ -192,6 +200,8 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
         say(asking, pid, "%s", state.fault);
     else if (asking->tells)
         (asking->json ? show_json : show)(&state, pid);
+    else if (asking->message.order.command == GPT_ORDER && *state.others)
+        warn_of_none(&state, pid);
     if (file >= 0)
         close(file);
 }
