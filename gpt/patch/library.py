@@ -52,7 +52,6 @@ class Request:
     """
 
     library: dict[str, Any]
-    tool: str = ""  # that began the stream
     spans: list[tuple[int, int]] = field(default_factory=list)
     reasons: dict[str, set[int]] = field(default_factory=dict)
     unused: dict[int, set[str]] = field(default_factory=dict)

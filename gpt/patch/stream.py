@@ -39,9 +39,11 @@ class Patcher:
         if kind in ("span", "trim") and of != record["library"]:
             raise MalformedError(f"{kind} outside its library", record["library"])
         match self._request, kind:
+            case _, "library" if self._stage.header.get("tool") in ("gpt-hook", "gpt-attach"):
+                yield self._stage.error(GptError(TRACE), once=True)
             case _, "library":
                 self.report_unfinished()
-                self._request = Request(record, str(self._stage.header.get("tool", "")))
+                self._request = Request(record)
             case Request(), "element" if record.get("library") == of and not records.check(record):
                 self._request.kernels[record["offset"]] = [kernel["name"] for kernel in record["kernels"]]
             case Request(), "span":
@@ -67,8 +69,6 @@ class Patcher:
         if self._request:
             if self._stage.told:
                 self._stage.status = max(self._stage.status, MalformedError.status)
-            elif self._request.tool in ("gpt-hook", "gpt-attach"):
-                self._stage.error(GptError(TRACE), once=True)
             else:
                 fact = "the stream ends before the library does: not patched"
                 self._stage.error(MalformedError(fact, self._request.library["path"]))

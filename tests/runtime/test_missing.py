@@ -95,7 +95,10 @@ def test_names_in_a_file_are_not_trusted(tmp_path):
     data = patched.read_bytes()
     at = data.index(b"gpt-cut\0")
     for block, said in (
-        (b"gpt-cut\0" + b"\xff" * 8 + b"\x1b[2J\n\0", "kernels '\\x1b[2J\\x0a', '000', 'kernel001' and 4294967292 more"),
+        (
+            b"gpt-cut\0" + b"\xff" * 8 + b"\x1b[2J\n\0",
+            "kernels '\\x1b[2J\\x0a', '000', 'kernel001' and 4294967292 more",
+        ),
         (b"gpt-cut\0" + b"\xff" * 8 + b"\0" * 24, ""),
         (b"gpt-cut\0" + bytes(8), ""),
     ):
