@@ -237,11 +237,8 @@ class Stage:
             self._write_all(settle())
             # A library may have no element left, but PTX of one, or a trace, is no list of elements.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
-            if wants and not kinds & {
-                wants[0],
-                "sync",
-                *listed,
-            }:  # with a sync it is a conversation in which nothing was asked
+            # With a sync it is a conversation in which nothing was asked.
+            if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:
                 self._pass(one, handle, settle)
