@@ -38,6 +38,7 @@ PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "ker
 NAMED = 3  # lines of what is missing
 FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
+EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
 class Fold(Protocol):
@@ -359,6 +360,8 @@ class Passage:
             return
         for path in absent:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
+        if self._kinds <= {"header", "end"}:
+            self._write(self._stage.warn("", EMPTY))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
         left_out = self._find_left_out() if idle else None

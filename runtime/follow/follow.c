@@ -202,6 +202,16 @@ static void put_empty_segment(pid_t pid) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
+// Says the same as the report at the end of a run that writes a file (../hook/write/report.c).
+static void say_nothing(void) {
+    char line[PATH_MAX + 128];
+    snprintf(
+        line, sizeof(line),
+        "gpt-hook: warning: %s: nothing was recorded: no process that gpt-hook watched used the CUDA driver",
+        self->where);
+    gpt_write_line(line);
+}
+
 static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
     unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
@@ -230,8 +240,11 @@ static _Noreturn void follow(pid_t root, int root_file) {
             leave(EPIPE);
         ended |= (files[1].revents & POLLIN) != 0;
     }
-    if (nothing && !stopped)
+    if (nothing && !stopped) {
         put_empty_segment(root);
+        if (!self->quiet)
+            say_nothing();
+    }
     leave(output_flush(&output) ? 0 : errno);
 }
 

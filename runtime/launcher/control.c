@@ -94,8 +94,9 @@ static void end_texts(struct gpt_state *state) {
         char *text;
         size_t size;
     } texts[] = {{state->probes, sizeof(state->probes)}, {state->kernels, sizeof(state->kernels)},
-                 {state->filter, sizeof(state->filter)}, {state->output, sizeof(state->output)},
-                 {state->broker, sizeof(state->broker)}, {state->fault, sizeof(state->fault)}};
+                 {state->filter, sizeof(state->filter)}, {state->others, sizeof(state->others)},
+                 {state->output, sizeof(state->output)}, {state->broker, sizeof(state->broker)},
+                 {state->fault, sizeof(state->fault)}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         texts[i].text[texts[i].size - 1] = 0;
 }
@@ -148,15 +149,28 @@ static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
     return !*fault;
 }
 
+// The order means no kernel that the process knows; it may know more later.
+static void warn_of_none(const struct gpt_state *state, pid_t pid) {
+    char line[2048];
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %d: no kernel is chosen so far by%s%s%s%s; it looked up: %s", pid,
+             *state->kernels ? " -k " : "", state->kernels, *state->filter ? " --filter " : "", state->filter,
+             state->others);
+    gpt_write_line(line);
+}
+
 static void ask(struct asking *asking, pid_t pid, const char *name) {
     static struct gpt_state state;
     uid_t user;
     if (asking->pipeline && !pass_pipeline(asking, pid, name))
         return;
-    if (exchange(asking, pid, name, &asking->message, sizeof(struct gpt_order) + asking->size, &state,
-                 &user) &&
-        asking->tells)
+    if (!exchange(asking, pid, name, &asking->message, sizeof(struct gpt_order) + asking->size, &state,
+                  &user))
+        return;
+    if (asking->tells)
         show_state(&state, pid, asking->json);
+    else if (asking->message.order.command == GPT_ORDER && *state.others)
+        warn_of_none(&state, pid);
 }
 
 // The run of a process that wrote over its environment, as those do that change their name in ps(1).
@@ -267,6 +281,8 @@ static void add_text(struct asking *asking, const char *text) {
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
+    check_parts("-k", probing->kernels);
+    check_parts("--filter", probing->filter);
     char digest[65] = "";
     if (!any && (probing->kernels || probing->filter))
         fail(USAGE, "probe", "kernels, and no probes");

@@ -2,7 +2,6 @@
 //
 //   main.c    the command line; the environment that brings the libraries into a command; becoming it
 //   find.c    where the runtime is, and the command
-//   refuse.c  programs that a preloaded library cannot enter
 //   calls.c   what --calls names
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
 //   parent.c  the parent of the command, if another one reads the stream
@@ -32,16 +31,13 @@ bool find_neighbour(const char *name, char path[PATH_MAX]);
 void find_command(const char *name, char path[PATH_MAX]); // fails if there is none
 const char *absolute(const char *path);                   // valid until the next call
 
-// refuse.c
-void check_command(const char *path); // fails for a program that cannot be watched
-
 // calls.c
 void check_calls(const char *option, const char *calls); // fails for a word that means nothing
 
 // output.c
 
 // With `call_back` the trace goes through gpt-dump, which runs the callbacks of probes.
-void begin_trace(const char *output, bool force, bool call_back, char **argv);
+void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv);
 
 // parent.c
 

@@ -12,6 +12,7 @@
 #include "../common/broker.h"
 #include "../common/control.h"
 #include "../common/kept.h"
+#include "../common/unwatchable.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -262,13 +263,28 @@ void set(const char *name, const char *value) {
 static void set_report(bool wanted) {
     struct stat error;
     char value[96];
-    if (!wanted || getenv("GPT_HOOK_FOLDER") || fstat(STDERR_FILENO, &error)) {
+    if (!wanted || fstat(STDERR_FILENO, &error)) {
         set("GPT_HOOK_REPORT", NULL);
+        set("GPT_HOOK_NOTES", NULL);
         return;
     }
     snprintf(value, sizeof(value), "%d %llu %llu", getpid(), (unsigned long long)error.st_dev,
              (unsigned long long)error.st_ino);
     set("GPT_HOOK_REPORT", value);
+    char notes[PATH_MAX];
+    const char *folder = getenv("TMPDIR");
+    snprintf(notes, sizeof(notes), "%s/gpt-hook-%s", folder && *folder == '/' ? folder : "/tmp",
+             getenv("GPT_HOOK_RUN"));
+    set("GPT_HOOK_NOTES", notes);
+}
+
+// Fails for a program that cannot be watched.
+static void check_command(const char *path) {
+    char program[PATH_MAX];
+    strcpy(program, path);
+    const char *found = gpt_find_unwatchable(program);
+    if (found)
+        fail(MISSING, program, "%s: it cannot be watched", found);
 }
 
 // A stage, as a shell would run it where it is not beside this program.
@@ -315,7 +331,7 @@ static int run(int argc, char **argv) {
     if (request.simulated || request.probing.probe_count || request.probing.jit)
         set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
-    begin_trace(request.output, request.force, probes_call_back, request.command);
+    begin_trace(request.output, request.force, request.quiet, probes_call_back, request.command);
 
     set_report(!request.quiet);
     set("GPT_HOOK_CALLS", request.calls);

@@ -120,8 +120,9 @@ static void set_output(const char *template) {
 }
 
 // The traces go to a private folder, and a helper makes them one stream.
-static void begin_stream(const char *where, const char *path, const char *reader, char **argv) {
-    struct follow follow = {.where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL};
+static void begin_stream(const char *where, const char *path, const char *reader, bool quiet, char **argv) {
+    struct follow follow = {
+        .where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL, .quiet = quiet};
     bool standard = !strcmp(where, "-");
     if (standard && isatty(STDOUT_FILENO))
         fail(USAGE, "-o -", "standard output is a terminal");
@@ -191,7 +192,7 @@ static const char *find_dump(const char *output, const char *path, bool is_fifo)
 }
 
 // Decides where the trace goes.
-void begin_trace(const char *output, bool force, bool call_back, char **argv) {
+void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";
     struct stat status;
@@ -209,7 +210,7 @@ void begin_trace(const char *output, bool force, bool call_back, char **argv) {
     }
     const char *reader = call_back ? find_dump(output, path, is_fifo) : *output == '|' ? output + 1 : NULL;
     if (stream || is_fifo || reader)
-        begin_stream(output, path, reader, argv);
+        begin_stream(output, path, reader, quiet, argv);
     else
         set_output(output);
 }

@@ -54,18 +54,6 @@ void sim_warn(const char *format, ...) {
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
 
-// "9.0" or "sm_90".
-static bool read_arch(const char *text) {
-    int end = 0, both;
-    if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
-        return *text > '0' && *text <= '9';
-    if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||
-        both < 10)
-        return false;
-    sim_major = both / 10, sim_minor = both % 10;
-    return true;
-}
-
 // With GPT_SIM_FORK a forked child goes on: what watches processes is tested with it.
 static void hold(void) { pthread_mutex_lock(&sim_lock); }
 static void let_go(void) { pthread_mutex_unlock(&sim_lock); }
@@ -78,25 +66,8 @@ API cuInit(unsigned flags) {
     LOCKED;
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
-    const char *arch = getenv("GPT_SIM_ARCH");
-    if (!*sim_ready && !read_arch(arch && *arch ? arch : "9.0")) {
-        static bool said;
-        if (!said)
-            sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
-        said = true;
+    if (!sim_read_environment())
         return CUDA_ERROR_NO_DEVICE;
-    }
-    const char *delay = getenv("GPT_SIM_DELAY");
-    sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
-    const char *load = getenv("GPT_SIM_LOAD_DELAY");
-    sim_load_delay = load ? (unsigned)strtoul(load, NULL, 10) : 0;
-    const char *strict = getenv("GPT_SIM_STRICT");
-    sim_strict = strict && *strict;
-    const char *memory = getenv("GPT_SIM_MEMORY");
-    sim_memory = memory ? strtoull(memory, NULL, 10) : 0;
-    const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
-    sim_runs = !what || strcmp(what, "none");
-    sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
     const char *forks = getenv("GPT_SIM_FORK");
     if (!*sim_ready && forks && *forks && !sim_runs)
         pthread_atfork(hold, let_go, let_go);

@@ -123,6 +123,7 @@ extern uint64_t sim_delay;       // ns that all work takes at least
 extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machine has
 extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
 extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
+bool sim_read_environment(void); // which sets these; false, once with a word, if one means nothing
 int sim_attribute(int attribute);
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_say_once(const char *format, ...)

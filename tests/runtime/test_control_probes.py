@@ -121,7 +121,10 @@ def test_other_probes_and_kernels(tmp_path, program):
     state = status(server.pid)
     assert (state["probes"], state["kernels"], state["filter"]) == ("block_sched", "", "other")
     launch_until(server, "with_probes", first + 4)
-    order(server.pid, "probe", "gmem_bytes", "-k", "other")  # no kernel that was looked up
+    done = ctl(server.pid, "probe", "gmem_bytes", "-k", "other", "--filter", "x")  # no kernel that was looked up
+    fact = "no kernel is chosen so far by -k other --filter x; it looked up: scale"
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"gpt-hook: warning: {server.pid}: {fact}\n"
     server.launch(3)
     state = status(server.pid)
     assert (state["with_probes"], state["probed"], state["pending"]) == (first + 4, 0, 0)

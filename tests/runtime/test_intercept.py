@@ -373,6 +373,8 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         "ioctl",
         "sigaction",
         "signal",
+        *("execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat"),
+        *("posix_spawn", "posix_spawnp"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
     called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end"}

@@ -95,6 +95,8 @@ static void tell(struct gpt_state *state) {
     state->probed = counts.probed, state->pending = counts.pending, state->refused = counts.refused;
     state->with_probes = atomic_load(&hook_watched->probed);
     state->without = hook_unprobed_total();
+    if (!counts.probed && !counts.pending && !counts.refused)
+        put(state->others, sizeof(state->others), counts.others);
     put(state->probes, sizeof(state->probes), order->probes);
     put(state->kernels, sizeof(state->kernels), order->kernels);
     put(state->filter, sizeof(state->filter), order->filter);

@@ -6,3 +6,4 @@
 #include "common/private.c"
 #include "common/records.c"
 #include "common/sha256.c"
+#include "common/unwatchable.c"
