@@ -127,3 +127,31 @@ def fits(opcode: str, wanted: str, given: str) -> bool:
     if kinds == {"f", "u"}:
         return False
     return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted] and given[0] != "f")
+
+
+def takes(opcode: str, wanted: str, given: str) -> bool:
+    """Whether an instruction takes a register of one type where it names another, as `fits` has it.
+
+    A type that registers cannot have takes plain bits of its size; registers of .f16x2 are that or plain bits.
+    """
+    if wanted in PACKED:
+        return given in (wanted, PACKED[wanted]) or (PACKED[wanted] == "b8" and given == "b16")
+    if given in PACKED:
+        return wanted == PACKED[given]
+    if "128" in wanted + given:
+        return wanted[1:] == given[1:]
+    if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
+        return SIZES[given] >= SIZES[wanted] if given[0] == "b" else fits("cvt", wanted, given)
+    if SIZES[wanted] == 1:  # registers of 8 bits are rare
+        return fits("cvt", wanted, given)
+    return fits(opcode, wanted, given)
+
+
+def takes_constant(wanted: str, text: str) -> bool:
+    """Whether a constant may stand for an operand of a type."""
+    if wanted in PACKED or wanted in ("f16", "b128"):
+        return False
+    if FLOAT.fullmatch(text):
+        same_size = {"0f": "b32"}.get(text[:2].lower(), "b64")
+        return wanted in ("f32", "f64", same_size)
+    return wanted[0] != "f"

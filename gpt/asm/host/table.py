@@ -123,6 +123,11 @@ class Match:
         """Why the instruction may not have these words in a module; nothing if it may."""
         return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
 
+    def find_type(self, slot: Slot) -> Type | None:
+        """The type of an operand, None if its row leaves it open."""
+        first = slot.type.partition(".")[0]
+        return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), Type) else None
+
     def type_of(self, slot: Slot) -> Type:
         """The type of an operand."""
         first, *derived = slot.type.split(".")
@@ -243,6 +248,9 @@ class Table:
         return self._known[key]
 
     def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
+        if ".xorsign" in modifiers and ".abs" in modifiers:  # two words that say one thing
+            at = modifiers.index(".xorsign")
+            modifiers = (*modifiers[:at], ".xorsign.abs", *(word for word in modifiers[at + 1 :] if word != ".abs"))
         rows = [row for row in self.rows.get(opcode, ()) if row.takes(count)]
         refused = ""
         for way in (Row.match,) if opcode in _ORDERED else (Row.match, Row.match_any_order):
@@ -252,4 +260,26 @@ class Table:
                     if not refusal:
                         return match
                     refused = refused or refusal
-        return refused or "not supported"
+        return refused or self._reason(opcode, modifiers, count)
+
+    def _reason(self, opcode: str, modifiers: tuple[str, ...], count: int) -> str:
+        """What stands between an instruction and the forms that the table has."""
+        rows = self.rows.get(opcode, ())
+        if not rows:
+            return "not supported"
+        for at, word in enumerate(modifiers):
+            fewer = modifiers[:at] + modifiers[at + 1 :]
+            if any(row.takes(count) and row.match_any_order(fewer) for row in rows):
+                return f"'{word}' doesn't go with the rest"
+        for row in rows:
+            for part, optional in row.parts:
+                if not optional and row.takes(count):
+                    for word in row.words.get(part, {part: ""}):
+                        if row.match_any_order((*modifiers, f".{word}")):
+                            return f"needs one of {' '.join('.' + one for one in row.words.get(part, {part: ''}))}"
+        counts = {len(row.read) + bool(row.written) for row in rows if row.match_any_order(modifiers)}
+        if counts:
+            return f"{count} operands, not {' or '.join(map(str, sorted(counts)))}"
+        known = {word for row in rows for part, _ in row.parts for word in row.words.get(part, {part: ""})}
+        strange = [word for word in modifiers if word[1:] not in known]
+        return f"'{strange[0]}' of '{opcode}' isn't supported" if strange else "not supported"

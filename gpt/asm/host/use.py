@@ -10,8 +10,10 @@ from gpt.asm.host.names import SPECIAL, Place, Register, Unsupported, constant, 
 from gpt.asm.host.parts import FunctionCode
 from gpt.asm.host.table import TYPES, Match, Slot, Type
 from gpt.ptx import tree
+from gpt.ptx.types import takes, takes_constant
 
 ADDRESS = TYPES["u64"]
+_TAKE_SPECIAL = {"mov", "cvt"}
 
 
 class Use:
@@ -35,6 +37,7 @@ class Use:
     def write(self) -> str:
         """The instruction in C: statements. Raises Unsupported."""
         row = self.match.row
+        self._check_operands()
         if callable(row.code):
             text: str = row.code(self)
             return text
@@ -51,7 +54,6 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
-            self._check(written[0], type_)
             return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
@@ -68,19 +70,41 @@ class Use:
             after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
+    def _check_operands(self) -> None:
+        """Operands have the types that the row says, as ptxas wants it. Raises Unsupported."""
+        row, operands = self.match.row, list(self.operands)
+        written = _parts(operands.pop(0)) if row.written and operands else []
+        for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
+            type_ = self.match.find_type(slot)
+            if not type_:
+                continue
+            if isinstance(operand, tree.Vector):
+                if slot.count is None and not self.words.get("V") and self.instruction.opcode != "mov":
+                    raise Unsupported(f"'{operand}' where one register is expected")
+            else:
+                self._check(operand, type_)
+
     def _check(self, operand: tree.Operand, type_: Type) -> None:
-        """A register has the size of the type, but that of a conversion may be larger. Raises Unsupported."""
-        if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name, operand.parts)):
-            bits = found.type.bits
-            if "pred" in (found.type.name, type_.name) or found.width > 1 or self.instruction.opcode == "isspacep":
-                return  # said elsewhere; isspacep takes addresses of 32 bits, too
-            if bits < type_.bits or (bits > type_.bits and self.instruction.opcode != "cvt"):
-                raise Unsupported(f"'{operand}' has {bits} bits, not {type_.bits}")
+        """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
+        opcode = self.instruction.opcode
+        match operand:
+            case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
+                given = TYPES[special[0]]
+                if opcode not in _TAKE_SPECIAL or type_.is_float or type_.bits > given.bits:
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
+            case tree.Name(name, parts):
+                found = self.body.find_register(name, parts) or self.body.find_register(name)
+                if found and found.width == 1 and not takes(opcode, type_.name, found.declared):
+                    raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
+                if not found and opcode != "mov" and self.body.find_place(name):
+                    raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
+            case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
+                if not takes_constant(type_.name, text):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)
         if slot.count is None:
-            self._check(operand, type_)
             return self.value(operand, type_)
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"

@@ -21,7 +21,21 @@ REGISTERS = {  # by their type: the name before the number
     **{f"{kind}{bits}": f"%{kind}{bits}_" for kind in "bus" for bits in (16, 32, 64)},
     **{"f32": "%f32_", "f64": "%f64_", "f16": "%f16_", "f16x2": "%f16x2_", "pred": "%p", "b128": "%b128_"},
 }
-OTHERS = ("1", "0f3F800000", "%p3", "%f32_3", "%b64_3", "%b16_3", "%b32_3", "{%b32_1, %b32_2}", "%tid.x", "[%b64_1]")
+OTHERS = [
+    *(f"{name}3" for name in REGISTERS.values()),
+    *(
+        "1",
+        "-1",
+        "0f3F800000",
+        "0d3FF0000000000000",
+        "1.5",
+        "{%b32_1, %b32_2}",
+        "%tid.x",
+        "%clock64",
+        "[%b64_1]",
+        "global_",
+    ),
+]
 COMMON = "rn rz rm rp rni rzi rmi rpi ftz sat relu satfinite approx full NaN abs cc wide lo hi noftz volatile".split()
 TYPE_WORDS = [
     *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)),
@@ -40,7 +54,7 @@ SAMPLE = 500  # forms of a row that are tried, at most
 
 def head(target: str, version: str) -> str:
     """What stands before the lines."""
-    registers = "".join(f".reg .{'b32' if 'x2' in t else t} {name}<9>;" for t, name in REGISTERS.items())
+    registers = "".join(f".reg .{t} {name}<9>;" for t, name in REGISTERS.items())
     return (
         f".version {version}\n.target {target}\n.address_size 64\n.shared .align 16 .b8 shared_[4096];\n"
         f".global .align 16 .b8 global_[4096];\n"
