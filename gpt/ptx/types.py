@@ -136,12 +136,12 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
     """
     if wanted in PACKED:
         return given in (wanted, PACKED[wanted]) or (PACKED[wanted] == "b8" and given == "b16")
-    if given in PACKED:
-        return wanted == PACKED[given]
     if "128" in wanted + given:
-        return wanted[1:] == given[1:]
+        return wanted[1:] == given[1:] or (given == "b128" and opcode in ("cvt", "ld", "ldu", "st"))
+    if given in PACKED:
+        return wanted[0] in "bus" and fits(opcode, wanted, PACKED[given])
     if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
-        return SIZES[given] >= SIZES[wanted] if given[0] == "b" else fits("cvt", wanted, given)
+        return SIZES[given] >= SIZES[wanted] if "b" in (given[0], wanted[0]) else fits("cvt", wanted, given)
     if SIZES[wanted] == 1:  # registers of 8 bits are rare
         return fits("cvt", wanted, given)
     return fits(opcode, wanted, given)

@@ -175,7 +175,7 @@ ROWS = [
     Row("trap", "", _TRAP),
     Row("brkpt", "", _TRAP),
     Row("alloca.T", "d = a", _allocate, T="u32 u64"),
-    Row("alloca.T", "d = a b", _allocate, T="u32 u64"),
+    Row("alloca.T", "d = a align:number", _allocate, T="u32 u64"),
     Row("stacksave.T", "= a", _save, T="u32 u64"),
     Row("stackrestore.T", "= a", _restore, T="u32 u64"),
 ]

@@ -265,7 +265,7 @@ _CONVERSION = [
         Row(
             f"cvt.R{words}.{name}.{name}",
             f"d:{name} = a:{name}",
-            f"write_{name}(host_integral(read_{name}({{a}}, {_flags(words)[1]}), ROUND{{R}}), ROUND, {_flags(words)[1]})",
+            f"write_{name}(host_integral(read_{name}({{a}}, {flags}), ROUND{{R}}), ROUND, {flags})",
             needs=needs,
             R=INTEGRAL,
         )
@@ -275,6 +275,7 @@ _CONVERSION = [
             ("{.ftz}{.sat}", "f32", ""),
             ("{.sat}", "f64", ""),
         )
+        for flags in _flags(words)[1:]
     ),
     Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80"),
     *(

@@ -62,6 +62,8 @@ def _move(use: Use) -> str:
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     to, of = use.operands
+    if isinstance(to, tree.Vector) != isinstance(of, tree.Vector) and type_.name[0] != "b" and not use.words["V"]:
+        raise Unsupported(f"a vector where .{type_.name} is expected")
     if use.words["V"]:
         width = int(str(use.words["V"]))
         values = [use.value(one, type_) for one in use.vector(of, width)]
@@ -127,7 +129,7 @@ ROWS = [
         "d = a",
         _move,
         V={"v2": "2", "v4": "4"},
-        T=f"{INTEGERS} {PLAIN} b128 f16 f16x2 bf16 bf16x2 f32 f64 pred",
+        T=f"{INTEGERS} {PLAIN} b128 f32 f64 pred",
     ),
     # Arithmetic
     Row("add.T", "d = a b", "{a} + {b}", T=INTEGERS),

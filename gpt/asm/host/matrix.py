@@ -119,16 +119,19 @@ def _mma() -> Iterator[Row]:
 
 
 def _wmma() -> Iterator[Row]:
-    sets = {"L": "row col", "M": "row col"}
     seen = set()
     for type_, shapes in _WMMA.items():
+        narrow = type_ in ("s4", "u4", "b1")
+        sets = {"L": "row", "M": "col"} if narrow else {"L": "row col", "M": "row col"}
         for m, n, k in shapes:
             for c, d in product(_sums(type_), repeat=2):
                 shape = Shape(m, n, k, type_, type_, c, d, "wmma")
                 if type_ == "f16":
                     yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}.{d}.{c}", **sets)
                 ends = f"{d}.{type_}.{type_}.{c}"
-                if type_ == "b1":
+                if type_ == "f16":
+                    pass
+                elif type_ == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
                         yield one.row(f"wmma.mma.{name}.popc.sync.aligned.L.M.{shape.name}.{ends}", **sets)
@@ -137,7 +140,8 @@ def _wmma() -> Iterator[Row]:
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")
                         yield one.row(f"wmma.mma.sync.aligned.L.M.{shape.name}.{ends}{clamps}", **sets)
                 else:
-                    yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}{{.R}}.{ends}", **sets, R="rn")
+                    rounds = "{.R}" * (type_ == "f64")
+                    yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}{rounds}.{ends}", **sets, R="rn")
                 for matrix, kind in (("a", type_), ("b", type_), ("c", c)):
                     if (matrix, shape.name, kind, shape.elements(matrix)) not in seen:
                         seen.add((matrix, shape.name, kind, shape.elements(matrix)))

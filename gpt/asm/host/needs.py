@@ -4,8 +4,9 @@
 
 A rule is words and, after the colon, what one of these words asks for: at least one of the alternatives. Without words
 before the colon, every form asks for it. An alternative is a word of the instruction; `!word`, which must not be there;
-`sm_90`, that target or a later one; `sm_100a`, the features of that family only; `8.6`, a version of PTX or a later one;
-with `<` in front, a target or version before that. `T=f16` is a word of the set T only, `relu+f16` is two words.
+`sm_90`, that target or a later one; `sm_100a`, the features of that family only; `8.6`, that version or a later one;
+with `<` in front, a target or version before that. `T=f16` is a word of the set T only, `T=*` any of them, `relu+f16`
+two words.
 """
 
 from __future__ import annotations

@@ -40,6 +40,16 @@ _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d|u?e\dm\d")
 _ORDERED = {"mma", "wmma"}  # words say of which operand they are by their order
+_PHRASES = {
+    "bar",
+    "barrier",
+    "cp",
+    "createpolicy",
+    "fence",
+    "mbarrier",
+    "red",
+    "st",
+}  # first words belong to the opcode
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 
@@ -117,7 +127,7 @@ class Match:
 
     row: Row
     words: Mapping[str, Word]
-    texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`
+    texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`, `T=*`
 
     def refusal(self, dialect: Dialect) -> str:
         """Why the instruction may not have these words in a module; nothing if it may."""
@@ -168,6 +178,8 @@ class Row:
 
     def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
         """The same in any order, but for that of types."""
+        if self.opcode in _PHRASES and modifiers[: len(self._phrase)] != self._phrase:
+            return None
         types = [word for word in modifiers if _is_type(word[1:])]
         others = [word for word in modifiers if not _is_type(word[1:])]
         given: dict[str, str | None] = {}
@@ -185,7 +197,7 @@ class Row:
 
     def _match(self, given: Mapping[str, str | None]) -> Match:
         words = {_c_name(part): self._word(part, text) for part, text in given.items()}
-        texts = {text for part, word in given.items() if word for text in (word, f"{part}={word}")}
+        texts = {text for part, word in given.items() if word for text in (word, f"{part}={word}", f"{part}=*")}
         fixed = {part for part, optional in self.parts if not optional and part not in self.words}
         return Match(self, words, frozenset(texts | fixed))
 
@@ -197,6 +209,12 @@ class Row:
     def parts(self) -> list[tuple[str, bool]]:
         """The words of the form, and which of them may be absent."""
         return [(part[1] or part[2], bool(part[1])) for part in _PART.finditer(self.form)]
+
+    @cached_property
+    def _phrase(self) -> tuple[str, ...]:
+        """The words before the first that may be absent or another."""
+        fixed = itertools.takewhile(lambda part: not part[1] and part[0] not in self.words, self.parts)
+        return tuple(f".{part}" for part, _ in fixed)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

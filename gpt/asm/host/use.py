@@ -10,7 +10,7 @@ from gpt.asm.host.names import SPECIAL, Place, Register, Unsupported, constant, 
 from gpt.asm.host.parts import FunctionCode
 from gpt.asm.host.table import TYPES, Match, Slot, Type
 from gpt.ptx import tree
-from gpt.ptx.types import takes, takes_constant
+from gpt.ptx.types import BYTES, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
@@ -73,13 +73,23 @@ class Use:
     def _check_operands(self) -> None:
         """Operands have the types that the row says, as ptxas wants it. Raises Unsupported."""
         row, operands = self.match.row, list(self.operands)
+        opcode = self.instruction.opcode
+        for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
+            if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
+                raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
+            if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
+                raise Unsupported(f"'{operand}' where an address in brackets is expected")
+            if slot.type == "number":
+                evaluate(operand)
             type_ = self.match.find_type(slot)
+            if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
+                raise Unsupported(f"'{operand}' where a vector in braces is expected")
             if not type_:
                 continue
             if isinstance(operand, tree.Vector):
-                if slot.count is None and not self.words.get("V") and self.instruction.opcode != "mov":
+                if slot.count is None and not self.words.get("V") and opcode != "mov":
                     raise Unsupported(f"'{operand}' where one register is expected")
             else:
                 self._check(operand, type_)
@@ -89,12 +99,15 @@ class Use:
         opcode = self.instruction.opcode
         match operand:
             case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
-                given = TYPES[special[0]]
-                if opcode not in _TAKE_SPECIAL or type_.is_float or type_.bits > given.bits:
+                types = [word for word in self.words.values() if isinstance(word, Type)]
+                if opcode not in _TAKE_SPECIAL or type_.bits > TYPES[special[0]].bits or not _are_integers(types):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
-                if found and found.width == 1 and not takes(opcode, type_.name, found.declared):
+                wants = (
+                    "" if ".bf16" in self.instruction.modifiers else opcode
+                )  # which takes registers of that size only
+                if found and found.width == 1 and not takes(wants, type_.name, found.declared):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
                 if not found and opcode != "mov" and self.body.find_place(name):
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
@@ -222,6 +235,10 @@ def convert(value: str, given: Type, wanted: Type) -> str:
     if wanted.is_float:
         return f"as_{wanted.name}({value})"
     return f"({wanted})bits_{given.name}({value})" if given.is_float else f"({wanted}){value}"
+
+
+def _are_integers(types: Sequence[Type]) -> bool:
+    return bool(types) and all(type_.name[1:].isdecimal() and type_.name[0] in "bus" for type_ in types)
 
 
 def _parts(operand: tree.Operand) -> list[tree.Operand]:
