@@ -35,6 +35,7 @@ PACKED = {  # types of registers of plain bits only, and of no constants
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
+    "f32x2": "b64",
 }
 STORED = {  # bytes of the types of variables and parameters
     **SIZES,
@@ -135,7 +136,7 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
     A type that registers cannot have takes plain bits of its size; registers of .f16x2 are that or plain bits.
     """
     if wanted in PACKED:
-        return given in (wanted, PACKED[wanted]) or (PACKED[wanted] == "b8" and given == "b16")
+        return given in (wanted, PACKED[wanted])
     if "128" in wanted + given:
         return wanted[1:] == given[1:] or (given == "b128" and opcode in ("cvt", "ld", "ldu", "st"))
     if given in PACKED:

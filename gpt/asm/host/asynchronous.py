@@ -191,14 +191,20 @@ ROWS = [
         Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, needs=f"{_ORDERED}; acquire: !M=*{needs}", **_SETS)
         for name in ("arrive", "arrive_drop")
         for form, needs, signatures in (
-            ("", "; shared::cluster: sm_90", ("= a:address", "= a b", "= a b:address c:u32")),
-            (".expect_tx", "; : sm_90", ("= a:address b:u32", "= a b:address c:u32")),
-            (".noComplete", "; M=*: !M=*", ("= a b:address c:u32",)),
+            ("", "; shared::cluster: sm_90", ("= a:address", "= a b", "= a:b64 b:address c:u32")),
+            (".expect_tx", "; : sm_90", ("= a:address b:u32", "= a:b64 b:address c:u32")),
+            (".noComplete", "; M=*: !M=*", ("= a:b64 b:address c:u32",)),
         )
         for signature in signatures
     ),
     *(
-        Row(f"mbarrier.{name}{form}{_STATE}", f"p:pred = a:address {state}{hint}", _wait, needs=needs, **_LOCAL_STATE)
+        Row(
+            f"mbarrier.{name}{form}{_STATE}",
+            f"p:pred = a:address {state}{hint}",
+            _wait,
+            needs=f"{needs}; M=*: 8.0",
+            **_LOCAL_STATE,
+        )
         for name, hints, since in (("test_wait", ("",), "sm_80"), ("try_wait", ("", " hint:u32"), "sm_90"))
         for hint in hints
         for form, state in (("", "b:b64"), (".parity", "b:u32"))
@@ -214,7 +220,7 @@ ROWS = [
             D=_SHARED,
             P=PREFETCHES,
         )
-        for more in ("", " from", " from hint:b64")
+        for more in ("", " from", " hint:b64", " from hint:b64")
     ),
     Row("cp.async.commit_group", "", "", needs=": sm_80"),
     Row("cp.async.wait_group", "= n:number", "", needs=": sm_80"),
@@ -308,7 +314,8 @@ ROWS = [
     Row(
         "movmatrix.sync.aligned.m8n8.trans.b16",
         "d:b32 = a:b32",
-        "struct host_matrix x_ = {{0, 1, 0, {{{a}}}}}; "
+        needs=": sm_75; : 7.8",
+        code="struct host_matrix x_ = {{0, 1, 0, {{{a}}}}}; "
         "t->services->meet({thread}, {site}, ~0u, host_move_matrix, &x_); {d} = x_.elements[0];",
     ),
 ]

@@ -57,7 +57,7 @@ _NEEDS = (
     "S=*: !G=*; cluster shared::cluster: sm_90; f16 f16x2 bf16 bf16x2: noftz; noftz: f16 f16x2 bf16 bf16x2;"
     "V=*: f32 f16 f16x2 bf16 bf16x2; V=*: W=global !W=*; V=*: sm_90; V=v8: f16 bf16; L2::cache_hint: W=global !W=*;"
     "L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
-    "cas+L2::cache_hint: b32 b64"
+    "cas: !L2::cache_hint"
 )
 _EXTREMES = "f16 f16x2 bf16 bf16x2: V=*"  # min and max of halves
 
@@ -98,6 +98,6 @@ ROWS = [
         for space, order in (("shared::cluster", "acquire"), ("shared::cta", "release"))
     ),
     Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, needs=": sm_90", S=SCOPES),
-    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:number", _FENCED, needs=": sm_90", S=SCOPES),
+    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _FENCED, needs=": sm_90", S=SCOPES),
     Row("fence.mbarrier_init.release.cluster", "", _FENCED, needs=": sm_90"),
 ]

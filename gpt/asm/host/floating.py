@@ -42,7 +42,7 @@ _ARITHMETIC = [
             ),
             Row(
                 f"{name}{{.R}}{{.ftz}}.f32x2",
-                "d:b64 = a:b64 b:b64",
+                "d:f32x2 = a:f32x2 b:f32x2",
                 f"f32x2_{name}({{a}}, {{b}}, ROUND{{R}}, FLAG{{ftz}})",
                 needs=": sm_100",
                 R=MODES,
@@ -87,7 +87,7 @@ _ARITHMETIC = [
     ),
     Row(
         "fma.R{.ftz}.f32x2",
-        "d:b64 = a:b64 b:b64 c:b64",
+        "d:f32x2 = a:f32x2 b:f32x2 c:f32x2",
         "f32x2_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz})",
         needs=": sm_100",
         R=MODES,
@@ -293,7 +293,7 @@ _CONVERSION = [
         "cvt.R{.A}{.B}.D.f32",
         "d:D = a:f32",
         f"write_{{D.name}}(read_f32({{a}}, FLAG), ROUND{{R}}, KEEP_f32 | {_CLAMPED})",
-        needs="relu bf16: sm_80",
+        needs="relu bf16: sm_80; relu: 7.0; satfinite: 8.1",
         R="rn rz",
         D=HALVES,
         **_CLAMPS,

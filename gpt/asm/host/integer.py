@@ -229,10 +229,11 @@ ROWS = [
         "szext.M.T",
         "d = a b:u32",
         "szext_{T.name}({a}, {b}, {M})",
+        needs=": 7.6",
         M=_CLAMP,
         T="u32 s32",
     ),
-    Row("bmsk.M.b32", "d:b32 = a:b32 b:b32", "bmsk({a}, {b}, {M})", M=_CLAMP),
+    Row("bmsk.M.b32", "d:b32 = a:u32 b:u32", "bmsk({a}, {b}, {M})", needs=": 7.6", M=_CLAMP),
     # Choices
     Row("selp.T", "d = a b c:pred", "{c} ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
     Row("slct.T.s32", "d = a b c:s32", "{c} >= 0 ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),

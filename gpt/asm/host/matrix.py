@@ -24,6 +24,25 @@ _MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # the shapes,
     ("s4", "u4"): ((8, 8, 32), (16, 8, 32), (16, 8, 64)),
     ("b1",): ((8, 8, 128), (16, 8, 128), (16, 8, 256)),
 }
+_MMA_NEEDS = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
+    ("f16", (16, 8, 16)): ": sm_80",
+    ("f64", (8, 8, 4)): ": sm_80",
+    "f64": ": sm_90; : 7.8",
+    "bf16": ": sm_80",
+    "tf32": ": sm_80",
+    **dict.fromkeys(("e4m3", "e5m2"), ": sm_89; : 8.4"),
+    ("s8", (8, 8, 16)): ": sm_75",
+    ("u8", (8, 8, 16)): ": sm_75",
+    "s8": ": sm_80",
+    "u8": ": sm_80",
+    ("s4", (8, 8, 32)): ": sm_75",
+    ("u4", (8, 8, 32)): ": sm_75",
+    "s4": ": sm_80",
+    "u4": ": sm_80",
+    ("b1", (8, 8, 128)): ": sm_75; and: sm_80",
+    "b1": ": sm_80",
+}
+_WMMA_NEEDS = dict.fromkeys(("bf16", "tf32", "f64"), ": sm_80") | {"b1": ": sm_75; and: sm_80"}
 _TALL = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
 _WMMA: dict[str, tuple[tuple[int, int, int], ...]] = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), _TALL),
@@ -101,18 +120,23 @@ def _mma() -> Iterator[Row]:
         for (m, n, k), a, b in product(shapes, types, types):
             for d in _sums(a):
                 shape = Shape(m, n, k, a, b, d, d)
+                needs = _MMA_NEEDS.get((a, (m, n, k)), _MMA_NEEDS.get(a, ""))
                 ends = f"{d}.{a}.{b}.{d}"
                 if a == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
-                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc")
+                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc", needs=needs)
                 elif d == "s32":
                     for clamps in ("", ".satfinite"):
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")
-                        yield one.row(f"{head}.{shape.name}.row.col{clamps}.{ends}")
+                        yield one.row(f"{head}.{shape.name}.row.col{clamps}.{ends}", needs=needs)
                 else:
-                    yield shape.row(f"{head}.{shape.name}.row.col{'{.R}' if d == 'f64' else ''}.{ends}", R="rn")
+                    yield shape.row(
+                        f"{head}.{shape.name}.row.col{'{.R}' if d == 'f64' else ''}.{ends}", needs=needs, R="rn"
+                    )
     for c, d, a, b in product(_sums("f16"), _sums("f16"), ("row", "col"), ("row", "col")):
+        if (c, d) == ("f32", "f16"):
+            continue
         more = f", .column_a = {int(a == 'col')}, .column_b = {int(b == 'col')}"
         shape = Shape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
         yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}")
@@ -123,6 +147,7 @@ def _wmma() -> Iterator[Row]:
     for type_, shapes in _WMMA.items():
         narrow = type_ in ("s4", "u4", "b1")
         sets = {"L": "row", "M": "col"} if narrow else {"L": "row col", "M": "row col"}
+        sets["needs"] = _WMMA_NEEDS.get(type_, "")
         for m, n, k in shapes:
             for c, d in product(_sums(type_), repeat=2):
                 shape = Shape(m, n, k, type_, type_, c, d, "wmma")

@@ -114,13 +114,6 @@ def _is_parameter(use: Use) -> str:
     return use.assign(use.operands[0], TYPES["pred"], f"{address} - (uint64_t)parameters < {size}")
 
 
-def _line(use: Use) -> str:
-    """What says something of a line of the cache; that has no effect."""
-    if evaluate(use.operands[1]) != 128:
-        raise Unsupported(f"'{use.operands[1]}' bytes, not 128")
-    return ""
-
-
 _SETS: dict[str, str | Mapping[str, str]] = {
     "O": ORDERS,
     "S": SCOPES,
@@ -138,7 +131,7 @@ _NEEDS = (
     "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"
     "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; F=*: !C=*; E=*: !volatile; E=*: !mmio;"
     "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
-    f"{_WIDE}: sm_100; {_WIDE}: W=global; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
+    f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
     "L2::cache_hint: !volatile; volatile: !const; volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
     "b128: sm_70"
@@ -195,12 +188,12 @@ ROWS = [
             f"isspacep.{word}",
             "d:pred = a:u64",
             f"{{a}} - (uint64_t)t->{space} < t->{space}_size",
-            needs="shared::cta shared::cluster: sm_90",
+            needs="shared::cta: sm_90",
         )
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
     ),
-    *(Row(f"isspacep.{word}", "d:pred = a:u64", _is_parameter) for word in ("param", "param::entry")),
+    *(Row(f"isspacep.{word}", "d:pred = a:u64", _is_parameter, needs=": 7.7") for word in ("param", "param::entry")),
     Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
     # Caches: what is said about them has no effect
     Row(
@@ -212,14 +205,14 @@ ROWS = [
         L="L1 L2 L2::evict_last L2::evict_normal",
     ),
     Row("prefetchu.L1", "= a:address", ""),
-    Row("applypriority{.global}.L2::evict_normal", "= a:address size:number", _line, needs=": sm_80"),
-    Row("discard{.global}.L2", "= a:address size:number", _line, needs=": sm_80"),
+    Row("applypriority{.global}.L2::evict_normal", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    Row("discard{.global}.L2", "= a:address size:128", "", needs=": sm_80; : 7.4"),
     *(
         Row(
             "createpolicy.fractional.P{.Q}.b64",
             signature,
             "0",
-            needs=": sm_80",
+            needs=": sm_80; : 7.4",
             P=EVICTIONS_2 + " L2::evict_unchanged",
             Q=_UNCHANGED,
         )
@@ -229,11 +222,11 @@ ROWS = [
         "createpolicy.range{.global}.P{.Q}.b64",
         "d:b64 = a:address b:u32 c:u32",
         "0",
-        needs=": sm_80",
+        needs=": sm_80; : 7.4",
         P=EVICTIONS_2,
         Q=_UNCHANGED,
     ),
-    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80"),
-    Row("cvta.W.u64", "d:u64 = a:u64", "{a} + {W}", needs="shared::cluster: sm_90", W=_WINDOWS),
-    Row("cvta.to.W.u64", "d:u64 = a:u64", "{a} - {W}", needs="shared::cluster: sm_90", W=_WINDOWS),
+    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80; : 7.4"),
+    Row("cvta.W.u64", "d:u64 = a:u64", "{a} + {W}", needs="param: 7.7", W=_WINDOWS),
+    Row("cvta.to.W.u64", "d:u64 = a:u64", "{a} - {W}", needs="param: 7.7", W=_WINDOWS),
 ]

@@ -19,6 +19,11 @@ from functools import cache
 _TARGET = re.compile(r"\.target\s+sm_(\d{1,4})([af]?)\b", re.ASCII)
 _ALTERNATIVE = re.compile(r"(?P<before><?)(?:sm_(?P<target>\d+)(?P<family>a?)|(?P<major>\d+)\.(?P<minor>\d+))")
 LATEST = 1 << 16
+_EVERYWHERE = (  # what words need in any instruction
+    "shared::cta shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
+    "L2::cache_hint L2::64B L2::128B L2::256B L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last: 7.4;"
+    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first: 7.4"
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class Rule:
 
 @cache
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """The rules of a row."""
-    return tuple(_rules(text))
+    """The rules of a row, and those of all rows."""
+    return tuple(_rules(f"{text};{_EVERYWHERE}"))
 
 
 def _rules(text: str) -> Iterator[Rule]:

@@ -14,6 +14,7 @@ from gpt.ptx.types import BYTES, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
+_TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
 
 
 class Use:
@@ -80,9 +81,9 @@ class Use:
         written = _parts(operands.pop(0)) if row.written and operands else []
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
             if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
-                raise Unsupported(f"'{operand}' where an address in brackets is expected")
-            if slot.type == "number":
-                evaluate(operand)
+                raise Unsupported(f"address '{operand}' without brackets")
+            if (slot.type == "number" or slot.type.isdecimal()) and slot.type not in ("number", str(evaluate(operand))):
+                raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
             if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
                 raise Unsupported(f"'{operand}' where a vector in braces is expected")
@@ -104,16 +105,21 @@ class Use:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
-                wants = (
-                    "" if ".bf16" in self.instruction.modifiers else opcode
-                )  # which takes registers of that size only
-                if found and found.width == 1 and not takes(wants, type_.name, found.declared):
+                if found and found.width == 1 and not self._takes(type_, found.declared):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
-                if not found and opcode != "mov" and self.body.find_place(name):
+                if not found and opcode not in _TAKE_VARIABLES and self.body.find_place(name):
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
             case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
                 if not takes_constant(type_.name, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
+
+    def _takes(self, type_: Type, declared: str) -> bool:
+        """Whether a register may stand for an operand of a type."""
+        opcode = self.instruction.opcode
+        if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
+            return True
+        exact = ".bf16" in self.instruction.modifiers  # cvt takes no larger registers then
+        return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)

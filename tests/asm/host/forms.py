@@ -1,4 +1,4 @@
-"""Instructions in every form that the table of the simulated device has, and in forms next to those, for ptxas to judge.
+"""Instructions in every form of the simulated device's table, and in forms next to those, for ptxas to judge.
 
 A form is one line of PTX. ptxas reports each bad line of a module by its number, so a module of thousands of lines
 gives a verdict for each of them; `ours` gives that of the back end in the same way.
@@ -19,7 +19,8 @@ from gpt.asm.host.table import TYPES, Row, Slot
 
 REGISTERS = {  # by their type: the name before the number
     **{f"{kind}{bits}": f"%{kind}{bits}_" for kind in "bus" for bits in (16, 32, 64)},
-    **{"f32": "%f32_", "f64": "%f64_", "f16": "%f16_", "f16x2": "%f16x2_", "pred": "%p", "b128": "%b128_"},
+    **{type_: f"%{type_}_" for type_ in ("f32", "f64", "f16", "f16x2", "b128")},
+    "pred": "%p",
 }
 OTHERS = [
     *(f"{name}3" for type_, name in REGISTERS.items() if type_ != "f16x2"),
@@ -36,17 +37,11 @@ OTHERS = [
         "global_",
     ),
 ]
-COMMON = "rn rz rm rp rni rzi rmi rpi ftz sat relu satfinite approx full NaN abs cc wide lo hi noftz volatile".split()
+_ADDED = "rn rz rm rp rni rzi rmi rpi ftz sat relu satfinite approx full NaN abs cc wide lo hi noftz volatile"
 TYPE_WORDS = [
     *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)),
-    *"f16 f16x2 bf16 bf16x2 f32 f64 f32x2 tf32 pred u16x2 s16x2 e4m3x2 e5m2x2 b128".split(),
+    *("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2", "tf32", "pred", "u16x2", "e4m3x2", "b128"),
 ]
-_BARRIERS = {"bar", "barrier", "a", "b"}
-_ADDRESSES = {  # which operands stand in brackets, by the opcode
-    **dict.fromkeys(("ld", "ldu"), {1}),
-    **dict.fromkeys(("st", "red", "prefetch", "prefetchu", "applypriority", "discard", "stmatrix"), {0}),
-    **dict.fromkeys(("atom", "ldmatrix"), {1}),
-}
 CRASH = "ptxas crashes"
 BATCH = 1000  # lines of a module
 SAMPLE = 500  # forms of a row that are tried, at most
@@ -84,7 +79,7 @@ def _plain(chosen: _Chosen) -> Iterator[str]:
 
 def _with_other_words(rows: Sequence[Row], chosen: _Chosen) -> Iterator[str]:
     vocabulary = {word for row in rows for part, _ in row.parts for word in row.words.get(part, {part: ""})}
-    added = [word for word in dict.fromkeys([*COMMON, *sorted(vocabulary)]) if word not in TYPES]
+    added = [word for word in dict.fromkeys([*_ADDED.split(), *sorted(vocabulary)]) if word not in TYPES]
     for row, words in chosen[:: max(1, len(chosen) // 400)]:
         for at, word in enumerate(words):
             yield _line(row, [*words[:at], *words[at + 1 :]])
@@ -143,17 +138,16 @@ def _operands(row: Row, words: Sequence[str]) -> list[str]:
         if part in row.words and left and (left[0] in row.words[part] or part in "TD"):
             values[part] = left.pop(0)
     operands = []
-    brackets = _ADDRESSES.get(row.opcode, ())
     for number, slot in enumerate([*row.written[:1], *row.read]):
-        operands.append(_operand(row, slot, values, number + 1, number in brackets, width))
+        operands.append(_operand(row, slot, values, number + 1, width))
     return operands
 
 
-def _operand(row: Row, slot: Slot, values: dict[str, str], number: int, is_address: bool, width: int) -> str:
-    if is_address or slot.type == "address":
+def _operand(row: Row, slot: Slot, values: dict[str, str], number: int, width: int) -> str:
+    if slot.type == "address":
         return "[%b64_1]"
-    if slot.type == "number":
-        return "128" if row.opcode in ("discard", "applypriority", "fence", "setmaxnreg") else "4"
+    if slot.type == "number" or slot.type.isdecimal():
+        return slot.type if slot.type.isdecimal() else "16"
     first, *derived = slot.type.split(".")
     name = values.get(first) or (first if first in TYPES else "b32")
     type_ = TYPES.get(name, TYPES["b32"])
@@ -192,8 +186,7 @@ def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: 
             continue
         for number, kind, text in re.findall(r", line (\d+); (error|fatal)\s*: (.*)", done.stderr):
             at = int(number) - first + begin
-            assert at >= begin, done.stderr[:500]
-            if at < end:
+            if begin <= at < end:
                 said[at] = said[at] or text
                 if kind == "fatal":
                     parts += [(at + 1, end)] if at + 1 < end else []
