@@ -191,9 +191,9 @@ ROWS = [
         Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, needs=f"{_ORDERED}; acquire: !M=*{needs}", **_SETS)
         for name in ("arrive", "arrive_drop")
         for form, needs, signatures in (
-            ("", "; shared::cluster: sm_90", ("= a:address", "= a b", "= a:b64 b:address c:u32")),
-            (".expect_tx", "; : sm_90", ("= a:address b:u32", "= a:b64 b:address c:u32")),
-            (".noComplete", "; M=*: !M=*", ("= a:b64 b:address c:u32",)),
+            ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
+            (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
+            (".noComplete", "", ("= a:b64 b:address c:u32",)),
         )
         for signature in signatures
     ),
@@ -216,6 +216,7 @@ ROWS = [
             f"cp.async.C.D.global{_HINT}{{.P}}",
             f"= a:address b:address size:number{more}",
             _copy,
+            needs=f": sm_80; : 7.0; : {'' if 'hint' in more else '!'}L2::cache_hint",
             C="ca cg",
             D=_SHARED,
             P=PREFETCHES,
@@ -229,7 +230,8 @@ ROWS = [
         "cp.async.mbarrier.arrive{.W}.b64",
         "= a:address",
         lambda use: f"(void){_barrier(use, use.operands[0])};",
-        **_SETS,
+        needs=": sm_80",
+        **_LOCAL,
     ),
     Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a:address", _arrive, needs=": sm_80", **_LOCAL),
     *(

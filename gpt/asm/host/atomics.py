@@ -89,8 +89,8 @@ ROWS = [
     Row("membar.S", "", _FENCED, S="cta gl sys"),
     Row("fence{.M}.S", "", _FENCED, needs="cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
     # Proxies: memory is one
-    Row("fence.proxy.P", "", _FENCED, needs="async: sm_90", P="alias async"),
-    Row("membar.proxy.alias", "", _FENCED),
+    Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; : 7.5", P="alias async"),
+    Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
     Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90", W="global shared::cta shared::cluster"),
     *(
         Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, needs=": sm_90", M=order)

@@ -125,13 +125,13 @@ _ARITHMETIC = [
         Row(f"{name}.approx{{.ftz}}.f32", "d:f32 = a:f32", f"f32_{name}_approx({{a}}, FLAG{{ftz}})")
         for name in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2")
     ),
-    Row("tanh.approx.f32", "d:f32 = a:f32", "f32_tanh_approx({a}, FLAG)", needs=": sm_75"),
-    Row("tanh.approx.T", "d = a", "{T.name}_tanh({a}, FLAG)", needs=f": sm_75; {_BF16}", T=f"{HALVES} {PAIRS}"),
+    Row("tanh.approx.f32", "d:f32 = a:f32", "f32_tanh_approx({a}, FLAG)", needs=": sm_75; : 7.0"),
+    Row("tanh.approx.T", "d = a", "{T.name}_tanh({a}, FLAG)", needs=f": sm_75; : 7.0; {_BF16}", T=f"{HALVES} {PAIRS}"),
     Row(
         "ex2.approx{.ftz}.T",
         "d = a",
         "{T.name}_ex2({a}, FLAG{ftz})",
-        needs=f": sm_75; f16 f16x2: !ftz; bf16 bf16x2: ftz; {_BF16}",
+        needs=f": sm_75; : 7.0; f16 f16x2: !ftz; bf16 bf16x2: ftz; {_BF16}",
         T=f"{HALVES} {PAIRS}",
     ),
     Row("rcp.approx.ftz.f64", "d:f64 = a:f64", "f64_rcp_approx({a})"),

@@ -90,8 +90,8 @@ def _elect(use: Use) -> str:
 
 
 ROWS = [
-    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:u32 c:u32 m:u32", _SHUFFLE % "{m}", M=_MODES),
-    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:u32 c:u32", _SHUFFLE % "0", needs=_UNSYNCED, M=_MODES),
+    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:u32", _SHUFFLE % "{m}", M=_MODES),
+    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", needs=_UNSYNCED, M=_MODES),
     *(
         row
         for name, result in _VOTES.items()

@@ -166,7 +166,7 @@ def test_atomics_and_asynchronous_copies(thread):
 
 
 def test_copies_within_a_cluster_of_one_block(thread):
-    found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE, ""), bytes(60)))
+    found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE).replace("sm_90", "sm_100a"), bytes(60)))
     tile = (10 ^ 1, 20 ^ 2, 3, 4)
     wide = (tile[0] | tile[1] << 32, tile[2] | tile[3] << 32)
     assert found == (2, 4, 6, 8, *wide, 3 - 1, 1, 2, 0, 0x40000000, 0x7FFFFFFF, 0x3C00, 0x3F80)
