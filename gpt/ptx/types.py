@@ -131,7 +131,7 @@ def fits(opcode: str, wanted: str, given: str) -> bool:
 
 
 def takes(opcode: str, wanted: str, given: str) -> bool:
-    """Whether an instruction takes a register of one type where it names another, as `fits` has it.
+    """Return True if an instruction that names one type takes a register of another; see `fits`.
 
     A type that registers cannot have takes plain bits of its size; registers of .f16x2 are that or plain bits.
     """
@@ -149,7 +149,7 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
 
 
 def takes_constant(wanted: str, text: str) -> bool:
-    """Whether a constant may stand for an operand of a type."""
+    """Return True if ptxas takes a constant for an operand of a type."""
     if wanted in PACKED or wanted in ("f16", "b128"):
         return False
     if FLOAT.fullmatch(text):

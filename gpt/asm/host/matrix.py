@@ -24,7 +24,9 @@ _MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # the shapes,
     ("s4", "u4"): ((8, 8, 32), (16, 8, 32), (16, 8, 64)),
     ("b1",): ((8, 8, 128), (16, 8, 128), (16, 8, 256)),
 }
-_MMA_NEEDS = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
+_MMA_NEEDS: dict[
+    object, str
+] = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
     ("f16", (16, 8, 16)): ": sm_80",
     ("f64", (8, 8, 4)): ": sm_80",
     "f64": ": sm_90; : 7.8",

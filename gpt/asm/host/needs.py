@@ -36,12 +36,13 @@ class Dialect:
 
     @classmethod
     def of(cls, text: str, version: tuple[int, int]) -> Dialect:
-        """That of a module's text; without a .target it has everything."""
+        """Read a module's text; without a .target or .version it has everything, since no tool refuses it by those."""
         found = _TARGET.search(text)
+        version = version if any(version) else (LATEST, 0)
         return cls(int(found[1]), version, bool(found[2])) if found else cls(LATEST, version, True)
 
     def has(self, wanted: re.Match[str]) -> bool:
-        """Whether a module of it may use what an alternative asks for."""
+        """Return True if a module of this dialect has what an alternative asks for."""
         if wanted["target"] and wanted["family"]:
             first = int(wanted["target"])
             return self.family and first <= self.target < first - first % 10 + 10
@@ -60,17 +61,17 @@ class Rule:
     needs: tuple[str, ...]
 
     def broken(self, words: Collection[str], dialect: Dialect) -> str:
-        """Why a form with these words doesn't fit; nothing if it does."""
+        """Return why a form with these words is refused, or "" if it isn't."""
         found = next((word for word in self.words if all(one in words for one in word.split("+"))), "")
         if (self.words and not found) or any(_holds(need, words, dialect) for need in self.needs):
             return ""
-        subject = " and ".join(f"'.{word.rpartition('=')[2]}'" for word in found.split("+")) if found else "it"
+        subject = " and ".join(f"'.{word.rpartition('=')[2]}'" for word in found.split("+")) if found else "this form"
         return f"{subject} {_said(self.needs)}"
 
 
 @cache
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """The rules of a row, and those of all rows."""
+    """Parse the rules of a row, and add the ones that every row has."""
     return tuple(_rules(f"{text};{_EVERYWHERE}"))
 
 
@@ -87,7 +88,7 @@ def _holds(need: str, words: Collection[str], dialect: Dialect) -> bool:
 
 
 def _said(needs: tuple[str, ...]) -> str:
-    """What is missing, in words."""
+    """Say in words what a rule asks for."""
     targets = [need for need in needs if need[:3] == "sm_"]
     if targets:
         later = "" if targets[0][-1] == "a" else " or later"

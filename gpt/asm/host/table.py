@@ -130,11 +130,11 @@ class Match:
     texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`, `T=*`
 
     def refusal(self, dialect: Dialect) -> str:
-        """Why the instruction may not have these words in a module; nothing if it may."""
+        """Return why a module of a dialect can't have this instruction, or "" if it can."""
         return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
 
     def find_type(self, slot: Slot) -> Type | None:
-        """The type of an operand, None if its row leaves it open."""
+        """Return the type of an operand, or None if its row leaves it open."""
         first = slot.type.partition(".")[0]
         return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), Type) else None
 
@@ -212,7 +212,7 @@ class Row:
 
     @cached_property
     def _phrase(self) -> tuple[str, ...]:
-        """The words before the first that may be absent or another."""
+        """Return the leading words that every form of this row has."""
         fixed = itertools.takewhile(lambda part: not part[1] and part[0] not in self.words, self.parts)
         return tuple(f".{part}" for part, _ in fixed)
 
@@ -281,7 +281,7 @@ class Table:
         return refused or self._reason(opcode, modifiers, count)
 
     def _reason(self, opcode: str, modifiers: tuple[str, ...], count: int) -> str:
-        """What stands between an instruction and the forms that the table has."""
+        """Say how an instruction differs from the nearest forms of the table."""
         rows = self.rows.get(opcode, ())
         if not rows:
             return "not supported"

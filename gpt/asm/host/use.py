@@ -72,7 +72,7 @@ class Use:
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
     def _check_operands(self) -> None:
-        """Operands have the types that the row says, as ptxas wants it. Raises Unsupported."""
+        """Check operands against the types in the row, as strictly as ptxas does. Raises Unsupported."""
         row, operands = self.match.row, list(self.operands)
         opcode = self.instruction.opcode
         for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
@@ -114,7 +114,7 @@ class Use:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
     def _takes(self, type_: Type, declared: str) -> bool:
-        """Whether a register may stand for an operand of a type."""
+        """Return True if ptxas takes a register for an operand of a type."""
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True

@@ -1,7 +1,7 @@
 """Instructions in every form of the simulated device's table, and in forms next to those, for ptxas to judge.
 
-A form is one line of PTX. ptxas reports each bad line of a module by its number, so a module of thousands of lines
-gives a verdict for each of them; `ours` gives that of the back end in the same way.
+A form is one line of PTX. ptxas reports every bad line of a module by its number, so one run judges thousands of
+lines. `ours` asks the simulated device's back end in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SAMPLE = 500  # forms of a row that are tried, at most
 
 
 def head(target: str, version: str) -> str:
-    """What stands before the lines."""
+    """Open a module with a kernel, and declare the registers that forms use."""
     registers = "".join(f".reg .{t} {name}<9>;" for t, name in REGISTERS.items())
     return (
         f".version {version}\n.target {target}\n.address_size 64\n.shared .align 16 .b8 shared_[4096];\n"
@@ -58,7 +58,7 @@ def head(target: str, version: str) -> str:
 
 
 def forms(limit: int = 500) -> list[str]:
-    """Every form once: of each opcode at most so many as the table has them, changed in a word, and in an operand."""
+    """List forms, each once: per opcode up to `limit` valid ones, `limit` with another word, `limit` with another operand."""
     made: dict[str, None] = {}
     for opcode, rows in TABLE.rows.items():
         choice = random.Random(opcode)
@@ -167,7 +167,7 @@ def _operand(row: Row, slot: Slot, values: dict[str, str], number: int, width: i
 
 
 def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: Path) -> list[str]:
-    """What ptxas says of each line; nothing if it takes it. It ends at some errors, and crashes at some lines."""
+    """Return ptxas's error for each line, "" if it takes it. Some errors end a run early, and some lines crash it."""
     start = head(target, version)
     first = start.count("\n") + 1
     path = folder / f"{target}_{version}.ptx"
@@ -194,7 +194,7 @@ def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: 
 
 
 def ours(lines: Sequence[str], target: str, version: str) -> list[str]:
-    """What the simulated device says of each line; nothing if it takes it."""
+    """Return the simulated device's error for each line, "" if it takes it."""
     start = head(target, version)
     code = Code((start + "\n".join(lines) + "\nret; }\n").encode(), "forms")
     code.write()

@@ -1,6 +1,6 @@
-"""What ptxas refuses the simulated device refuses, and it takes what ptxas takes: forms.py has the instructions.
+"""The simulated device refuses and takes the same instructions as the installed ptxas. forms.py makes them.
 
-The verdicts are those of the ptxas that is installed. Where the two are known to differ, KNOWN says why.
+Known differences are listed in KNOWN, each with its reason.
 """
 
 import itertools
@@ -31,7 +31,7 @@ KNOWN = (  # the instruction, whether the simulated device takes it, and why tha
 
 
 def is_known(line: str, taken: bool) -> bool:
-    """Whether the two may differ here."""
+    """Return True if a difference is listed."""
     return any(only in (None, taken) and re.match(pattern, line) for pattern, only, _ in KNOWN)
 
 
@@ -44,7 +44,7 @@ def ptxas():
 
 
 def differences(lines: list[str], ptxas: str, target: str, version: str, folder) -> list[str]:
-    """Where the two differ, as text."""
+    """List the lines on which the two disagree, with what each says."""
     found = []
     both = zip(
         lines, forms.theirs(lines, ptxas, target, version, folder), forms.ours(lines, target, version), strict=True
@@ -57,7 +57,7 @@ def differences(lines: list[str], ptxas: str, target: str, version: str, folder)
 
 @pytest.mark.parametrize("target", ["sm_90", full("sm_80"), full("sm_100a")])
 def test_conversions(ptxas, tmp_path, target):
-    """All of them, with the words that most have: none differs."""
+    """Compare every pair of types with every rounding and the common modifiers; nothing may differ."""
     types = ["u8", "s32", "u16", "s64", "f16", "bf16", "f32", "f64", "tf32"]
     modes = ["", ".rn", ".rz", ".rm", ".rp", ".rni", ".rzi", ".rna"]
     words = ["", ".ftz", ".sat", ".relu", ".satfinite", ".ftz.sat"]
