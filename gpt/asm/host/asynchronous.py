@@ -145,8 +145,8 @@ def _matrix(use: Use) -> str:
 
 
 _ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; relaxed cluster: sm_90"
-_LOCAL = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
-_LOCAL_STATE = _SETS | _LOCAL
+_LOCAL: dict[str, str | Mapping[str, str]] = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
+_LOCAL_STATE: dict[str, str | Mapping[str, str]] = _SETS | _LOCAL
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
 _RELEASED = _REMOTE | {"S": "gpu sys"}
 _SENT = "u16 s16 b16 u32 s32 b32 u64 s64 b64 f32 f64"

@@ -1,4 +1,4 @@
-"""What the words of an instruction need: other words, a .target, a .version. A row of the tables states it as text.
+"""Rules about the words of an instruction: which other words, .target or .version they need. A row has them as text.
 
     "ftz: f16 f32; rz rm rp: !sat; bf16: sm_90; : 7.8"
 

@@ -58,7 +58,7 @@ def head(target: str, version: str) -> str:
 
 
 def forms(limit: int = 500) -> list[str]:
-    """List forms, each once: per opcode up to `limit` valid ones, `limit` with another word, `limit` with another operand."""
+    """List forms, each once: per opcode up to `limit` as in rows, with a word changed, and with an operand changed."""
     made: dict[str, None] = {}
     for opcode, rows in TABLE.rows.items():
         choice = random.Random(opcode)

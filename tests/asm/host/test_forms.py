@@ -21,7 +21,7 @@ KNOWN = (  # the instruction, whether the simulated device takes it, and why tha
     (r"testp\.f", False, "no test at all: no page says what that is"),
     (r"(addc|subc|madc)\.\S*(16|sat)", False, "carries of 16 bits, and .sat: no page says so"),
     (r"prmt\.[a-z0-9]+\.b32|mma\.(?!sync)|fence\.(mbarrier_init|sync_restrict)", False, "words in another order"),
-    (r"atom\.\S* .*, %\w+_3;", False, "a policy without .L2::cache_hint"),
+    (r"atom\.(?!\S*cache_hint)\S+ \S+, \[\S+\], [^,]+, .*;", False, "a policy without .L2::cache_hint"),
     (r"st\.(async\S*|u16|s16)|red\.async", False, "no mbarrier: no page says so"),
     (r".*(%p|%b128_|%f\d|%u16_|global_|-1;)", None, "odd registers that ptxas takes or refuses by instruction"),
     (r"(madc?|mad24|div|barrier|cp|mbarrier|createpolicy)\.", True, "words in another order, and lacking operands"),
