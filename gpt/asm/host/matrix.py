@@ -10,6 +10,7 @@ from gpt.asm.host.memory import CHECKED, SPACES, bracketed
 from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import TYPES, Row
 from gpt.asm.host.use import Use
+from gpt.ptx import tree
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
 BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
@@ -202,6 +203,8 @@ def _move(use: Use, shape: Shape, matrix: str, type_: str) -> str:
     bits, count = BITS[type_], shape.elements(matrix)
     registers = TYPES[type_ if type_ in ("f32", "f64") else "b32"]
     items = use.vector(fragment, count * bits // registers.bits)
+    if len(items) == 1 and not isinstance(fragment, tree.Vector):
+        raise Unsupported(f"'{fragment}' where a vector in braces is expected")
     given = "0" if load else ", ".join(use.value(item, registers) for item in items)
     check = f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, from_ + at_ * {bits} / 8, {max(bits // 8, 1)})"
     does = "host_put(d_, {0}, i_, {1}, at_);" if load else "memcpy({1}, (char *)d_ + i_ * {0} / 8, {0} / 8);"
