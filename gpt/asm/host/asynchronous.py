@@ -175,8 +175,14 @@ def _between(to: str, of: str) -> dict[str, Mapping[str, str]]:
 
 
 ROWS = [
-    Row("mbarrier.init{.W}.b64", "= a:address n:u32", lambda use: _change("*m_ = host_mbarrier(n_);", use), **_LOCAL),
-    Row("mbarrier.inval{.W}.b64", "= a:address", lambda use: _change("*m_ = 0;", use), **_LOCAL),
+    Row(
+        "mbarrier.init{.W}.b64",
+        "= a:address n:u32",
+        lambda use: _change("*m_ = host_mbarrier(n_);", use),
+        needs=": sm_80",
+        **_LOCAL,
+    ),
+    Row("mbarrier.inval{.W}.b64", "= a:address", lambda use: _change("*m_ = 0;", use), needs=": sm_80", **_LOCAL),
     *(
         Row(
             f"mbarrier.{name}{_STATE}",
