@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpt.asm.host.names import Label, Place, Register, Unsupported
 from gpt.asm.host.parts import ModuleCode
-from gpt.asm.host.table import TYPES, Match
+from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import Use
 from gpt.asm.host.variables import element_of, size_of
 from gpt.errors import MalformedError
@@ -116,7 +116,7 @@ class Body:
             found = scope.plain.get(name)
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
                 count, one = scope.counted[number[1]]
-                found = Register(f"{one.name}_{number[2]}", one.type, one.width) if int(number[2]) < count else None
+                found = replace(one, name=f"{one.name}_{number[2]}") if int(number[2]) < count else None
             if found:
                 return self._component(found, parts)
         return None
@@ -127,7 +127,7 @@ class Body:
             places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
             if len(parts) != 1 or places.get(parts[0][1:], 4) >= register.width:
                 return None if parts else register
-            register = Register(f"{register.name}_{places[parts[0][1:]]}", register.type)
+            register = replace(register, name=f"{register.name}_{places[parts[0][1:]]}", width=1)
         elif parts:
             return None
         self._registers[register.name] = str(register.type)
@@ -208,9 +208,9 @@ class Body:
         type_ = TYPES[types[0]]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
-            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, width)
+            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, types[0], width)
         else:
-            register = Register(self.new_name("n_", declarator.name), type_, width)
+            register = Register(self.new_name("n_", declarator.name), type_, types[0], width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(
@@ -283,9 +283,9 @@ class Body:
             self._counter = len(self._lines)
             self._lines.append("")
         self._count += 1
-        match = self._match(instruction)
-        if not match:
-            raise Unsupported("not supported")
+        match = self.code.find(instruction)
+        if isinstance(match, str):
+            raise Unsupported(match)
         text = Use(self, instruction, match).write()
         if instruction.guard:
             register = self.find_register(instruction.guard.register)
@@ -295,9 +295,6 @@ class Body:
         self._lines.append(text)
         if instruction.opcode in ENDS or "%clock" in self._text:
             self._end_block()
-
-    def _match(self, instruction: tree.Instruction) -> Match | None:
-        return self.code.table.find(instruction.opcode, instruction.modifiers, len(instruction.operands))
 
     def _end_block(self) -> None:
         if self._counter is not None:

@@ -193,8 +193,8 @@ ROWS = [
     Row("exit", "", _exit),
     Row("trap", "", _TRAP),
     Row("brkpt", "", _TRAP),
-    Row("alloca.T", "d = a", _allocate, T="u32 u64"),
-    Row("alloca.T", "d = a b", _allocate, T="u32 u64"),
-    Row("stacksave.T", "= a", _save, T="u32 u64"),
-    Row("stackrestore.T", "= a", _restore, T="u32 u64"),
+    Row("alloca.T", "d = a", _allocate, needs=": 7.3", T="u32 u64"),
+    Row("alloca.T", "d = a align:number", _allocate, needs=": 7.3", T="u32 u64"),
+    Row("stacksave.T", "= a", _save, needs=": 7.3", T="u32 u64"),
+    Row("stackrestore.T", "= a", _restore, needs=": 7.3", T="u32 u64"),
 ]

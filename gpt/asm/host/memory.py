@@ -133,8 +133,6 @@ def _parameter_size(use: Use) -> int:
 
 def _change_space(use: Use) -> str:
     """cvta: an address of a space as a generic one, or `to` one of the space. Only that of shared memory is cut off."""
-    for operand in use.operands:
-        use.check(operand, _ADDRESS)
     space, value = str(use.words["W"]), use.value(use.operands[1], _ADDRESS)
     start = "parameters" if space == "param" and use.body.is_kernel else _STARTS[space]
     if use.words["to"]:
@@ -155,6 +153,24 @@ _SETS: dict[str, str | Mapping[str, str]] = {
     "V": VECTORS,
     "T": ACCESSED,
 }
+_WIDE = "V=v8+b32 V=v8+u32 V=v8+s32 V=v8+f32 V=v4+b64 V=v4+u64 V=v4+s64 V=v4+f64"  # of 256 bits
+_NEEDS = (
+    "relaxed acquire release: cta cluster gpu sys; cta cluster gpu sys: relaxed acquire release; cluster: sm_90;"
+    "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"
+    "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; F=*: !C=*; E=*: !volatile; E=*: !mmio;"
+    "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
+    f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
+    "L2::cache_hint: !volatile; volatile: !const; volatile: !param; volatile: !param::func; volatile: !param::entry;"
+    "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
+    "b128: sm_70"
+)
+_HINTED, _PLAIN_NEEDS = f"{_NEEDS}; : L2::cache_hint", f"{_NEEDS}; : !L2::cache_hint"
+_LOAD_SETS = _SETS | {"O": {word: ORDERS[word] for word in ORDERS if word != "release"}, "C": "ca cg cs lu cv"}
+_STORE_SETS = _SETS | {
+    "O": {word: ORDERS[word] for word in ORDERS if word != "acquire"},
+    "W": {word: SPACES[word] for word in SPACES if word not in ("const", "param::entry")},
+    "C": "wb cg cs wt",
+}
 _UNCHANGED = "L2::evict_unchanged L2::evict_first"
 _WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
 
@@ -162,30 +178,76 @@ _WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
 ROWS = [
     *(
         row
-        for more in ("", " h:b64")
+        for more, needs in (("", _PLAIN_NEEDS), (" h:b64", _HINTED))
         for row in (
-            Row(f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
-            Row(f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", store, **_SETS),
+            Row(
+                f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}",
+                f"d = a:address{more}",
+                _load,
+                needs=needs,
+                **_LOAD_SETS,
+            ),
+            Row(
+                f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS.replace('{.P}', '')}",
+                f"= a:address b{more}",
+                store,
+                needs=needs,
+                **_STORE_SETS,
+            ),
         )
     ),
-    Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),
+    Row(
+        "ldu{.W}{.V}.T",
+        "d = a:address",
+        _load,
+        needs="V=v4: !b64; V=v4: !u64; V=v4: !s64; V=v4: !f64; b128: !V=*",
+        W={"global": "global"},
+        V={"v2": "2", "v4": "4"},
+        T=ACCESSED,
+    ),
     *(
-        Row(f"isspacep.{word}", "d:pred = a:u64", f"{{a}} - (uint64_t)t->{space} < t->{space}_size")
+        Row(
+            f"isspacep.{word}",
+            "d:pred = a:u64",
+            f"{{a}} - (uint64_t)t->{space} < t->{space}_size",
+            needs="shared::cta: sm_90",
+        )
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
     ),
-    *(Row(f"isspacep.{word}", "d = a", _is_parameter) for word in ("param", "param::entry")),
+    *(Row(f"isspacep.{word}", "d:pred = a:u64", _is_parameter, needs=": 7.7") for word in ("param", "param::entry")),
     Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
     # Caches: what is said about them has no effect
-    Row("prefetch{.W}.L", "= a", "", W="global local", L="L1 L2 L2::evict_last L2::evict_normal"),
-    Row("prefetchu.L1", "= a", ""),
-    Row("applypriority{.global}.L2::evict_normal", "= a b", ""),
-    Row("discard{.global}.L2", "= a b", ""),
-    *(
-        Row("createpolicy.fractional.P{.Q}.b64", signature, "0", P=EVICTIONS_2 + " L2::evict_unchanged", Q=_UNCHANGED)
-        for signature in ("d:b64 =", "d:b64 = a")
+    Row(
+        "prefetch{.W}.L",
+        "= a:address",
+        "",
+        needs="L2::evict_last L2::evict_normal: !local; L2::evict_last L2::evict_normal: sm_80",
+        W="global local",
+        L="L1 L2 L2::evict_last L2::evict_normal",
     ),
-    Row("createpolicy.range{.global}.P{.Q}.b64", "d:b64 = a b c", "0", P=EVICTIONS_2, Q=_UNCHANGED),
-    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}"),
-    Row("cvta{.to}.W.u64", "d = a", _change_space, W=SPACES),
+    Row("prefetchu.L1", "= a:address", ""),
+    Row("applypriority{.global}.L2::evict_normal", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    Row("discard{.global}.L2", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    *(
+        Row(
+            "createpolicy.fractional.P{.Q}.b64",
+            signature,
+            "0",
+            needs=": sm_80; : 7.4",
+            P=EVICTIONS_2 + " L2::evict_unchanged",
+            Q=_UNCHANGED,
+        )
+        for signature in ("d:b64 =", "d:b64 = a:f32")
+    ),
+    Row(
+        "createpolicy.range{.global}.P{.Q}.b64",
+        "d:b64 = a:address b:u32 c:u32",
+        "0",
+        needs=": sm_80; : 7.4",
+        P=EVICTIONS_2,
+        Q=_UNCHANGED,
+    ),
+    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80; : 7.4"),
+    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=SPACES),
 ]

@@ -9,8 +9,10 @@ from functools import cached_property, partial
 
 from gpt.asm.host.body import Body
 from gpt.asm.host.names import Place, Unsupported, c_function
+from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
+from gpt.asm.host.table import Match
 from gpt.asm.host.variables import Variable, declared
 from gpt.errors import MalformedError
 from gpt.ptx import params, tree
@@ -44,7 +46,7 @@ class Code:
         # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
-        self.table = TABLE
+        self._dialect = Dialect.of(self.module.skeleton, self.module.version)
         self.faults: dict[tuple[str, str], None] = {}
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
@@ -84,6 +86,10 @@ class Code:
         """The number of a new site."""
         self._sites.append(f"{self.module.line(offset)}: {text}")
         return len(self._sites) - 1
+
+    def find(self, instruction: tree.Instruction) -> Match | str:
+        """The row that an instruction fits, or why there is none."""
+        return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self._dialect)
 
     # Names
 

@@ -74,10 +74,11 @@ _PRECEDENCE = (
 
 @dataclass(frozen=True)
 class Register:
-    """A register: its name in C and its type. One of a vector type has `width` components, NAME_0, ..."""
+    """A register: its name and type in C, its type in PTX. One of a vector type has `width` components, NAME_0, ..."""
 
     name: str
     type: Type
+    declared: str
     width: int = 1
 
 

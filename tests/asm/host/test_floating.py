@@ -46,7 +46,7 @@ NEXT:
     {newline.join(body)}
     add.u64 %d10, %d10, 24; add.u64 %d11, %d11, {size};
     sub.u32 %r10, %r10, 1; setp.ne.u32 %p1, %r10, 0; @%p1 bra NEXT;"""
-    )
+    ).replace("sm_90", "sm_100a")  # which has e2m3x2 and the like
     data = struct.pack("<Q", len(operands)) + b"".join(struct.pack("<3Q", *three) for three in operands)
     found = thread.run(text, data + bytes(size * len(operands)))[len(data) :]
     return struct.iter_unpack(f"<{len(cases)}Q", found)
