@@ -172,7 +172,7 @@ def test_what_lies_outside(thread, text, fault):
         ("atom.global.add.u32 %r9, [%base], 1;", "'%base' of type .u32 as an address"),
         ("ld.shared.u32 %r9, [%f0];", "'%f0' of type .f32 as an address"),
         ("ld.shared.u32 %r9, [%p0];", "'%p0' of type .pred as an address"),
-        ("cvta.shared.u64 %generic, %base;", "'%base' has 32 bits, not 64"),
+        ("cvta.shared.u64 %generic, %base;", "'%base' is a register of .b32 where .u64 is expected"),
         ("ld.global.u32 %r9, [buffer];", "an address of .param as one of .global"),
         ("ld.u32 %r9, [buffer];", "an address of .param as a generic one"),
         ("ld.u32 %r9, [primes];", "an address of .const as a generic one"),
