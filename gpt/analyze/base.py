@@ -360,7 +360,7 @@ class Passage:
             return
         for path in absent:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
-        if self._kinds <= {"header", "end"}:
+        if self._kinds <= {"header", "end"} and not (self._told or self._stage.faults):
             self._write(self._stage.warn("", EMPTY))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
