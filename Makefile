@@ -52,7 +52,14 @@ runtime/records.h: runtime/mkrecords.py $(wildcard gpt/records*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+# Functions of the simulated driver, #define cuInit sim_cuInit
+runtime/sim/renamed.h: runtime/sim/functions.h
+	@{ echo '// clang-format off'; \
+	    sed -nE -e 's/^[XP]\((\w+), (\w*), .*/#define \1\2 sim_\1\2/p' $<; \
+	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
+	@mv $@.part $@
+
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
 $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
 	@echo "cc $@"
@@ -71,10 +78,18 @@ $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
+# The cache, for Python.
+CACHE = $(addprefix runtime/common/,kept.c private.c sha256.c pass.c records.c)
+
+$(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/common/*.h) $(HEADERS)
+	@echo "cc $@"
+	@mkdir -p $(@D)
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
+
 # What makes host code of PTX: what is kept of another generator is not used.
 GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
 
-$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) $(GENERATOR) \
+$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/sim/renamed.h $(GENERATOR) \
     $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
@@ -87,6 +102,10 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 	@echo "cc $@"
 	@$(CC) -shared -nostdlib -x c /dev/null -Wl,-soname,libcuda-by-name.so -Wl,--no-as-needed -x none $< -Wl,-rpath,'$$ORIGIN' -o $@
+
+# What `nvcc -cudart shared -L.../sim` links to: a linker script, as such a program asks for libcudart.so.13.
+$(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
+	@echo 'INPUT(libcudart.so.13)' >$@
 
 $(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
 	@echo "cc $@"
@@ -184,7 +203,7 @@ uninstall: ## remove what install put under PREFIX
 	@rm -rf $(LIBDIR)
 
 clean: ## remove what was built, keep .venv
-	@rm -rf build dist $(RUNTIME) runtime/records.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

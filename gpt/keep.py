@@ -2,7 +2,8 @@
 
 A kernel with its probes has a folder in it, `NAME.DIGEST`: its mangled name, as far as that is harmless and not too
 long, and the beginning of the digest of name and probed text. So the stage that weaves and the one that assembles find
-the same one without knowing of each other. Only the user can read it; a file in it is whole or not there.
+the same one without knowing of each other. Only the user can read it; a file in it is whole or not there. A folder that
+another user could have put in its place isn't used.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from gpt.cache import make_private
 from gpt.outputs import replacing
 
 MAX_NAME = 100  # characters of a kernel's name in that of its folder
@@ -36,9 +37,7 @@ def keep(kernel: str, text: bytes, files: Mapping[str, bytes]) -> None:
     if not keeping():
         return
     folder = kept_in(Path(os.environ["GPT_KEEP"]), kernel, text)
-    for path in (folder.parent, folder):
-        with suppress(FileExistsError):
-            path.mkdir(0o700)
+    make_private(folder)
     for file, data in files.items():
         with replacing(folder / file, 0o600) as out:
             out.write(data)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -61,6 +62,31 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             with suppress(OSError):
                 os.unlink(part, dir_fd=folder)
         os.close(folder)
+
+
+def create(path: Path, mode: int = 0o666) -> IO[bytes]:
+    """Make a new, empty file that takes the name `path` at once, for a live stream that others read while it grows.
+
+    It replaces what `replacing` does. Raises OSError, whose `filename` is `path`.
+    """
+    with replacing(path, mode) as file:
+        return open(os.dup(file.fileno()), "wb")
+
+
+def open_stream(path: Path) -> IO[bytes] | None:
+    """Open an output that isn't a file: one of our descriptors, such as /dev/stdout, a named pipe, or a device.
+
+    Returns None for anything else, which `replacing` or `create` makes. A link is followed only from /dev/stdout and
+    /dev/stderr. Opening a pipe waits for its reader. Raises OSError, whose `filename` is `path`.
+    """
+    with _named(path):
+        if found := re.fullmatch(r"/dev/std(out|err)|(?:/dev|/proc/self)/fd/(\d{1,9})", os.path.abspath(path)):
+            return open(os.dup(int(found[2]) if found[2] else 1 + (found[1] == "err")), "wb")
+        with suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+                return open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+    return None
 
 
 def check_folder(path: Path) -> None:

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import re
 
+_FORMULA = re.compile("(^|;)([ \"']*[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # Excel in Japan takes the wide forms too
+
 
 def printable(text: str) -> str:
     r"""The text on one line: whatever moves the cursor, hides or reorders text stands as Python writes it, `\x1b`."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def as_cell(text: str) -> str:
+    """Return a text for a cell of CSV that no spreadsheet takes for a formula.
+
+    A single quote goes before a beginning that would make it one (OWASP, CSV injection), behind blanks and quotes too,
+    which spreadsheets drop; and behind a semicolon, which separates cells where a comma is in numbers.
+    """
+    return _FORMULA.sub("\\1'\\2", printable(text))
 
 
 def valid(text: str) -> str:

@@ -5,9 +5,9 @@ The kinds stand in records_code.py and records_runs.py, what several of them sha
 `gpt-stream(5)` says the same in prose, `make` generates `runtime/records.h` from it, and tests hold the page
 and the bytes that C writes equal to what stands here.
 
-Types: `u64` an unsigned integer, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and the name of
-a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type ends
-in `?` may be absent; it is never nil.
+Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
+the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
+ends in `?` may be absent; it is never nil.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def _check(value: Mapping[str, Any], keys: Keys, name: str) -> str | None:
     return None
 
 
+_BITS = {"u64": 64, "u32": 32}
 _PYTHON: dict[str, type] = {"str": str, "bin": bytes, "bool": bool}
 
 
@@ -135,6 +136,6 @@ def _check_type(value: Any, type_: str, name: str) -> str | None:
         return next((f for v in value if (f := _check_type(v, type_[1:-1], name))), None)
     if type_ in STRUCTS:
         return _check(value, STRUCTS[type_], name) if isinstance(value, dict) else f"{name} is not a map"
-    if type_ == "u64":
-        return None if type(value) is int and 0 <= value < 1 << 64 else f"{name} is not of type {type_}"
+    if type_ in _BITS:
+        return None if type(value) is int and 0 <= value < 1 << _BITS[type_] else f"{name} is not of type {type_}"
     return None if isinstance(value, _PYTHON[type_]) else f"{name} is not of type {type_}"

@@ -8,7 +8,7 @@ RUNS: dict[str, Keys] = {
     "kernel": {
         "id": ("u64", "of the ptx record that it is in; in a trace a number in the segment"),
         "name": ("str", "mangled name"),
-        "function": ("u64?", "in a trace: id of the function that it stands for"),
+        "function": ("u32?", "in a trace: id of the function that it stands for"),
         "params": ("[param]?", "its own parameters"),
         "added": ("[param]?", "the parameters after them that probes need"),
         "cluster": ("[u64]?", "blocks of a cluster in x, y and z, where the grid of a launch counts clusters"),
@@ -56,7 +56,7 @@ RUNS: dict[str, Keys] = {
         "reason": ("str", "why they are not recorded"),
     },
     "api": {
-        "id": ("u64", "number in the segment"),
+        "id": ("u32", "number in the segment"),
         "symbol": ("str", "the driver function as the program asked for it"),
         "name": ("str", "without version and stream suffix"),
         "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
@@ -66,7 +66,7 @@ RUNS: dict[str, Keys] = {
         "exec": ("u64", "handle of the graph that can be launched"),
         "at": ("u64", "time stamp: later launches of the handle mean this graph"),
         "nodes": ("u64", "nodes, those of graphs inside it included"),
-        "functions": ("[u64]", "ids of the functions that its kernel nodes launch"),
+        "functions": ("[u32]", "ids of the functions that its kernel nodes launch"),
         "launches": ("[u64]", "how often each is launched; 0: as a condition says, or not at all"),
     },
     "launches": {
@@ -145,10 +145,10 @@ RUNS: dict[str, Keys] = {
     "probed": {
         "id": ("u64", "number in the segment"),
         "kernel": ("u64", "id of the kernel record"),
-        "function": ("u64", "id of the function that the program launched"),
+        "function": ("u32", "id of the function that the program launched"),
         "thread": ("u64", "thread id"),
         "start": ("u64", "time stamp of the call"),
-        "device": ("u64", "ordinal in the process"),
+        "device": ("u32", "ordinal in the process"),
         "stream": ("u64", "handle"),
         "grid": ("[u64]", "blocks in x, y and z"),
         "block": ("[u64]", "threads of a block in x, y and z"),
@@ -180,13 +180,13 @@ RUNS: dict[str, Keys] = {
         "original": ("u64?", "ns of the kernel without probes, assembled alike"),
     },
     "memusage": {
-        "function": ("u64", "id of the function"),
+        "function": ("u32", "id of the function"),
         "launches": ("u64", "how many of it"),
         "bytes": ("u64", "what their buffers would need, added"),
         "most": ("u64", "bytes of the launch that would need most"),
     },
     "unprobed": {
-        "function": ("u64", "id of the function"),
+        "function": ("u32", "id of the function"),
         "launches": ("u64", "how many ran without probes for this reason"),
         "reason": ("str", "why"),
     },

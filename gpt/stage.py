@@ -24,7 +24,7 @@ DASH = Path("-")  # an output so named is standard output
 FLUSH_BYTES = 1 << 18
 
 # The kind of record that a filter works on, and what it reports of a stream without any.
-LIBRARY = "library", "no library in the stream: gpt-extract reads one"
+ELEMENT = "element", "no GPU code listed in the stream: gpt-extract without --ptx lists it"
 MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
 PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
 
@@ -66,6 +66,7 @@ class Stage:
         self._counts = [0]  # records of each segment
         self._turn = -1  # of which one of them the next is
         self.told = False  # whether a stage before has reported an error
+        self.header: dict[str, Any] = {}  # of the segment that began last
         self._quiet = quiet  # whether messages are left out
         self._said: set[tuple[str, ...]] = set()
         self._facts: set[str] = set()  # of errors
@@ -234,7 +235,10 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            if wants and not kinds & {wants[0], "sync"}:  # with a sync it is a conversation in which nothing was asked
+            # A library may have no element left, but PTX of one, or a trace, is no list of elements.
+            listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
+            # With a sync it is a conversation in which nothing was asked.
+            if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:
                 self._pass(one, handle, settle)
@@ -251,6 +255,7 @@ class Stage:
             self._write_all(settle())
         match record["kind"]:
             case "header":
+                self.header = record
                 self.write({**record, "via": [*record["via"], self.tool]})
             case "sync" | "resume":
                 self.write(record)
@@ -258,13 +263,13 @@ class Stage:
                 self._write_all(handle(record))
 
     def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
-        """There was nothing to do: an error, said here unless a stage before has said what failed.
+        """There was nothing to do: an error, said here unless this stage or one before has said what failed.
 
         Segments without any record are the answer of a source that found nothing, and no fault.
         """
         if self.told:
             self.status = max(self.status, GptError.status)
-        elif kinds - {"header", "end", "diag"}:
+        elif kinds - {"header", "end", "diag"} and not self.faults:
             self.flush()  # it ends quietly if nobody reads
             diag = self.error(GptError(fact))
             if inside:

@@ -225,8 +225,13 @@ enum {
 };
 
 enum {
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+    CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3,
 };
+
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1 };
 
 enum {
     CU_STREAM_WAIT_VALUE_GEQ = 0,
@@ -429,6 +434,10 @@ typedef struct {
 } CUDA_EVENT_RECORD_NODE_PARAMS;
 
 typedef struct {
+    CUdeviceptr dptr;
+} CUDA_MEM_FREE_NODE_PARAMS;
+
+typedef struct {
     uint64_t handle;
     int type;
     uint32_t size;
@@ -447,6 +456,8 @@ typedef struct {
         CUDA_CHILD_GRAPH_NODE_PARAMS graph;
         CUDA_EVENT_RECORD_NODE_PARAMS eventWait;
         CUDA_EVENT_RECORD_NODE_PARAMS eventRecord;
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+        CUDA_MEM_FREE_NODE_PARAMS free;
         CUDA_CONDITIONAL_NODE_PARAMS conditional;
     };
     long long reserved2;

@@ -17,20 +17,24 @@ from gpt import records
 # type -> its C type, and if it is optional what shows that it is there; a type without C form is a KeyError
 SCALARS = {
     "u64": "uint64_t",
+    "u32": "uint64_t",  # on the wire they are alike
     "bool": "bool",
     "str": "struct gpt_str",
     "bin": "struct gpt_bin",
     "u64?": "struct gpt_u64",
+    "u32?": "struct gpt_u64",
     "str?": "struct gpt_str",
     "bin?": "struct gpt_bin",
 }
-PRESENT = {"u64?": "{}.present", "str?": "{}.data", "bin?": "{}.data"}
+PRESENT = {"u64?": "{}.present", "u32?": "{}.present", "str?": "{}.data", "bin?": "{}.data"}
 PUT = {
     "u64": "gpt_put_u64(buffer, {});",
+    "u32": "gpt_put_u64(buffer, {});",
     "bool": "gpt_put_bool(buffer, {});",
     "str": "gpt_put_str(buffer, {0}.data, {0}.size);",
     "bin": "gpt_put_bin(buffer, {0}.data, {0}.size);",
     "u64?": "gpt_put_u64(buffer, {}.value);",
+    "u32?": "gpt_put_u64(buffer, {}.value);",
     "str?": "gpt_put_str(buffer, {0}.data, {0}.size);",
     "bin?": "gpt_put_bin(buffer, {0}.data, {0}.size);",
 }

@@ -169,7 +169,7 @@ def test_segments_stay_apart_and_none_gets_an_end_that_it_had_not(stage, work):
 @alike
 def test_via_grows(stage):
     header = stream.pack(stream.header("test", []) | {"via": ["a", "b"], "x-mine": 1})
-    (found, _) = read(quiet(stage(data=header + END)))
+    found, *_ = read(stage(data=header + END).stdout)
     assert found["via"] == ["a", "b", stage.name]
     assert found["x-mine"] == 1
     assert found["tool"] == "test"
@@ -434,7 +434,8 @@ def test_a_reader_that_leaves_early_ends_it_quietly(stage, folder):
 @alike
 @pytest.mark.parametrize("redirection", ["<&-", ">&-"])
 def test_a_closed_descriptor_is_an_error(stage, folder, redirection):
-    done = run(["sh", "-c", f'exec "$@" {redirection}', "sh", *stage.command], folder, data=HEADER + END)
+    data = HEADER + STRANGE[0] + END
+    done = run(["sh", "-c", f'exec "$@" {redirection}', "sh", *stage.command], folder, data=data)
     line = one_line(stage, done, 1)
     assert line == f"{stage.name}: error: {'<stdin>' if '<' in redirection else '<stdout>'}: Bad file descriptor"
 

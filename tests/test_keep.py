@@ -1,11 +1,12 @@
 """GPT_KEEP: what stages keep of each kernel, under names that do no harm."""
 
 import difflib
+import os
 import stat
 
 import pytest
 
-from gpt.keep import MAX_NAME, keep
+from gpt.keep import MAX_NAME, keep, kept_in
 from tests.stages.tools import run
 
 PTX = """.version 7.0
@@ -63,3 +64,28 @@ def test_where_nothing_can_be_kept_the_stage_goes_on(tmp_path, monkeypatch):
     woven = run("gpt-ptx-probe", "-p", "gmem_bytes", data=run("gpt-extract", "--ptx", source).out)
     assert woven.status == 0 and b"gpt_map" in woven.out
     assert "GPT_KEEP: Not a directory" in woven.err
+
+
+@pytest.mark.parametrize("shape", ["link", "link below", "owner", "others write"])
+def test_nothing_is_written_where_another_user_could_have_led_us(tmp_path, monkeypatch, shape):
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    (victim := tmp_path / "victim").mkdir()
+    top = tmp_path / "kept"
+    folder = kept_in(top, "k", b"text")
+    match shape:
+        case "link":
+            top.symlink_to(victim)
+        case "link below":
+            top.mkdir()
+            folder.symlink_to(victim)
+        case "owner":
+            top.mkdir()
+            os.chown(top, 2002, 2002)
+        case "others write":
+            top.mkdir()
+            top.chmod(0o777)
+    monkeypatch.setenv("GPT_KEEP", str(top))
+    with pytest.raises(PermissionError, match=r"symbolic link|belongs to user 2002|other users may write"):
+        keep("k", b"text", {"probed.ptx": b"text"})
+    assert not list(victim.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from gpt import outputs
 from gpt.asm import images
-from gpt.asm.cache import Cache
+from gpt.cache import Cache
 from gpt.formats import negativa
 from gpt.outputs import replacing
 from tests import loaded

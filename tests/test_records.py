@@ -74,14 +74,14 @@ def value_of(type_):
     if type_.startswith("["):
         type_ = type_.rstrip("?")
         pairs = [value_of(type_[1:-1]) for _ in range(COUNTS[number % len(COUNTS)])]
-        c_type = "uint64_t" if type_ == "[u64]" else f"struct gpt_{type_[1:-1]}"
+        c_type = "uint64_t" if type_ in ("[u64]", "[u32]") else f"struct gpt_{type_[1:-1]}"
         return [p for p, _ in pairs], f"ARRAY({c_type}, {len(pairs)}, {', '.join(c for _, c in pairs)})"
     if type_ in records.STRUCTS:
         python, c = values_of(records.STRUCTS[type_], optional=bool(number % 2))
         return python, f"{{{c}}}"
-    if type_.startswith("u64"):
-        value = NUMBERS[number % len(NUMBERS)]
-        return value, f"GPT_U64({value}u)" if type_ == "u64?" else f"{value}u"
+    if type_.startswith("u"):
+        value = NUMBERS[number % len(NUMBERS)] % (1 << int(type_[1:3]))
+        return value, f"GPT_U64({value}u)" if type_.endswith("?") else f"{value}u"
     at, size = number % 1000, SIZES[number % len(SIZES)]
     if type_.startswith("str"):
         return TEXT[at : at + size].decode(), f"STR({at}, {size})"
@@ -108,7 +108,7 @@ def samples():
             yield records.make(kind, **values), f"SAMPLE({kind}, {c});"
     yield records.make("diag", level="", where="", text="", ref=""), 'SAMPLE(diag, .ref = GPT_STR(""));'
     yield records.make("child", pid=0, how="\udcff"), 'SAMPLE(child, .how = GPT_STR("\\xff"));'
-    element = {key: 0 if type_ == "u64" else "" for key, (type_, _) in records.KINDS["element"].items()}
+    element = {key: 0 if type_ in ("u64", "u32") else "" for key, (type_, _) in records.KINDS["element"].items()}
     for key in ("section", "member", "sha256", "data"):
         del element[key]
     element |= {"kernels": [{"name": ""}] * 65536, "functions": [{"name": ""}] * 65535}
@@ -185,6 +185,7 @@ FIELD = {"name": "ts", "type": "u64", "offset": 0}
         ({"kind": "sync"}, "sync without id"),
         ({"kind": "sync", "id": None}, "sync.id is not of type u64"),
         ({"kind": "sync", "id": -1}, "sync.id is not of type u64"),
+        ({"kind": "function", "name": "k", "id": 1 << 32}, "function.id is not of type u32"),
         ({"kind": "sync", "id": 1 << 64}, "sync.id is not of type u64"),
         ({"kind": "sync", "id": True}, "sync.id is not of type u64"),
         ({"kind": "sync", "id": 1.0}, "sync.id is not of type u64"),

@@ -76,8 +76,11 @@ def make_array_answer(
         stride += np.dtype(fields[-1]).itemsize
     rows = np.empty(len(values[0]), [(column.name, field) for column, field in zip(columns, fields, strict=True)])
     for column, array in zip(columns, values, strict=True):
-        if rows[column.name].dtype.kind == "u" and np.asarray(array).dtype.kind == "f":
-            array = np.clip(np.rint(array), 0, 1 << 63)
+        form, array = rows[column.name].dtype, np.asarray(array)
+        if form.kind == "u" and array.dtype.kind == "f":
+            array = np.clip(np.rint(array), 0, min(1 << 63, np.iinfo(form).max))
+        elif form.kind == "u" and not np.can_cast(array.dtype, form):  # what malformed rows add up to may not fit
+            array = np.clip(array, 0, np.iinfo(form).max)
         rows[column.name] = array
     keys = {"columns": declared, "stride": stride, "texts": list(texts), "rows": rows.tobytes()}
     return _make(name, keys, verdict, top, plots)

@@ -11,7 +11,10 @@ missing.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +38,9 @@ PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "ker
 NAMED = 3  # lines of what is missing
 KERNELS = 8  # names of kernels, where a selection chose others
 SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
+FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
+_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
+EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
 class Fold(Protocol):
@@ -74,7 +80,7 @@ def read(
 ) -> bool:
     """Reads the traces, or standard input, and writes what the analysis says to the stage, and to `seen`.
 
-    Returns whether there were processes, and none of them runs any more.
+    Returns whether all of it has ended: no process runs any more, and no trace is just begun.
     """
     from gpt.trace.follow import Follow
     from gpt.trace.inputs import expand, read_input
@@ -98,7 +104,7 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
     """Reads a trace; what is wrong with it is said."""
     from gpt.trace.inputs import side_folder
 
-    passage.folder, passage.name, passage.origin = side_folder(trace.path), trace.name, trace.origin
+    passage.begin_trace(trace, side_folder(trace.path))
     with _survived(stage, passage, trace.name):
         for record in trace:
             passage.pass_on(record)
@@ -133,6 +139,27 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
         missing = isinstance(error, FileNotFoundError | PermissionError)
         fact, where = error.strerror or str(error), str(error.filename or name)
         passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
+
+
+def _has_writer(path: Path) -> bool:
+    """Return whether somebody has a file open for writing, or wrote to it, or put it there, a moment ago.
+
+    Only descriptors of processes of this machine that we may look at are seen.
+    """
+    try:
+        wanted = path.stat()
+    except (OSError, ValueError):
+        return False
+    if abs(time.time() - max(wanted.st_mtime, wanted.st_ctime)) < FRESH:
+        return True
+    for name in glob.iglob("/proc/[0-9]*/fd/*"):
+        flags = Path(name.replace("/fd/", "/fdinfo/"))
+        try:
+            if os.path.samestat(os.stat(name), wanted) and _WRITES.search(flags.read_text()):
+                return True
+        except OSError:  # it was closed meanwhile, or is another user's
+            continue
+    return False
 
 
 def _is_running(header: Record) -> bool:
@@ -172,6 +199,7 @@ class Passage:
         self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
         self._begun = False
         self._runs = False  # one of the endless
+        self._blank: dict[Path, None] = {}  # traces without a segment: cut, or just begun
         self._news = False  # since the last answer
         self._kinds: set[str] = set()  # of all records
         self._told = False  # whether a stage before has reported an error
@@ -179,6 +207,12 @@ class Passage:
         self._pids: dict[int, None] = {}
         self._names: dict[str, None] = {}  # of kernels, for a selection that matches none
         self._simulated = False  # whether the simulated device ran any of it
+
+    def begin_trace(self, trace: Trace, folder: Path | None) -> None:
+        """The records of this one come next."""
+        self.folder, self.name, self.origin = folder, trace.name, trace.origin
+        if trace.path:
+            self._blank[trace.path] = None
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
@@ -222,6 +256,7 @@ class Passage:
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
+        self._blank.pop(Path(self.name), None)
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
@@ -234,8 +269,8 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Whether there were processes, and none of them runs any more."""
-        return self._begun and not self._runs
+        """Whether no process runs any more, and no trace is just begun: a file that was cut has no writer."""
+        return not self._runs and not any(map(_has_writer, self._blank))
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -301,6 +336,7 @@ class Passage:
         self._kinds |= other._kinds
         self._begun |= other._begun
         self._runs |= other._runs
+        self._blank |= other._blank
         self._told |= other._told
         self._news |= other._news
         self._left_out |= other._left_out
@@ -340,6 +376,8 @@ class Passage:
             return
         for path in absent:
             self.say(self._stage.warn(path, "the trace of a child is absent and not counted", path))
+        if self._kinds <= {"header", "end"} and not (self._told or self._stage.faults):
+            self._write(self._stage.warn("", EMPTY))
         idle = self._kinds - {"header", "end", "diag"} and not self._kinds & {"answer", "sync"}
         lack = self._fold.find_lack(self._kinds) if idle else None
         left_out = self._find_left_out() if idle else None

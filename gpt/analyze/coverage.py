@@ -32,6 +32,7 @@ WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at 
     "no buffer was free within --max-memory": "--max-memory gives more, --complete waits",
     "its buffers are larger than --max-memory": "--max-memory gives more",
     "other graphs have the buffers that there are within --max-memory": "--max-memory gives more",
+    "gpt-hook's supervisor": "gpt-hook(1), SUPERVISOR, says which processes it answers",
     "the pipeline failed": "GPT_KEEP=DIR keeps what it made of each kernel",
 }
 

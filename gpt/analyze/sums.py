@@ -11,7 +11,9 @@ from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    import numpy.typing as npt
+
+    from gpt.trace.buffers import Buffer, MapLayout, Saved
     from gpt.trace.process import Process
 
 KERNEL = (
@@ -42,13 +44,17 @@ class Sums(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Adds a launch."""
-        sums = {name: int(saved.slots[name].sum(dtype="u8")) if name in buffer.map.unsigned else 0
+        sums = {name: self.add_up(buffer.map, saved.slots[name]) if name in buffer.map.unsigned else 0
                 for name in (*self.fields, *self.optional)}  # fmt: skip
         sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": saved.dropped}
         self._kernels.setdefault(buffer.kernel, Counter()).update(sums, launches=1)
         self._number += 1
         if len(self._rows) < MOST_LAUNCHES:
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
+
+    def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
+        """The sum of a field, whose values are by block, unit of the block and slot."""
+        return int(values.sum(dtype="u8"))
 
     def merge(self, other: Sums) -> None:
         """Takes in what another one has of later traces."""

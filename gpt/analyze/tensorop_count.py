@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Column
 from gpt.analyze.command import Analysis
 from gpt.analyze.sums import Sums
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gpt.trace.buffers import MapLayout
+
+WARP = 32  # threads
 
 
 class TensoropCount(Sums):
@@ -17,6 +25,14 @@ class TensoropCount(Sums):
     fields = ("operations",)
     optional = ("flops",)
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
+
+    def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
+        """The sum of all warps. An operation is one of a warp: of Neutrino's probe each thread of that counts it."""
+        if layout.level == "thread":
+            import numpy as np
+
+            values = np.maximum.reduceat(values, range(0, values.shape[1], WARP), axis=1)
+        return super().add_up(layout, values)
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
         """Both sums."""

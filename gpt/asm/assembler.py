@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpt.asm.backend import Made, Options, Target
 from gpt.asm.backends import BACKENDS
-from gpt.asm.cache import Cache, key_of
+from gpt.cache import Cache, key_of
 from gpt.errors import GptError
 
 FORMAT = b"4"  # of what is kept: a change makes all of it unknown

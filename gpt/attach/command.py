@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +13,13 @@ from typing import IO, NamedTuple
 
 from gpt import messages, signals, stream
 from gpt.attach import driver, kernel
+from gpt.attach.driver import DriverFile
 from gpt.attach.events import MAX_LINE, iter_events
 from gpt.attach.program import Machine, generate, of_process
-from gpt.attach.segments import Segments
-from gpt.attach.watch import Watching, find_bpftrace
+from gpt.attach.segments import Segments, split_command
+from gpt.attach.watch import Watching, find_bpftrace, shares_mounts
 from gpt.errors import GptError, MalformedError, MissingError, UsageError
-from gpt.outputs import check_folder
+from gpt.outputs import check_folder, create, open_stream
 from gpt.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"
@@ -26,21 +28,23 @@ TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
 
 
 class Output:
-    """The trace, a file that is made when something is written: what fails before leaves what was there."""
+    """The trace, a file that is made when something is written: what fails before leaves what was there.
+
+    It grows while the process is watched, as one of gpt-hook run does, and says itself whether it's complete.
+    """
 
     def __init__(self, name: str, force: bool) -> None:
         """Raises GptError if it is there already, and OSError if nothing can be made there."""
         self.name = STDOUT if name == "-" else name
-        self._mode = "wb" if force else "xb"
-        self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else None
-        if name != "-" and not force and os.path.lexists(name):
+        self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else open_stream(Path(name))
+        if not self._file and not force and os.path.lexists(name):
             raise GptError("exists; -f overwrites it", name)
-        if name != "-" and not os.path.exists(name):
+        if not self._file:
             check_folder(Path(name))
 
     def write(self, record: dict[str, object]) -> None:
         """Writes a record. Raises OSError, and Terminated if its reader has gone away."""
-        self._file = self._file or open(self.name, self._mode)
+        self._file = self._file or create(Path(self.name), 0o600)
         try:
             self._file.write(stream.pack(record))
             if record["kind"] in ("sync", "end"):
@@ -63,20 +67,30 @@ class Asked(NamedTuple):
     quiet: bool
 
 
-def write_program(asked: Asked) -> str:
-    """The bpftrace program. Raises GptError if there is nothing to be watched."""
-    files = _find_files(asked)
+def write_program(asked: Asked, live: bool = False) -> tuple[str, list[DriverFile]]:
+    """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
+
+    `live` is a program that runs with the descriptors of these files, instead of by itself later.
+    """
     wanted = driver.read_functions(asked.calls)
+    files = _find_files(asked)
     found = []
-    for path in files:
-        has = driver.exports(path)
-        found += [(path, function) for function in wanted if function.symbol in has]
+    for one in files:
+        place = f"/proc/self/fd/{one.file}" if live else one.place
+        try:
+            has = driver.exports(one.file, one.name)
+        except GptError as error:
+            if asked.pid or asked.libraries:
+                raise
+            messages.say(TOOL, "warning", error.where, error.fact)  # any user can call a file so
+            continue
+        found += [(place, function) for function in wanted if function.symbol in has]
     if not found:
-        raise UsageError("has none of these functions", files[0])
-    whole = f"-p {asked.pid} " if asked.pid else ""
+        raise UsageError("has none of these functions", files[0].name)
+    whole = f"-p {asked.pid} " if asked.pid and shares_mounts(asked.pid) else ""
     about = [
         f"What {f'process {asked.pid}' if asked.pid else 'all processes'} and the CUDA driver say to each other, by",
-        f"'gpt-hook attach --print', for this boot of this machine: {len(found)} functions of {', '.join(files)}.",
+        f"'gpt-hook attach --print', for this boot of this machine: {len(found)} functions.",
         "",
         f"    bpftrace -f json {whole}FILE > OUTPUT; gpt-hook attach -o trace.mp OUTPUT",
         "",
@@ -85,21 +99,25 @@ def write_program(asked: Asked) -> str:
     names = kernel.find_functions() if asked.kernel else []
     about += [line for line in ("", f"kprobes: {', '.join(names)}") if names]
     pid = asked.pid if _is_first_namespace() else None  # bpftrace counts processes as that does
-    more = kernel.probes(names, of_process(pid))
-    return generate(files, found, _machine(asked.pid), more, about, TRACING.exists() and not asked.pid, pid)
+    if asked.pid and not whole and not pid:
+        raise GptError("in another mount namespace: run gpt-hook attach outside of containers", f"process {asked.pid}")
+    tag = secrets.token_hex(8)
+    more = kernel.probes(names, tag, of_process(pid))
+    return generate(found, _machine(asked.pid), more, about, TRACING.exists() and not asked.pid, tag, pid), files
 
 
 def _is_first_namespace() -> bool:
     return os.readlink("/proc/self/ns/pid") == f"pid:[{FIRST_NAMESPACE}]"
 
 
-def _find_files(asked: Asked) -> list[str]:
+def _find_files(asked: Asked) -> list[DriverFile]:
+    """Open the drivers to watch. Raises GptError if no driver is found."""
     if asked.libraries:
-        return asked.libraries
+        return [driver.open_library(path) for path in asked.libraries]
     found = driver.find_driver(asked.pid) if asked.pid else driver.find_all()
     if not found:
         raise MissingError("no process uses it, and the dynamic linker does not find it", driver.LIBRARY)
-    return [one.path for one in found]
+    return found
 
 
 def _machine(pid: int | None) -> Machine:
@@ -107,14 +125,15 @@ def _machine(pid: int | None) -> Machine:
     clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
     pairs = [tuple(map(time.clock_gettime_ns, clocks)) for _ in range(9)]
     suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # two clocks are not read at once
-    commands = {pid: _command_of(pid)} if pid else {}
+    commands = {pid: _read_command(pid)} if pid else {}
     return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 
 
 def watch(asked: Asked, output: Output) -> int:
     """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
     bpftrace = find_bpftrace()
-    watching = Watching(bpftrace, write_program(asked), asked.pid)
+    program, files = write_program(asked, live=True)
+    watching = Watching(bpftrace, program, asked.pid, [one.file for one in files])
     kprobes = f", and in the kernel {', '.join(kernel.find_functions())}" if asked.kernel else ""
 
     def lines(printed: Iterable[bytes]) -> Iterator[bytes]:
@@ -144,12 +163,15 @@ def read(paths: list[Path], output: Output, quiet: bool) -> int:
     return status
 
 
-def _command_of(pid: int) -> list[str]:
+def _read_command(pid: int) -> bytes:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return []
-    return words.split("\0")[:-1]
+        return b""
+
+
+def _command_of(pid: int) -> list[str]:
+    return split_command(_read_command(pid))
 
 
 def convert(

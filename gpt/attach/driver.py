@@ -1,7 +1,8 @@
 """What is watched: functions of the driver, as gpt-hook knows them, and the files that have them.
 
-A file is named by a path that its process would use, through /proc/PID/root if that is in a container, or by
-/proc/PID/map_files if it was deleted: a uprobe belongs to the inode, whatever it is called.
+A uprobe belongs to an inode, so a file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
+descriptor. The path that a process mapped it by is text that any user can choose: it's compared with a pattern and
+shown in messages, but never written into a program, and root doesn't open it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
+import numpy as np
 
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.formats import elf
+from gpt.formats.source import Source
 
 LIBRARY = "libcuda.so.1"
 DRIVER = re.compile(r"/libcuda\.so(\.[\w.]+)?( \(deleted\))?$")  # libcuda.so.1 is a link: what is mapped is .580.159
 ELF, CLASS, BITS_64 = b"\x7fELF", 4, 2
+WORD = re.compile(r"\w+", re.ASCII)  # what may stand in a program
+VALUE = re.compile(r"(\w+)=(\*?\w+)", re.ASCII)
+SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
+                   ("size", "<u8")])  # fmt: skip
+MAX_SYMBOLS = 64 << 20  # bytes of the symbol table, and of its names
+MAX_SYMBOL = 128  # bytes of a name that is read: functions of the driver have fewer
 
 
 class DriverFunction(NamedTuple):
@@ -36,10 +44,17 @@ class DriverFunction(NamedTuple):
 
 
 class DriverFile(NamedTuple):
-    """A driver that a process has mapped; `id` is that of the file, `path` one to open it by."""
+    """A driver: an open descriptor, its name for people, and a place to open it by that no other user has worded."""
 
-    path: str
-    id: tuple[int, int]
+    file: int
+    name: str
+    place: str
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Device and inode."""
+        status = os.fstat(self.file)
+        return status.st_dev, status.st_ino
 
 
 def read_functions(calls: str | None) -> list[DriverFunction]:
@@ -62,26 +77,58 @@ def read_functions(calls: str | None) -> list[DriverFunction]:
 
 
 def _parse(words: list[str]) -> DriverFunction:
-    values = dict(word.split("=") for word in words[4:])
+    found = [VALUE.fullmatch(word) for word in words[4:]]
+    if not all(map(WORD.fullmatch, words[:4])) or not all(found):
+        raise MissingError(f"answers '{' '.join(words)}', which is no function", "gpt-hook functions")
+    values = {one[1]: one[2] for one in found if one}
     how = values.pop("how", None)
     return DriverFunction(words[0], words[1], words[2], words[3], values, how)
 
 
-def exports(path: str) -> set[str]:
-    """The functions that a shared library has. Raises GptError if it is not one that can be watched."""
+def exports(file: int, name: str) -> set[str]:
+    """Return the names of the functions in an open library. Raises GptError if it can't be watched."""
+    source = Source(name, file)
     try:
-        with open(path, "rb") as file:
-            elf = ELFFile(file)
-            if elf.elfclass != 64:
-                raise GptError("a 32-bit library: it cannot be watched", path)
-            table = elf.get_section_by_name(".dynsym")
-            if not isinstance(table, SymbolTableSection):
-                raise GptError("has no symbols", path)
-            return {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"}
-    except ELFError:
-        raise GptError("not a shared library", path) from None
-    except OSError as error:
-        raise MissingError.of(error, path) from None
+        if source.pread(0, 5) == ELF + b"\x01":
+            raise GptError("a 32-bit library: it cannot be watched", name)
+        sections = elf.parse_elf(source).sections
+        table = next((one for one in sections if one.type == elf.SHT_DYNSYM), None)
+        if table is None or not table.link < len(sections):
+            raise GptError("has no symbols", name)
+        strings = sections[table.link]
+        if table.size > MAX_SYMBOLS or strings.size > MAX_SYMBOLS:
+            raise GptError("its table of symbols is too large", name)
+        symbols = np.frombuffer(source.pread(table.offset, table.size // SYMBOL.itemsize * SYMBOL.itemsize), SYMBOL)
+        names = source.pread(strings.offset, strings.size)
+    except MalformedError:
+        raise GptError("not a shared library", name) from None
+    starts = symbols["name"][symbols["section"] != 0].tolist()
+    found = (names[start : start + MAX_SYMBOL].partition(b"\0")[0] for start in starts)
+    return {one.decode("ascii", "replace") for one in found}
+
+
+def open_library(path: str) -> DriverFile:
+    """Open a library that the user names. Raises GptError if it can't be."""
+    file = _open_regular(path)
+    if file is None:
+        raise MissingError("no regular file that can be read", path)
+    return DriverFile(file, path, os.path.abspath(path))
+
+
+def _open_regular(path: str) -> int | None:
+    """Open a file for reading, None if it isn't a regular one: to open a device or a pipe can do or wait for things."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        if stat.S_ISREG(os.fstat(place).st_mode):
+            return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        pass
+    finally:
+        os.close(place)
+    return None
 
 
 def find_driver(pid: int) -> list[DriverFile]:
@@ -94,7 +141,7 @@ def find_driver(pid: int) -> list[DriverFile]:
         found_id = re.search(r"^Tgid:\s*(\d+)$", (folder / "status").read_text(errors="replace"), re.M)
         if found_id and int(found_id[1]) != pid:  # folders of threads are there, and not listed
             raise GptError(f"a thread of process {found_id[1]}: name that", where)
-        maps = (folder / "maps").read_text(errors="surrogateescape")
+        maps = _read_maps(folder)
     except PermissionError:
         fact = "root is needed" if os.geteuid() else "not ours to look at (user namespaces, ptrace)"
         raise MissingError(fact, where) from None
@@ -117,20 +164,42 @@ def find_driver(pid: int) -> list[DriverFile]:
     )
 
 
+def _read_maps(folder: Path) -> str:
+    return (folder / "maps").read_bytes().decode(errors="surrogateescape")  # a path may have a \\r: no text mode
+
+
 def files_in(pid: int, maps: str) -> list[DriverFile]:
-    """The drivers among the mappings of a process, each file once."""
-    found: dict[tuple[int, int], str] = {}
-    for line in maps.splitlines():
+    """Open the drivers among the mappings of a process, each file once."""
+    found = []
+    for line in maps.split("\n"):  # not splitlines: of the characters that end lines, the kernel escapes only this
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
-            path, mapped = f"/proc/{pid}/root{fields[5]}", f"/proc/{pid}/map_files/{_range(fields[0])}"
-            file = _identity(path)
-            if file and _identity(fields[5]) == file:
-                path = fields[5]  # it is the same file here
-            file = file or _identity(path := mapped)
-            if file:
-                found.setdefault(file, path)
-    return [DriverFile(path, file) for file, path in found.items()]
+            place = f"/proc/{pid}/map_files/{_range(fields[0])}"
+            file = _open_regular(place)
+            if file is None and os.geteuid():  # only root may use map_files
+                file = _open_same(f"/proc/{pid}/root{fields[5]}", fields[3], fields[4])
+            if file is not None:
+                found.append(DriverFile(file, fields[5], place))
+    return _each_once(found)
+
+
+def _each_once(found: list[DriverFile]) -> list[DriverFile]:
+    files: dict[tuple[int, int], DriverFile] = {}
+    for one in found:
+        if files.setdefault(one.id, one) is not one:
+            os.close(one.file)
+    return list(files.values())
+
+
+def _open_same(path: str, device: str, inode: str) -> int | None:
+    """Open the file of a mapping by its path, if it's still that file."""
+    file = _open_regular(path)
+    if file is not None:
+        status = os.fstat(file)
+        if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}" != f"{device} {inode}":
+            os.close(file)
+            return None
+    return file
 
 
 def _range(text: str) -> str:
@@ -138,30 +207,17 @@ def _range(text: str) -> str:
     return "-".join(f"{int(end, 16):x}" for end in text.split("-"))
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of the file at this place; None if there is none, or that which is mapped was deleted."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino) if not path.endswith("(deleted)") else None
-
-
 def find_all() -> list[DriverFile]:
-    """The drivers that any process has mapped, and that which the dynamic linker would find, each file once."""
-    found: dict[tuple[int, int], DriverFile] = {}
+    """Open all drivers that are mapped anywhere, and the one of the dynamic linker, each file once."""
+    found: list[DriverFile] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                maps = (folder / "maps").read_text(errors="surrogateescape")
+                maps = _read_maps(folder)
             except OSError:
                 continue
-            for one in files_in(int(folder.name), maps):
-                found.setdefault(one.id, one)
-    for path in _cached():
-        status = os.stat(path)
-        found.setdefault((status.st_dev, status.st_ino), DriverFile(path, (status.st_dev, status.st_ino)))
-    return list(found.values())
+            found = _each_once(found + files_in(int(folder.name), maps))
+    return _each_once(found + [open_library(path) for path in _cached()])
 
 
 def _cached() -> list[str]:

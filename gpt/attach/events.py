@@ -1,6 +1,7 @@
 """What bpftrace prints, line by line, as events: as JSON (`bpftrace -f json`) or as text, whole or cut off.
 
-Of JSON every line is one object, so that nothing that a program calls its kernels is taken for a line of its own.
+Of JSON every line is one object, so that nothing that a program calls its kernels is taken for a line of its own. Of
+text, lines without the tag that `begin` announces are somebody else's: what earlier releases recorded has none.
 Lines that are not understood are counted; a line that the end of the input cuts is one of them.
 """
 
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 MAX_LINE = 1 << 20  # bytes; a line of functions is the longest
 LOST = re.compile(r"Lost (\d+) events")
-ENTRY = re.compile(r"@call\d+\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
+ENTRY = re.compile(r"@call\d+(?:_(\w+))?\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
 KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
 QUIET = ("Attaching ", "{")
 
@@ -29,7 +30,6 @@ class Call(NamedTuple):
     result: int
     symbol: str
     fields: dict[str, int]
-    comm: str = ""
 
 
 class NamePart(NamedTuple):
@@ -53,7 +53,7 @@ class UnderWay(NamedTuple):
 
 
 class Note(NamedTuple):
-    """`begin`, `machine`, `command`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
+    """`begin`, `machine`, `argv` or `command`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
 
     kind: str
     words: list[str]
@@ -76,24 +76,27 @@ Event = Call | NamePart | UnderWay | Note | Lost | Strange
 
 def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """The events of lines that end in a newline, but for one that was cut."""
+    tag: str | None = None
     for raw in lines:
         whole, line = raw.endswith(b"\n"), raw.decode(errors="surrogateescape").rstrip("\n")
         if not line.strip():
             continue
         if not whole:
-            yield Strange(line)
-        elif line.startswith("{"):
-            yield from _of_json(line)
+            found: Iterable[Event] = [Strange(line)]
         else:
-            yield from _of_text(line)
+            found = _of_json(line, tag) if line.startswith("{") else _of_text(line, tag)
+        for event in found:
+            if tag is None and isinstance(event, Note) and event.kind == "begin":
+                tag = event.words.pop() if len(event.words) > KINDS["begin"] else ""
+            yield event
 
 
-def _of_json(line: str) -> Iterator[Event]:
+def _of_json(line: str, tag: str | None) -> Iterator[Event]:
     try:
         found = json.loads(line)
         kind, data = found["type"], found.get("data")
         if kind == "printf":
-            yield from _of_line(data.removesuffix("\n"))
+            yield from _of_line(data.removesuffix("\n"), tag)
         elif kind == "lost_events":
             yield Lost(_count(data["events"]))
         elif kind == "map":
@@ -114,47 +117,52 @@ def _of_map(data: dict[str, Any]) -> Iterator[Event]:
             yield UnderWay(pid, tid, function, _count(start), tuple(map(_word, rest)))
 
 
-def _of_text(line: str) -> Iterator[Event]:
+def _of_text(line: str, tag: str | None) -> Iterator[Event]:
     if found := LOST.fullmatch(line):
         yield Lost(int(found[1]))
-    elif found := ENTRY.fullmatch(line):
-        start, *values = found[4].split(", ")
+    elif (found := ENTRY.fullmatch(line)) and (found[1] or "") == (tag or ""):
+        start, *values = found[5].split(", ")
         try:
-            pid, tid, function, began = (_count(int(word)) for word in (*found.groups()[:3], start))
+            pid, tid, function, began = (_count(int(word)) for word in (*found.groups()[1:4], start))
             yield UnderWay(pid, tid, function, began, tuple(_word(int(word)) for word in values))
         except ValueError:
             yield Strange(line)
     elif not line.startswith(QUIET):
-        yield from _of_line(line)
+        yield from _of_line(line, tag)
 
 
-def _of_line(line: str) -> Iterator[Event]:
+def _of_line(line: str, tag: str | None) -> Iterator[Event]:
     try:
-        yield _parse(line)
+        yield _parse(line, tag)
     except (ValueError, IndexError):
         yield Strange(line)
 
 
-def _parse(line: str) -> Event:
+def _parse(line: str, tag: str | None) -> Event:
     kind, _, rest = line.partition(" ")
+    if kind == "begin" and tag is None:
+        words = rest.split()
+        if not 2 <= len(words) <= 3:
+            raise ValueError
+        return Note(kind, words)
+    if tag:
+        said, _, rest = rest.partition(" ")
+        if said != tag:
+            raise ValueError
     if kind in ("call", "kernel"):
         words = rest.split()
         pid, tid, start, duration = (_count(int(word)) for word in words[:4])
         fields = {}
-        comm = ""
         for word in words[6:]:
             name, _, value = word.partition("=")
-            if name == "comm":
-                comm = value
-            else:
-                fields[name] = _word(int(value, 16))
-        return Call(kind == "kernel", pid, tid, start, duration, _signed(int(words[4])), words[5], fields, comm)
+            fields[name] = _word(int(value, 16))
+        return Call(kind == "kernel", pid, tid, start, duration, _signed(int(words[4])), words[5], fields)
     if kind == "name":
         pid_, tid_, start_, part, *text = rest.split(" ", 4)
         return NamePart(int(pid_), int(tid_), int(start_), int(part), text[0] if text else "")
     if kind in KINDS and len(words := rest.split()) == KINDS[kind]:
         return Note(kind, words)
-    if kind == "command":
+    if kind in ("argv", "command"):
         return Note(kind, rest.split(" ", 1))
     if kind in ("functions", "library"):
         return Note(kind, [rest])

@@ -42,10 +42,10 @@ def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
     return [name for name in chosen if name]
 
 
-def probes(names: list[str], when: str = "") -> list[str]:
+def probes(names: list[str], tag: str, when: str = "") -> list[str]:
     """Their probes: a line of `kernel` for each call; of an ioctl its number, and words of what it points to.
 
-    `when` is a predicate of all.
+    `tag` is that of the program, `when` a predicate of all.
     """
     lines = []
     for number, name in enumerate(names):
@@ -58,7 +58,7 @@ def probes(names: list[str], when: str = "") -> list[str]:
             f"kprobe:{name} {when}{{ {place} = (nsecs, {kept}); }}",
             f"kretprobe:{name} /{place}.0/ {{",
             f"  $k = {place}; delete({place});",
-            f'  printf("kernel %d %d %llu %llu %lld {name}{fields}\\n",',
+            f'  printf("kernel {tag} %d %d %llu %llu %lld {name}{fields}\\n",',
             f"         pid, tid, $k.0, nsecs - $k.0, retval{shown});",
             "}",
         ]

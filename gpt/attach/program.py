@@ -4,10 +4,9 @@ A uprobe keeps when a call began and its arguments in a map, by process, thread 
 in a line with the result, so that each line is a whole call, whichever CPU's buffer it comes from. What is in a map is
 under way: it is printed with each `beat`, and by bpftrace itself when it ends. The lines are
 
-    begin NSECS SECONDS.MICROSECONDS     time stamps, and the time of day at the same moment
+    begin NSECS SECONDS.MICROSECONDS TAG time stamps, the time of day at the same moment, and the tag of this program
     machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
-    command PID WORDS                    how the process was started, as a shell reads it
-    library PATH                         what is watched, for people
+    argv PID HEX                         how the process was started, as /proc/PID/cmdline has it
     functions N SYMBOL WORDS , ...       keys of the maps: a word for each value, with * if that is an address
     call PID TID START NS RESULT SYMBOL FIELD=HEX ...
     name PID TID START PART TEXT         the name that a call looks up, in parts of PART_BYTES
@@ -17,22 +16,30 @@ under way: it is printed with each `beat`, and by bpftrace itself when it ends. 
     end NSECS
 
 and the maps: of `call` the name, a tuple of the start and the words, those with * not yet known.
+
+After the first word each line but `begin` has TAG, random hex digits, and so have the names of maps: a kernel may be
+called "x\ncall 1 1 ...", and bpftrace prints that as it is, unless it writes JSON.
+
+Nobody else words any part of the program. Files are named by descriptor or by address (gpt.attach.driver), functions
+are those of a table of ours, and all of it is checked here to be of harmless characters before it's put in.
+
 bpftrace 0.17 (2023) must run it, which has no ternary operator on values of users, and of the stack no word after the
 third.
 """
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpt.attach.driver import DriverFunction
-from gpt.printable import printable
+from gpt.attach.driver import WORD, DriverFunction
+from gpt.errors import UsageError
 
 PART_BYTES, PARTS = 63, 16  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
 BEAT_MS = 500
-MAX_COMMAND = 2000  # characters of a command line
+MAX_COMMAND = 1000  # bytes of a command line
+PLACE = re.compile(r"[\w./+-]+", re.ASCII)  # of a file; a colon would end it
 NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # which argument is the name that is looked up
 ALIASES = {"cuKernelGetFunction": 1}  # which is the kernel that the function is another handle of
 
@@ -125,7 +132,17 @@ def watch(function: DriverFunction) -> Watched:
 
 
 def _quote(path: str) -> str:
-    return f'"{path}"' if not path.replace("/", "").replace(".", "").replace("-", "").isalnum() else path
+    """Return a path as bpftrace takes it. Raises UsageError rather than to escape anything."""
+    if not PLACE.fullmatch(path):
+        raise UsageError("a program cannot name it: copy or link it to a path of letters, digits and . _ + - /", path)
+    return f'"{path}"'
+
+
+def _word(text: str) -> str:
+    """Return a word unchanged if it's safe to write into a program. Raises ValueError otherwise."""
+    if not WORD.fullmatch(text):
+        raise ValueError(f"{text!r} in a program")
+    return text
 
 
 def of_process(pid: int | None) -> str:
@@ -133,18 +150,19 @@ def of_process(pid: int | None) -> str:
     return f"/pid == {pid}/ " if pid else ""
 
 
-def probe(path: str, number: int, function: DriverFunction, pid: int | None = None) -> str:
+def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int | None = None) -> str:
     """The two probes of a function, in a process or in all."""
     watched = watch(function)
+    symbol = _word(function.symbol)
     values = watched.values
     kept = [f"(uint64){_group(value.kept)}" for value in values]  # some are signed: tuples of a map are of one type
     name = NAMED.get(function.name)
     if name is not None:
         kept.append(f"(uint64){argument(name)}")
-    map_ = f"@call{max(len(kept), 1)}[pid, tid, {number}]"
+    map_ = f"@call{_size(function)}_{tag}[pid, tid, {number}]"
     fields = "".join(f" {value.field}=%llx" for value in values) + watched.more
     shown = "".join(f", {value.shown.format(f'$c.{at}')}" for at, value in enumerate(values, 1))
-    place = f"{_quote(path)}:{function.symbol}"
+    place = f"{_quote(path)}:{symbol}"
     lines = [
         f"uprobe:{place} {of_process(pid)}{{ {watched.first}{map_} = (nsecs, {', '.join(kept) or '(uint64)0'}); }}",
         f"uretprobe:{place} /{map_}.0/ {{",
@@ -154,14 +172,19 @@ def probe(path: str, number: int, function: DriverFunction, pid: int | None = No
         lines.append("  if (retval == 0) {")
         for part in range(PARTS):
             text = f"str($c.{len(kept)} + {part * PART_BYTES}, {PART_BYTES + 1})"
-            lines.append(f'    printf("name %d %d %llu {part} %s\\n", pid, tid, $c.0, {text});')
+            lines.append(f'    printf("name {tag} %d %d %llu {part} %s\\n", pid, tid, $c.0, {text});')
         lines.append("  }")
     lines += [
-        f'  printf("call %d %d %llu %llu %lld {function.symbol}{fields}\\n",',
+        f'  printf("call {tag} %d %d %llu %llu %lld {symbol}{fields}\\n",',
         f"         pid, tid, $c.0, nsecs - $c.0, retval{shown});",
         "}",
     ]
     return "\n".join(lines)
+
+
+def _size(function: DriverFunction) -> int:
+    """Return how many values are kept of a call: one map is of one type."""
+    return max(len(watch(function).values) + (function.name in NAMED), 1)
 
 
 def _group(expression: str) -> str:
@@ -180,60 +203,51 @@ class Machine(NamedTuple):
     host: str
     boot_id: str
     suspended: int
-    commands: dict[int, list[str]]  # of the processes that are watched
+    commands: dict[int, bytes]  # /proc/PID/cmdline of the processes that are watched
 
 
 def generate(
-    paths: list[str],
     functions: list[tuple[str, DriverFunction]],
     machine: Machine,
     kernel: list[str],
     about: list[str],
     exits: bool,
+    tag: str,
     pid: int | None = None,
 ) -> str:
     """The program. `functions` are with their files, `kernel` more probes; `about` is a comment, a line each.
 
     Only what the process `pid` calls is printed, if it is given: as the first namespace of the machine counts it.
-    `exits`: the tracepoints of the kernel are there, and say when processes end.
+    `exits`: the tracepoints of the kernel are there, and say when processes end. `tag`: see above.
+    Raises UsageError for a file that can't be named safely.
     """
     listed = ", ".join(
         f"{number} {function.symbol} {_words(function)}" for number, (_, function) in enumerate(functions)
     )
-    maps = sorted({probe(path, 0, one).split("@call")[1].split("[")[0] for path, one in functions}, key=int)
+    host, boot_id = (re.sub(r"[^\w.-]", "_", text, flags=re.ASCII) or "_" for text in (machine.host, machine.boot_id))
     lines = [
         *(f"// {line}" for line in about),
         "",
         "BEGIN {",
-        '  printf("begin %llu %s\\n", nsecs, strftime("%s.%f", nsecs));',
-        f'  printf("machine {machine.host} {machine.boot_id} {machine.suspended}\\n");',
-        *(
-            f'  printf("command {pid} {_escape(shlex.join(words)[:MAX_COMMAND])}\\n");'
-            for pid, words in machine.commands.items()
-        ),
-        *(f'  printf("library {_escape(path)}\\n");' for path in paths),
-        f'  printf("functions {listed}\\n");',
+        f'  printf("begin %llu %s {tag}\\n", nsecs, strftime("%s.%f", nsecs));',
+        f'  printf("machine {tag} {host} {boot_id} {machine.suspended}\\n");',
+        *(f'  printf("argv {tag} {pid} {words[:MAX_COMMAND].hex()}\\n");' for pid, words in machine.commands.items()),
+        f'  printf("functions {tag} {listed}\\n");',
         "}",
         "",
         f"interval:ms:{BEAT_MS} {{",
-        *(f"  print(@call{size});" for size in maps),
-        '  printf("beat %llu\\n", nsecs);',
+        *(f"  print(@call{size}_{tag});" for size in sorted({_size(one) for _, one in functions})),
+        f'  printf("beat {tag} %llu\\n", nsecs);',
         "}",
-        'END { printf("end %llu\\n", nsecs); }',
+        f'END {{ printf("end {tag} %llu\\n", nsecs); }}',
         "",
     ]
     if exits:
         lines += [
             "tracepoint:sched:sched_process_exit /pid == tid/ {",
-            '  printf("exit %d %llu\\n", pid, nsecs);',
+            f'  printf("exit {tag} %d %llu\\n", pid, nsecs);',
             "}",
             "",
         ]
-    lines += [probe(path, number, function, pid) for number, (path, function) in enumerate(functions)]
+    lines += [probe(path, number, function, tag, pid) for number, (path, function) in enumerate(functions)]
     return "\n".join([*lines, *kernel, ""])
-
-
-def _escape(text: str) -> str:
-    """A text for printf, which takes any % for a value."""
-    text = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("%", "?")
-    return text.encode("ascii", "replace").decode()

@@ -243,7 +243,9 @@ class Segments:
                 case Note("functions", [text]):
                     lines = [line.split() for line in text.split(",")]
                     self._keys = [(words[1], words[2:]) for words in lines]
-                case Note("command", [pid, text]):
+                case Note("argv", [pid, text]):
+                    self._commands[int(pid)] = split_command(bytes.fromhex(text))
+                case Note("command", [pid, text]):  # of earlier releases
                     self._commands[int(pid)] = shlex.split(text)
                 case Note("beat", [at]):
                     self._now = _number(at)
@@ -379,6 +381,11 @@ class Segments:
         self.calls += process.calls
         self.launches += sum(process.launches.values())
         self.nameless += process.nameless
+
+
+def split_command(data: bytes) -> list[str]:
+    """Return the words of /proc/PID/cmdline."""
+    return data.removesuffix(b"\0").decode(errors="surrogateescape").split("\0") if data else []
 
 
 def _number(text: str, limit: int = LIMIT) -> int:

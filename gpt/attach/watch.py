@@ -4,6 +4,10 @@ bpftrace ends by taking off its probes one by one, each of which takes the kerne
 the last events only then. So where somebody ends the watching, it goes on for two more beats, by which all that was
 printed before has come, and is killed; the kernel takes the probes off. Where the process has ended bpftrace ends by
 itself, with events that it has not read, and is waited for.
+
+With -p bpftrace opens files within the mount namespace of the process, where that has one of its own: it would find
+what a container put there, and not the descriptor that we give it. So -p is left out then. The program itself passes
+over other processes, but their calls of the same driver file take as long as if they were watched.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from gpt import signals
 from gpt.attach.events import MAX_LINE
 from gpt.attach.program import BEAT_MS
 from gpt.errors import GptError, MissingError
+from gpt.outputs import is_same
 
 LIMITS = {  # of bpftrace, which are too small for a driver
     "BPFTRACE_MAX_PROBES": "16384",
@@ -45,6 +50,14 @@ def find_bpftrace() -> str:
     return found
 
 
+def shares_mounts(pid: int) -> bool:
+    """Whether a process has our mount namespace; of one that ended it doesn't matter."""
+    try:
+        return is_same(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
+    except OSError:
+        return True
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process is over, or waits for nothing but its parent."""
     try:
@@ -56,16 +69,17 @@ def has_ended(pid: int) -> bool:
 class Watching:
     """bpftrace with a program; `lines` are what it prints until it has ended, or is ended."""
 
-    def __init__(self, bpftrace: str, program: str, pid: int | None) -> None:
-        """Raises MissingError if it cannot be started."""
-        self._program = tempfile.NamedTemporaryFile("w", prefix="gpt-attach.", suffix=".bt", errors="surrogateescape")
+    def __init__(self, bpftrace: str, program: str, pid: int | None, files: Sequence[int] = ()) -> None:
+        """Start it with these descriptors. Raises MissingError if it cannot be started."""
+        self._program = tempfile.NamedTemporaryFile("w", prefix="gpt-attach.", suffix=".bt", encoding="ascii")
         self._program.write(program)
         self._program.flush()
         self._errors = tempfile.TemporaryFile()
-        words = [bpftrace, "-f", "json", *(["-p", str(pid)] if pid else []), self._program.name]
+        self._alone = pid is not None and not shares_mounts(pid)  # bpftrace doesn't know of the process
+        words = [bpftrace, "-f", "json", *(["-p", str(pid)] if pid and not self._alone else []), self._program.name]
         self._child = subprocess.Popen(  # in its own group: an interrupt is ours
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-            env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()},
+            env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()}, pass_fds=files,
         )  # fmt: skip
         self._pid = pid
         self.begun = False  # whether it watches by now
@@ -100,7 +114,7 @@ class Watching:
                 left -= b'"data": "beat ' in line and last < float("inf")
                 yield line + b"\n"
             now = time.monotonic()
-            if last == float("inf") and (asked or now >= wanted):
+            if last == float("inf") and (asked or now >= wanted or self._is_left_alone()):
                 last = now + PATIENCE
             if asked and not self.begun:
                 raise signals.Terminated(asked[0])
@@ -114,6 +128,9 @@ class Watching:
                 raise GptError("has ended", f"process {self._pid}")
             raise MissingError(self._reason(), "bpftrace")
         self.fault = self._reason() if self._child.returncode else ""
+
+    def _is_left_alone(self) -> bool:
+        return self._alone and self.begun and self._pid is not None and has_ended(self._pid)
 
     def _read(self) -> bytes | None:
         """What was printed, None if nothing came for a while."""

@@ -15,6 +15,7 @@ from gpt import records
 from gpt.arch import describe
 from gpt.errors import GptError
 from gpt.extract.contents import Opened, Opener, iter_batches
+from gpt.extract.unfound import iter_unfound
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
@@ -83,6 +84,8 @@ class Listing:
             progress(batch[0].element.offset, source.size)
             yield (packed := next(results))
             self.matched |= packed.count > 0
+        for fact in iter_unfound(image, found):
+            yield self.warn(source.name, fact)
         yield records.make("library_end", path=source.name)
         self.modules += len(found)
         if self.kernels and not self.matched:

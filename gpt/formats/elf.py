@@ -27,7 +27,8 @@ SHN_XINDEX = 0xFFFF
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL, SHT_DYNSYM, SHT_RELR = 2, 4, 8, 9, 11, 19
 SHF_ALLOC, SHF_EXECINSTR = 2, 4
-PT_LOAD, PT_INTERP, PT_PHDR = 1, 3, 6
+PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_PHDR = 1, 2, 3, 6
+PF_W = 2
 NT_GNU_BUILD_ID = "NT_GNU_BUILD_ID"
 
 
@@ -44,6 +45,7 @@ class Section:
     size: int
     link: int
     entsize: int
+    info: int = 0
 
     @property
     def in_file(self) -> bool:
@@ -86,6 +88,23 @@ class Elf:
         """The sections of these names that have bytes in the file, in file order."""
         found = [s for s in self.sections if s.name in names and s.in_file and s.size]
         return sorted(found, key=lambda s: s.offset)
+
+
+def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
+    """Where in the file the bytes at a virtual address lie; None if they lie in no loaded part of it."""
+    for segment in tables.segments:
+        inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
+        if segment.type == PT_LOAD and inside:
+            return segment.offset + address - segment.vaddr
+    return None
+
+
+def address_of(tables: Elf, offset: int) -> int | None:
+    """The virtual address of the byte at a file offset; None if it is not loaded."""
+    for segment in tables.segments:
+        if segment.type == PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
+            return segment.vaddr + offset - segment.offset
+    return None
 
 
 def machine_of(head: bytes) -> int | None:
@@ -184,6 +203,7 @@ def _sections(source: Source, shoff: int, shnum: int, shstrndx: int) -> list[Sec
             head.sh_size,
             head.sh_link,
             head.sh_entsize,
+            head.sh_info,
         )
         if section.in_file and section.end > source.size:
             raise MalformedError(f"section '{section.name}' ends beyond the file", source.at(section.offset))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.errors import GptError, MalformedError, MissingError
-from gpt.formats.paths import read_at_most, real_path
+from gpt.formats.paths import read_at_most
 from gpt.outputs import replacing
 
 Span = tuple[int, int]
@@ -40,13 +40,14 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
     """Writes a trace.json, whole or not at all. Raises GptError if it is not a file."""
-    _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
+    try:
+        _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
+    except OSError as error:
+        raise GptError.of(error, path) from None
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    if path.exists() and not path.is_file():  # /dev/stdout, say, would be a file from then on
-        raise GptError("not a regular file", str(path))
-    with replacing(Path(real_path(path))) as file:  # links stay links
+    with replacing(path) as file:
         file.write(json.dumps(value).encode() + b"\n")
 
 

@@ -100,6 +100,7 @@ def start(asked: Asked, command: list[str]) -> int:
         "sizes": {found.name: found.size for found in loaded.maps},
         "probe": str(path),
         "benchmark": asked.benchmark,
+        "second": loaded.second,
     }
     os.environ |= {
         VARIABLE: json.dumps(todo),

@@ -242,7 +242,7 @@ class TraceFolder:
         if found:
             path = self._name_result(probed["start"])
             with replacing(path) as file:
-                written = write_result(file, probed, found)
+                written = write_result(file, probed, found, self._settings.second)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             if command := self._analyze(path):

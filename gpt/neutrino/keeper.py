@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt import cli
+from gpt.cache import make_private
 from gpt.keep import kept_in
 from gpt.outputs import replacing
 from gpt.stage import Stage
@@ -99,12 +100,11 @@ class Keeper:
         return ()
 
     def _keep(self, question: _Question) -> None:
-        for folder in (self._folder, self._folder / CODE):
-            folder.mkdir(0o700, exist_ok=True)
+        make_private(self._folder / CODE)
         names = list(_name_image(question.module))
         for kernel, files in question.files.items():
             first, *others = [_folder(self._folder, kernel, name) for name in names]
-            first.mkdir(0o700, exist_ok=True)
+            make_private(first)
             for other in others:
                 if other.is_symlink():  # perhaps of the program that the process was before exec(3)
                     other.unlink()

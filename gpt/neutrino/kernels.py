@@ -29,7 +29,8 @@ LEVELS = {"thread": 0, "warp": 1, "block": 2}
 class Settings(NamedTuple):
     """What a run was asked for: names of kernels to keep and drop, the hook, bytes of records by map.
 
-    `kept` is the folder in which the pipeline keeps what it makes, `benchmark` says that nothing is saved.
+    `kept` is the folder in which the pipeline keeps what it makes, `benchmark` says that nothing is saved, and `second`
+    that the probe file is of Neutrino's second generation.
     """
 
     kernels: str
@@ -38,6 +39,7 @@ class Settings(NamedTuple):
     sizes: Mapping[str, int]
     kept: Path
     benchmark: bool
+    second: bool = False
 
 
 class KernelFolders:
@@ -62,7 +64,7 @@ class KernelFolders:
                 copy_kept(kept / file, folder / file)
             else:
                 self.missing |= kernel is not None
-        reader = make_reader([self._read_map(record) for record in maps]) if kernel else ""
+        reader = make_reader([self._read_map(record) for record in maps], self._settings.second) if kernel else ""
         texts = {"process.log": self._log(name, module, kept, kernel, reason, reader)}
         if kernel:
             texts |= {"kernel.info": self._info(name, kernel, maps), "read.py": reader}

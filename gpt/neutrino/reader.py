@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 BEGIN, END = "# Neutrino Generated Code for Reading Trace", "# END OF GENERATED CODE"
 
-_HEAD = f"""\
-{BEGIN}
+_HEAD = """\
+{begin}
 import struct
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class TraceHeader(NamedTuple):
 
 class TraceSection(NamedTuple):
     size: int  # bytes of a unit: a thread, a warp
-    offset: int
+    {more}offset: int
 """
 
 _PARSE = """
@@ -40,7 +40,7 @@ _PARSE = """
 def parse(path: str):
     with open(path, "rb") as f:
         header = TraceHeader(*struct.unpack("<8I", f.read(32)))
-        sections = [TraceSection(*struct.unpack("<QQ", f.read(16))) for _ in range(header.numProbes)]
+        sections = [TraceSection(*struct.unpack("<SECTION", f.read(16))) for _ in range(header.numProbes)]
         gridSize = header.gridDimX * header.gridDimY * header.gridDimZ
         blockSize = header.blockDimX * header.blockDimY * header.blockDimZ
         records = {}
@@ -87,9 +87,10 @@ class ReadMap(NamedTuple):
     single: bool
 
 
-def make_reader(maps: Sequence[ReadMap]) -> str:
-    """The text of the reader."""
-    parts = [_HEAD]
+def make_reader(maps: Sequence[ReadMap], second: bool = False) -> str:
+    """The text of the reader, of results of the second generation or of the first."""
+    more = "warpDiv: int  # threads of a unit\n    " if second else ""
+    parts = [_HEAD.format(begin=BEGIN, more=more)]
     reads = []
     names = _identify((found.name for found in maps), _USED)
     for index, (name, found) in enumerate(zip(names, maps, strict=True)):
@@ -103,7 +104,14 @@ def make_reader(maps: Sequence[ReadMap]) -> str:
         value = one if found.single else several
         reads.append(_MAP.format(name=name, index=index, format=format_, whole=whole, units=units, value=value))
     answer = f'records["{names[0]}"]' if len(maps) == 1 else "records"
-    return "".join([*parts, _PARSE, *reads, f"    return header, sections, {answer}\n\n\n{END}\n"])
+    return "".join(
+        [
+            *parts,
+            _PARSE.replace("SECTION", "IIQ" if second else "QQ"),
+            *reads,
+            f"    return header, sections, {answer}\n\n\n{END}\n",
+        ]
+    )
 
 
 def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:

@@ -1,7 +1,8 @@
 """`result/SECONDS.bin`: what the probes of a launch saved, in the layout that Neutrino's readers expect.
 
     u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
-    u64  of each section, one a map: bytes of a unit (a thread, a warp), offset of its records in the file
+    u64  of each section, one a map: bytes of a unit (a thread, a warp), offset of its records in the file;
+         if the probe file is of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
 A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
@@ -23,14 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, Saved
-from gpt.trace.neutrino.results import HEADER, SECTION
+from gpt.trace.neutrino.results import HEADER, SECOND, SECTION
 
 CHUNK = 16 << 20  # bytes of records that are made at once
 MOST = 1 << 60  # bytes of a file
 
 
 class ResultSection(NamedTuple):
-    """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these.
+    """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these,
+    threads of a unit.
 
     `entries` is how many records a log has.
     """
@@ -41,6 +43,7 @@ class ResultSection(NamedTuple):
     units: int
     whole: int
     entries: int | None
+    threads: int
 
     def size(self, blocks: int) -> int:
         """Bytes of all records."""
@@ -82,17 +85,22 @@ def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: in
         count = len(saved.units)
         most = np.unique(saved.units, return_counts=True)[1].max() if count else 0
         capacity = max(1, int(most))
-    return ResultSection(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count)
+    threads = {"thread": 1, "warp": WARP, "block": launch.threads}[layout.level]
+    return ResultSection(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count, threads)
 
 
-def write_result(file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, Saved]]) -> int:
-    """Writes a launch, and returns the size of the file. Raises OSError."""
+def write_result(
+    file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, Saved]], second: bool = False
+) -> int:
+    """Writes a launch, as the second generation does or the first, and returns the size of the file. Raises OSError."""
     blocks = math.prod(probed["grid"])
     at = HEADER.size + SECTION.size * len(found)
     head = [HEADER.pack(*probed["grid"], *probed["block"], probed["shared"], len(found))]
     starts = []
     for section, _ in found:
-        head.append(SECTION.pack(section.unit, at))
+        if second and section.unit >= 1 << 32:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        head.append(SECOND.pack(section.unit, section.threads, at) if second else SECTION.pack(section.unit, at))
         starts.append(at)
         at += section.size(blocks)
     if at > MOST:

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpt.trace.whole import Launches
 
 TOOL = "gpt-neutrino"
 VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON
+NAMED = 5  # kernels that a message lists
 PATIENCE = 24 * 3600.0  # seconds that an analysis may take
 
 Record = dict[str, Any]
@@ -38,12 +39,12 @@ class Writer:
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self._kept = Path(asked["kept"])
-        self._settings = Settings(
-            asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
-        )
+        given = asked["kernels"], asked["filter"], asked["hook"], asked["sizes"], self._kept, asked["benchmark"]
+        self._settings = Settings(*given, asked["second"])
         self._probe = _read_probe(Path(asked["probe"]))
         self._folders: dict[int, TraceFolder] = {}  # by segment
         self._callbacks = Callbacks(PATIENCE, 1, True, asked["python"])
+        self._names: dict[str, None] = {}  # kernels that were looked up
 
     def run(self, found: Iterable[Record]) -> int:
         """Takes in the records of the stream, and returns the exit status."""
@@ -81,6 +82,8 @@ class Writer:
             number = segments.add(record)
             if record["kind"] == "header":
                 self._folders[number] = self._make(record)
+            if record["kind"] == "function":
+                self._names[record["name"]] = None
             folder = self._folders[number]
             for one in self._folders.values() if record["kind"] == "sync" else (folder,):
                 one.add(record)
@@ -111,6 +114,8 @@ class Writer:
             if folder.fault:
                 messages.say(TOOL, "error", str(folder.path or self._asked["parent"]), f"{folder.fault}; not complete")
                 status = max(status, GptError.status)
+        for fact in find_unused(self._asked["kernels"], self._asked["filter"], list(self._names)):
+            messages.say(TOOL, "warning", "", fact)
         if not there:
             messages.say(TOOL, "warning", "", "no process used the CUDA driver: no trace folder")
         for folder in there:
@@ -121,6 +126,25 @@ class Writer:
     def _failed(self) -> Iterator[tuple[tuple[str, str], int]]:
         for fault in self._callbacks.faults:
             yield fault, self._callbacks.failed[fault[0]]
+
+
+def find_unused(kernels: str, filter_: str, names: Sequence[str]) -> Iterator[str]:
+    """Say which parts of -k are in no name, and that --filter leaves none (runtime/hook/write/selection.c does)."""
+    parts = _parts(kernels)
+    chosen = [name for name in names if not parts or any(part in name for part in parts)]
+    if names and (unused := [part for part in parts if not any(part in name for name in names)]):
+        yield f"-k {':'.join(unused)} matches no kernel; the program looked up: {_list(names)}"
+    if chosen and all(any(part in name for part in _parts(filter_)) for name in chosen):
+        yield f"--filter leaves no kernel; it drops: {_list(chosen)}"
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (text or "").split(":") if part]
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _read_probe(path: Path) -> dict[str, bytes]:

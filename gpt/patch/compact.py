@@ -20,8 +20,8 @@ Linux before 5.18 computes where the table of a program is (load address plus of
 What points to a region is moved with it (pointers.py); a library in which something is not understood, and
 one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
 Every region stays, if only as a header, because its wrapper is registered when the library is loaded. One that lost
-something ends with an element of kind 0 and no payload. By this gpt-hook knows that a missing kernel may have been
-there, and gpt-patch that the library is not the original.
+something ends with an element of kind 0, which holds names of lost kernels (cut_names.py) and nothing else. By this
+gpt-hook knows that a missing kernel may have been there, and gpt-patch that the library is not the original.
 
 GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
 pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
@@ -41,13 +41,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
 from gpt.formats import elf, elftables, fatbin
-from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment
+from gpt.formats.elf import SHDR_SIZE, Elf, Section, Segment, address_of
 from gpt.formats.image import Image, iter_sections
+from gpt.formats.pointers import NotUnderstood, Pointer, find_pointers
 from gpt.formats.source import Source
+from gpt.patch import cut_names
 from gpt.patch.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_headers
 from gpt.patch.outside import find_gone
 from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
-from gpt.patch.pointers import NotUnderstood, Pointer, address_of, find_pointers
 
 PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
 PHDR = elftables.SEGMENT.struct
@@ -95,7 +96,11 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compac
         mark = b""
         if region.offset in lost and fatbin.REGION.size + size + fatbin.ELEMENT.size <= region.size:
             one = lost[region.offset]
-            mark = fatbin.dead_element(source.pread(one.offset, one.header_size), fatbin.ELEMENT.size)
+            room = region.size - fatbin.REGION.size - size - fatbin.ELEMENT.size
+            names, count = doomed.names.get(region.offset, ([], 0))
+            block = cut_names.pack(names, count, room)
+            head = source.pread(one.offset, one.header_size)
+            mark = fatbin.dead_element(head, fatbin.ELEMENT.size + len(block)) + block
             size += len(mark)
         moved[section.addr + region.offset - section.offset] = section.addr + position
         pieces.append(Data(fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, size)))

@@ -12,19 +12,23 @@ from typing import Any
 from gpt import records
 from gpt.errors import GptError
 from gpt.extract.contents import check_names
+from gpt.extract.unfound import iter_unfound
 from gpt.formats.fatbin import Element
-from gpt.formats.image import Image, parse_image
+from gpt.formats.image import Image, Placed, parse_image
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.locate.unused import BY_NAME, LINKED
 from gpt.patch.attributes import copy_attributes, find_signature
 from gpt.patch.backup import backup_of, check_unreplaced, keep_backup
 from gpt.patch.compact import plan_compact
+from gpt.patch.cut_names import collect
 from gpt.patch.cuts import CannotCompact
 from gpt.patch.places import Place
 from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
 from gpt.patch.trim import Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
+
+NOTHING = "there is nothing to cut"  # of a library with GPU code
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,15 @@ class Way:
 
 @dataclass
 class Request:
-    """What a stream says of a library: its record, spans to go, where those of each reason begin, kernels to go by
-    offset of their element, tallies.
+    """What a stream says of a library: its record, spans to go, where those of each reason begin, kernels to go and
+    all kernels by offset of their element, tallies.
     """
 
     library: dict[str, Any]
     spans: list[tuple[int, int]] = field(default_factory=list)
     reasons: dict[str, set[int]] = field(default_factory=dict)
     unused: dict[int, set[str]] = field(default_factory=dict)
+    kernels: dict[int, list[str]] = field(default_factory=dict)
     tallies: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -71,7 +76,7 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
         image = _open_image(place, file, request.library)
         doomed, trimmed, unused = _find_doomed(image, request, way)
         plan = choose_plan(image, doomed, way)
-        notes = []
+        notes = list(iter_unfound(image, [Placed(element) for element in doomed.live]))
         if way.in_place and plan.mode != "copy":
             notes += _check_in_place(place.target, file.fileno(), way, any(e.dead for e in doomed.all))
         disk = disk_after = _disk(file.fileno())
@@ -107,7 +112,9 @@ def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
                 reason = str(error)
         mode = "hole"
     plan = plan_in_place(image, doomed, mode, way.fill)
-    return replace(plan, reason=reason) if doomed.changed else replace(plan, mode="copy")
+    if doomed.changed:
+        return replace(plan, reason=reason)
+    return replace(plan, mode="copy", reason=NOTHING if doomed.live else None)
 
 
 def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
@@ -130,7 +137,8 @@ def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list
     unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
     trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs)
     in_part = {one.element.offset: one for one in trimmed if one.cut.spans or one.dropped}
-    return replace(doomed, trimmed=in_part), trimmed, unused
+    names = collect(image.source, doomed.all, doomed.dead, request.kernels)
+    return replace(doomed, trimmed=in_part, names=names), trimmed, unused
 
 
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:

@@ -19,9 +19,9 @@ from itertools import groupby
 from gpt.formats import elf, fatbin
 from gpt.formats.elf import Elf
 from gpt.formats.image import iter_sections
+from gpt.formats.pointers import find_pointed
 from gpt.formats.source import Source
 from gpt.patch.plan import Doomed, Span
-from gpt.patch.pointers import find_pointed
 
 EMPTY = fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, 0)
 MAX_GAP = 4096  # bytes between two ranges, all of them zeros, that are one range

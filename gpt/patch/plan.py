@@ -21,6 +21,7 @@ from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE
 from gpt.formats.fatbin import Element
 from gpt.formats.image import Image
 from gpt.formats.source import Source
+from gpt.patch import cut_names
 from gpt.patch.trim import Trimmed
 
 PAGE = 4096  # granularity of holes
@@ -97,6 +98,7 @@ class Doomed:
     parts: list[Span]  # ranges inside payloads of raw elements that stay
     scanned: bool  # some elements lie outside of the fatbin sections
     trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that stay in part, by their offset
+    names: dict[int, tuple[list[str], int]] = field(default_factory=dict)  # kernels lost by region: some, how many
 
     @property
     def live(self) -> list[Element]:
@@ -211,13 +213,20 @@ def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
 def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[Laid]:
     """What takes the place of dead elements where they are, sorted."""
     found: list[Laid] = []
+    unnamed = set(doomed.names)  # regions whose dead elements don't hold names yet
     for element in doomed.all:
         if element.offset in doomed.dead and not element.dead:
             pieces: list[Piece] = []
             if element.header_size:
                 head = source.pread(element.offset, element.header_size)
                 pieces.append(Data(fatbin.dead_header(head)))
-            pieces += _filled(element.payload, element.end, holes, byte)
+            block = b""
+            if element.header_size and element.region in unnamed:
+                block = cut_names.pack(*doomed.names[element.region], element.payload_size)
+            if block:
+                pieces.append(Data(block))
+                unnamed.remove(element.region)
+            pieces += _filled(element.payload + len(block), element.end, holes, byte)
             found.append((element.offset, element.end, pieces))
         elif (trimmed := doomed.trimmed.get(element.offset)) and trimmed.payload:
             found.append((element.offset, element.end, _shortened(trimmed, holes, byte)))

@@ -14,6 +14,11 @@ from gpt.patch.wheel import Wheels
 from gpt.patch.write import append
 from gpt.stage import Stage
 
+NO_SPANS = "no spans in the stream: gpt-locate finds them"
+NO_ELEMENTS = "no spans in the stream, nor a list of GPU code: 'gpt-extract LIBRARY | gpt-locate' makes both"
+TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate --used TRACE' does"
+FIND_NONE = {"gpt-asm", "gpt-dump", "gpt-patch", "gpt-ptx-probe"}  # filters that make no spans
+
 Records = Iterator[dict[str, Any]]
 
 
@@ -34,9 +39,13 @@ class Patcher:
         if kind in ("span", "trim") and of != record["library"]:
             raise MalformedError(f"{kind} outside its library", record["library"])
         match self._request, kind:
+            case _, "library" if self._stage.header.get("tool") in ("gpt-hook", "gpt-attach"):
+                yield self._stage.error(GptError(TRACE), once=True)
             case _, "library":
                 self.report_unfinished()
                 self._request = Request(record)
+            case Request(), "element" if record.get("library") == of and not records.check(record):
+                self._request.kernels[record["offset"]] = [kernel["name"] for kernel in record["kernels"]]
             case Request(), "span":
                 self._request.spans.append((record["start"], record["end"]))
                 self._request.reasons.setdefault(record["reason"], set()).add(record["start"])
@@ -47,7 +56,10 @@ class Patcher:
                 return
             case Request(), "library_end" if record["path"] == of:
                 request, self._request = self._request, None
-                yield from self._patch(request)
+                if fact := self._find_forgotten(request):
+                    yield self._stage.error(GptError(fact), ref=request.library["path"], once=True)
+                else:
+                    yield from self._patch(request)
             case _, "end" if self._places.wheels:
                 yield from self._finish_wheels(self._places.wheels)
         yield record
@@ -61,6 +73,12 @@ class Patcher:
                 fact = "the stream ends before the library does: not patched"
                 self._stage.error(MalformedError(fact, self._request.library["path"]))
             self._request = None
+
+    def _find_forgotten(self, request: Request) -> str | None:
+        """Return which stage is missing if no stage that could find spans was there, or None."""
+        if request.spans or request.unused or set(self._stage.header.get("via", [])) - FIND_NONE:
+            return None
+        return NO_SPANS if request.kernels else NO_ELEMENTS
 
     def _patch(self, request: Request) -> Records:
         """The library rewritten. Faults become `diag`s."""

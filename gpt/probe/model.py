@@ -158,7 +158,8 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
     """A probe file. `callback` is what it wants to be run on the results: the path of a file, else as it is written,
-    the name of an analysis or of a file that is absent. `source` is its text.
+    the name of an analysis or of a file that is absent. `source` is its text, `second` says that it's of Neutrino's
+    second generation, as one in Python is.
     """
 
     path: str
@@ -167,6 +168,7 @@ class ProbeFile:
     registers: tuple[Register, ...]
     callback: str | None = None
     source: str = field(default="", repr=False)
+    second: bool = field(default=True, compare=False)
 
     def replaces(self, map_: Map) -> bool:
         """Whether each record that is saved to a map takes the place of the one before."""

@@ -6,11 +6,13 @@ Each function raises MalformedError with line and column, those of the module fo
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from gpt.cache import Cache, default_folder, key_of
 from gpt.ptx import tree
 from gpt.ptx.scan import Item, Module, Statement, unscanned
 
@@ -66,29 +68,45 @@ def _parse(start: str, module: Module, begin: int, end: int) -> Any:
 
 @cache
 def parser() -> Lark:
-    """The parser, made once: some 70 ms, or 15 from the tables that lark keeps in the user's cache."""
+    """Return the parser, made once: some 70 ms, or 15 from the tables that lark made before.
+
+    lark keeps them as a pickle, so whoever writes that file runs code here. It's read from our cache, which nobody else
+    can have written to (gpt/cache.py), through a file in memory.
+    """
+    import lark
     from lark import Lark
 
     from gpt.ptx.grammar import BUILD, PtxLexer
 
     grammar = resources.files("gpt.ptx").joinpath("grammar.lark").read_text()
     starts = ["module", "statements", "declared"]
-    return Lark(
-        grammar,
-        parser="lalr",
-        lexer=PtxLexer,
-        start=starts,
-        maybe_placeholders=True,
-        transformer=BUILD,
-        cache=_tables(),
+    kept, key = (
+        Cache(default_folder("ptx")),
+        key_of([grammar.encode(), lark.__version__.encode(), sys.version.encode()]),
     )
+    with _memory() as file:
+        before = kept.get(key) if file else None
+        if file and before:
+            file.write(before)
+        made = Lark(
+            grammar,
+            parser="lalr",
+            lexer=PtxLexer,
+            start=starts,
+            maybe_placeholders=True,
+            transformer=BUILD,
+            cache=f"/proc/self/fd/{file.fileno()}" if file else False,
+        )
+        if file:
+            file.seek(0)
+            if (after := file.read()) != before:
+                kept.put(key, after)
+    return made
 
 
-def _tables() -> str | bool:
-    """The file where lark keeps its tables, named by grammar and version; False if its folder cannot be made."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt"
+def _memory() -> AbstractContextManager[IO[bytes] | None]:
+    """Open a file that has no name; None where the system has none such."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home
-        return False
-    return str(folder / "ptx-tables")
+        return open(os.memfd_create("ptx-tables"), "w+b", buffering=0)
+    except (AttributeError, OSError):
+        return nullcontext()

@@ -5,27 +5,43 @@ taken or an alias; a function's prototypes come with it. A call by a prototype m
 the module takes, as another kernel may have stored it: all of them are needed then. Items keep their order and their
 text.
 
-Debug sections stay. What they say of a function that is gone, as those of a module made with `-G` do, is said of no
-address, as linkers do it: in place of its labels stands 0, and in a list of ranges, which a pair of zeros would end, 1.
+Debug sections stay, as a module made with `-G` has them. An address of something that is gone becomes 0 there, as
+linkers do it for a function that they drop, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say
+that its code was inlined at a position that an earlier `.loc` has. If only a function that is gone had it, ptxas would
+refuse the rest, so the `.loc` loses that part.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from gpt.errors import GptError
 from gpt.patterns import compiled
 from gpt.ptx import tokens
 from gpt.ptx.scan import NAME, Item, Module
+from gpt.ptx.types import integer
 
-_BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%:"}
-_SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32, .shared::cta
+_BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%"}
+_SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32
+_INK = compiled(r"[^\n]")
 _LABEL = compiled(rf"({tokens.IDENTIFIER})\s*+:(?!:)", re.ASCII)
 _RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
+_POSITION = r"\s++(\w++)\s++(\w++)\s++(\w++)"  # file, line, column
+_LOC = compiled(rf"\.loc{_POSITION}(\s*+,\s*+function_name\b[^,]*+,\s*+inlined_at{_POSITION})?+", re.ASCII)
+_SUM = compiled(rf"(?<![\w$%.]){tokens.NAME}(?:\s*+[-+]\s*+[\w$%]++)*+", re.ASCII)
 _TAKEN = compiled(rf"\bmov\.[bu]64\s+[^;,]+,\s*({tokens.IDENTIFIER})\s*;", re.ASCII)
 INDIRECT = ".callprototype"  # has a function with calls of any address
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names it
+
+
+class _Cut(NamedTuple):
+    """A piece of text to blank; `put` replaces its beginning."""
+
+    start: int
+    end: int
+    put: str
 
 
 def prune(module: Module, entries: Iterable[str]) -> bytes:
@@ -39,8 +55,8 @@ def blanked(module: Module, entries: Iterable[str]) -> bytes:
     Raises GptError for a name that is not a kernel with a body.
     """
     text, at = [], 0
-    for item in _kept(module, entries):
-        text += [re.sub(r"[^\n]", " ", module.text[at : item.start]), module.text[item.start : item.end]]
+    for item, cuts in _cuts(module, _kept(module, entries)):
+        text += [_blank(module.text[at : item.start]), _cut(module.text, item, cuts)]
         at = item.end
     return "".join(text).encode("latin-1")
 
@@ -53,9 +69,8 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
         moved = at - item.start
         items.append(item._replace(start=at, end=item.end + moved, body=item.body and item.body + moved))
         at = items[-1].end + 1
-    gone = _gone(module, kept)
-    without = [(item, _places(module, item, gone)) for item in kept]
-    text, skeleton = ("".join(_cut(s, *one) + "\n" for one in without) for s in (module.text, module.skeleton))
+    cuts = _cuts(module, kept)
+    text, skeleton = ("".join(_cut(s, *one) + "\n" for one in cuts) for s in (module.text, module.skeleton))
     pieces = tuple((here.start, there.start) for here, there in zip(items, kept, strict=True))
     return Module(module.name, text, skeleton, tuple(items), module, pieces)
 
@@ -117,17 +132,55 @@ def _gone(module: Module, kept: list[Item]) -> set[str]:
     return found[False] - found[True]
 
 
-def _places(module: Module, item: Item, gone: set[str]) -> list[tuple[int, int]]:
-    """Where a debug section names what is gone."""
-    if item.kind != "section" or not gone:
-        return []
-    return [found.span() for found in NAME.finditer(module.skeleton, item.start, item.end) if found[0] in gone]
+def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
+    """Return what is kept, and for each item the pieces that can't stay without the rest."""
+    gone, known = _gone(module, kept), set[tuple[int, ...]]()
+    inlined = "inlined_at" in module.skeleton
+    found: list[tuple[Item, list[_Cut]]] = []
+    for item in kept:
+        cuts: list[_Cut] = []
+        if item.kind == "section" and gone:
+            number = "1" if item.name in _RANGES else "0"
+            cuts = [_Cut(start, end, number) for start, end in iter_sums(module, item, gone)]
+        elif item.body and inlined:
+            cuts = [_Cut(start, end, "") for start, end in _orphans(module, item, known)]
+        found.append((item, cuts))
+    return found
 
 
-def _cut(text: str, item: Item, places: list[tuple[int, int]]) -> str:
-    """An item of a text, with numbers in these places: it is as long as it was."""
+def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator[tuple[int, int]]:
+    """Find the addresses of a debug section that are made of one of these names: `a`, `a+4`, `b-a`.
+
+    A number has to replace all of it, as ptxas takes no offset to a number.
+    """
+    for found in _SUM.finditer(module.skeleton, section.start, section.end):
+        if any(name in names for name in NAME.findall(found[0])):
+            yield found.span()
+
+
+def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Find the parts of a function's `.loc`s that name a position that isn't among the known ones, those of `.loc`s
+    before. Adds the function's own to `known`.
+    """
+    for loc in _LOC.finditer(module.skeleton, function.body, function.end):
+        if loc[4] and _numbers(loc, 5) not in known:
+            yield loc.span(4)
+        known.add(_numbers(loc, 1))
+
+
+def _numbers(loc: re.Match[str], first: int) -> tuple[int, ...]:
+    """Return a position, which is three groups of a match."""
+    return tuple(-1 if (number := integer(text)) is None else number for text in loc.groups()[first - 1 : first + 2])
+
+
+def _cut(text: str, item: Item, cuts: list[_Cut]) -> str:
+    """Return an item's text with its cuts made, as long as before and in as many lines."""
     pieces, at = [], item.start
-    for start, end in places:
-        pieces += [text[at:start], ("1" if item.name in _RANGES else "0").ljust(end - start)]
+    for start, end, put in cuts:
+        pieces += [text[at:start], put, _blank(text[start + len(put) : end])]
         at = end
     return "".join([*pieces, text[at : item.end]])
+
+
+def _blank(text: str) -> str:
+    return _INK.sub(" ", text)

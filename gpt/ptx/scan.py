@@ -24,6 +24,7 @@ from typing import NamedTuple
 from gpt.errors import MalformedError
 from gpt.patterns import compiled
 from gpt.ptx import tokens
+from gpt.ptx.types import integer
 
 MAX_NESTING = 32  # braces; compilers use a handful
 MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are the most ever seen
@@ -68,17 +69,19 @@ _ITEM = compiled(
 _BRACE = compiled(r"[{}]")
 _VERSION = compiled(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
 _TARGET = compiled(r"\.target\s+sm_(\d{1,4})", re.ASCII)
-_LOC = compiled(r"\.loc\s+(\d{1,9})\s+(\d{1,9})\b", re.ASCII)
+_LOC = compiled(r"\.loc\s+(\w{1,9})\s+(\w{1,9})\b", re.ASCII)
 _FILE = compiled(r'\.file\s+(\d{1,9})\s*"([^"]*)"', re.ASCII)
 _TORN_ITEM = [f"torn{number}" for number in range(1, 6)]
+_COUNT = r"(?:0[xX][\dA-Fa-f]++|\d++)"
+_POSITION = rf"\s++{_COUNT}\s++{_COUNT}(?:\s++{_COUNT})?+"
 _STATEMENT = compiled(
     rf"""\s*+(?:
       (?P<guard>{tokens.GUARD})?+ (?P<opcode>{tokens.OPCODE}{tokens.MODIFIERS})
         (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
     | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>{_WORD}) [^;{{}}]*+ ;
-    | (?P<loc>\.loc)\s++\d++\s++\d++(?:\s++\d++)?+
-        (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at\s++\d++\s++\d++(?:\s++\d++)?+)?+
+    | (?P<loc>\.loc){_POSITION}
+        (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at{_POSITION})?+
     | (?P<file>\.file)\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+
     | (?P<dwarf>@@DWARF)[^\n]*+
     | (?P<directive>{_WORD}) {_TO_SEMICOLON}
@@ -170,6 +173,12 @@ class Module:
         """The kernels and device functions that have a body, in order."""
         return [item for item in self.items if item.body]
 
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """The functions to which `.alias` gives another name, by that name."""
+        named = (NAME.findall(self.skeleton, item.start, item.end) for item in self.items if item.kind == "alias")
+        return {names[0]: names[1] for names in named if len(names) > 1}
+
     def find(self, name: str) -> Item | None:
         """The function of that name that has a body."""
         return next((item for item in self.functions if item.name == name), None)
@@ -244,7 +253,8 @@ class Module:
     def loc(self, statement: Statement) -> tuple[int, int] | None:
         """The number of the file, and the line, that a `.loc` names. None if they are not numbers of nine digits."""
         found = _LOC.match(self.skeleton, statement.start)
-        return (int(found[1]), int(found[2])) if found else None
+        file, line = (integer(text) for text in found.groups()) if found else (None, None)
+        return None if file is None or line is None else (file, line)
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
         """The error for text that is not a statement or item, or is one without end."""

@@ -35,6 +35,7 @@ PACKED = {  # types of registers of plain bits only, and of no constants
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
+    "f32x2": "b64",
 }
 STORED = {  # bytes of the types of variables and parameters
     **SIZES,
@@ -127,3 +128,31 @@ def fits(opcode: str, wanted: str, given: str) -> bool:
     if kinds == {"f", "u"}:
         return False
     return SIZES[wanted] == SIZES[given] or (opcode == "cvt" and SIZES[given] > SIZES[wanted] and given[0] != "f")
+
+
+def takes(opcode: str, wanted: str, given: str) -> bool:
+    """Return True if an instruction that names one type takes a register of another; see `fits`.
+
+    A type that registers cannot have takes plain bits of its size; registers of .f16x2 are that or plain bits.
+    """
+    if wanted in PACKED:
+        return given in (wanted, PACKED[wanted])
+    if "128" in wanted + given:
+        return wanted[1:] == given[1:] or (given == "b128" and opcode in ("cvt", "ld", "ldu", "st"))
+    if given in PACKED:
+        return wanted[0] in "bus" and fits(opcode, wanted, PACKED[given])
+    if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
+        return SIZES[given] >= SIZES[wanted] if "b" in (given[0], wanted[0]) else fits("cvt", wanted, given)
+    if SIZES[wanted] == 1:  # registers of 8 bits are rare
+        return fits("cvt", wanted, given)
+    return fits(opcode, wanted, given)
+
+
+def takes_constant(wanted: str, text: str) -> bool:
+    """Return True if ptxas takes a constant for an operand of a type."""
+    if wanted in PACKED or wanted in ("f16", "b128"):
+        return False
+    if FLOAT.fullmatch(text):
+        same_size = {"0f": "b32"}.get(text[:2].lower(), "b64")
+        return wanted in ("f32", "f64", same_size)
+    return wanted[0] != "f"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from rich.text import Text
 
 from gpt import packed, records
 from gpt.errors import MalformedError
-from gpt.printable import printable, shorten
+from gpt.printable import as_cell, printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.grid import GAP, LEAST, Grid, fold, render
@@ -167,7 +168,8 @@ def _escape(text: str) -> str:
 
 def _code(text: str, bold: bool) -> str:
     """A name in Markdown, which may hold anything."""
-    name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'").replace("|", "\\|")
+    name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'")
+    name = re.sub(r"\\*\|", r"\\|", name)  # `\\|` would end the cell: GitHub reads a backslash that is escaped
     return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
 
 
@@ -249,7 +251,8 @@ def _markdown(answers: list[Record]) -> str:
         if len(text.encode(errors="replace")) <= MARKDOWN_SIZE:
             return text
     more = "\n\n*There is more than fits.*\n"
-    return text.encode(errors="replace")[: MARKDOWN_SIZE - len(more)].decode(errors="ignore") + more
+    start = text.encode(errors="replace")[: MARKDOWN_SIZE - len(more)].decode(errors="ignore")
+    return start[: start.rfind("\n") + 1] + more  # whole lines: half a name in `` could be HTML
 
 
 def _csv(answers: list[Record]) -> str:
@@ -266,7 +269,7 @@ def _csv(answers: list[Record]) -> str:
 def _csv_block(names: list[str], rows: Iterable[list[Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(printable, names))
+    writer.writerow(map(as_cell, names))
     for row in rows:
-        writer.writerow([printable(value) if isinstance(value, str) else value for value in row])
+        writer.writerow([as_cell(value) if isinstance(value, str) else value for value in row])
     return file.getvalue()

@@ -44,12 +44,13 @@ class EventText:
     def _line(self, event: dict[str, Any]) -> str:
         took = human_time(round(event["duration_us"] * 1000)) if "duration_us" in event else "-"
         call = "ioctl " + event["name"] if event["op"] == "ioctl" else event["name"]
-        words = [printable(call)]
+        words = [call]
         for key, value in event.items():
             if key not in SAID:
                 words.append(f"{key}={'x'.join(map(str, value)) if isinstance(value, list) else value}")
         thread = f"{event['pid']}/{event['tid']}"
-        line = FORM.format(f"{event['ts'] / 1e6:.6f}", took, thread, event.get("result", "-"), " ".join(words))
+        told = printable(" ".join(words))
+        line = FORM.format(f"{event['ts'] / 1e6:.6f}", took, thread, event.get("result", "-"), told)
         if "kernel" not in event:
             return line
         name = self._names[event["kernel"]]

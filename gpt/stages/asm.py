@@ -83,9 +83,9 @@ def asm(
     from gpt.asm.backend import Options
     from gpt.asm.backends import parse_targets
     from gpt.asm.backlog import Backlog
-    from gpt.asm.cache import Cache, default_folder
     from gpt.asm.find import Tools
     from gpt.asm.stream import Assembly
+    from gpt.cache import Cache, default_folder
     from gpt.keep import keeping
 
     if which:

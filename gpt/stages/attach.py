@@ -68,7 +68,7 @@ def attach(
         raise UsageError("not a number", "--duration")
     asked = command.Asked(pid, library or [], calls, kernel, duration, quiet)
     if show:
-        sys.stdout.write(command.write_program(asked))
+        sys.stdout.write(command.write_program(asked)[0])
         return 0
     if not watched and not files and os.isatty(0):
         raise UsageError("-p PID or --system is needed, or output of bpftrace", "<stdin>")

@@ -12,7 +12,7 @@ from gpt import cli
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
 from gpt.outputs import check_folder
-from gpt.stage import LIBRARY
+from gpt.stage import ELEMENT
 
 TOOL = "gpt-locate"
 
@@ -76,7 +76,7 @@ def locate(
     if not used:
         if spans_json is None:
             raise UsageError("--used FILE is required (or --spans-json DIR, to read spans)")
-        return stage.filter(Given(stage, spans_json).handle, files or (), wants=LIBRARY)
+        return stage.filter(Given(stage, spans_json).handle, files or (), wants=ELEMENT)
     by_kernel = granularity == Granularity.kernel
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
@@ -95,6 +95,6 @@ def locate(
     devices = find_devices(archs, found)
     wanted = Wanted(devices, bool(archs), keep or (), keep_ptx, by_kernel, allow_missing, spans_json)
     search = Search(stage, found, wanted)
-    stage.filter(search.handle, files or (), wants=LIBRARY)
+    stage.filter(search.handle, files or (), wants=ELEMENT)
     search.report_missing()
     return stage.status

@@ -11,7 +11,7 @@ import typer
 
 from gpt import cli, messages
 from gpt.errors import GptError, UsageError
-from gpt.stage import LIBRARY, Stage
+from gpt.stage import ELEMENT, Stage
 
 TOOL = "gpt-patch"
 JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
@@ -87,7 +87,7 @@ def patch(
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     patcher = Patcher(stage, places, way)
     try:
-        stage.filter(patcher.handle, files or (), wants=LIBRARY)
+        stage.filter(patcher.handle, files or (), wants=ELEMENT)
         patcher.report_unfinished()
     finally:
         places.close()

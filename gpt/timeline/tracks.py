@@ -28,6 +28,7 @@ Whole = npt.NDArray[np.int64]
 Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
+MOST_PID = 1 << 31  # viewers have signed numbers of 32 bits
 CORRELATION = 1 << 16  # of the first call. HTA 0.5 with pandas 3 keeps places of rows in as many bits as these take
 TOGETHER = 4  # calls of different threads that may begin in the same nanosecond
 
@@ -175,14 +176,14 @@ def gpu(device: int) -> str:
 def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """The `pid` of each process, and of each GPU of it: its own, and the ordinal; the next one if that is taken."""
     taken: set[int] = set()
-    hosts = {place: _free(process.pid, taken) for place, process in enumerate(timeline.model.processes)}
+    hosts = {place: _free(process.pid % MOST_PID, taken) for place, process in enumerate(timeline.model.processes)}
     working = sorted({(track.process, track.device) for track in timeline.tracks if track.kind == STREAM})
-    return hosts, {gpu: _free(gpu[1] if gpu[1] != NO_DEVICE else 0, taken) for gpu in working}
+    return hosts, {gpu: _free(gpu[1] % MOST_PID if gpu[1] != NO_DEVICE else 0, taken) for gpu in working}
 
 
 def _free(number: int, taken: set[int]) -> int:
     while number in taken:
-        number += 1
+        number = (number + 1) % MOST_PID
     taken.add(number)
     return number
 

@@ -41,7 +41,7 @@ LISTED = {
     ("sync", "stream"): "cuStreamSynchronize",
     ("sync", "event"): "cuEventSynchronize",
     ("sync", "context"): "cuCtxSynchronize",
-    ("stream", "create"): "cuStreamCreate cuStreamCreateWithPriority",
+    ("stream", "create"): "cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate",
     ("stream", "wait"): "cuStreamWaitEvent",
     ("stream", "capture"): "cuStreamBeginCapture cuStreamBeginCaptureToGraph",
     ("stream", "captured"): "cuStreamEndCapture",

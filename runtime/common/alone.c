@@ -112,8 +112,8 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
     struct gpt_bytes said = {0};
     if (run_plan(&plan, output)) {
         bool heard = gpt_read_file(plan.errors, &said);
-        outcome->status = gpt_read_errors(heard ? said.data : "", heard ? said.size : 0, outcome->fault,
-                                          sizeof(outcome->fault));
+        outcome->status = gpt_read_errors(heard && said.data ? said.data : "", heard ? said.size : 0,
+                                          outcome->fault, sizeof(outcome->fault));
     } else {
         bool late = errno == ETIMEDOUT;
         outcome->status = late ? GPT_MISSING : GPT_NOT_RUN;

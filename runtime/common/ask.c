@@ -18,7 +18,7 @@
 
 // The supervisor
 
-enum hope { REACHED, APART, GONE, LATE }; // out of reach of this process; ended; silent
+enum hope { REACHED, APART, LOST, GONE, LATE }; // refused, on either side; not found; ended; silent
 
 static bool late; // it was, once
 
@@ -28,11 +28,7 @@ static enum hope reach(const char *name, int file) {
                sizeof(struct timeval));
     if (gpt_connect(file, name))
         return REACHED;
-    int error = errno;
-    const char *network = strrchr(name, '.');
-    if (error == EACCES || !network || strtoul(network + 1, NULL, 10) != gpt_find_network())
-        return APART;
-    return error == EAGAIN ? LATE : GONE;
+    return errno == EACCES ? APART : errno == EAGAIN ? LATE : errno == ENOENT ? LOST : GONE;
 }
 
 static const int no_files[GPT_FILES] = {-1, -1};
@@ -44,8 +40,8 @@ static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILE
         if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
             asked++;
             gpt_send(server, "", GPT_THERE, no_files);
-        } else if ((got = gpt_receive(server, reply, sizeof(*reply), files)) == sizeof(*reply))
-            return REACHED;
+        } else if ((got = gpt_receive(server, reply, sizeof(*reply), files, NULL)) == sizeof(*reply))
+            return reply->status == GPT_REFUSED ? APART : REACHED;
         else if (got == GPT_THERE)
             asked = 0;
         else if (got >= 0)
@@ -72,8 +68,10 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
     if (hope == REACHED) {
         outcome->status = reply.status;
         snprintf(outcome->fault, sizeof(outcome->fault), "%.*s", (int)sizeof(reply.fault), reply.fault);
-        if (found[0] >= 0)
-            gpt_read_file(found[0], output);
+        errno = ENOMEM;
+        if (found[0] >= 0 && !gpt_read_file(found[0], output))
+            snprintf(outcome->fault, sizeof(outcome->fault), "its answer cannot be read: %s",
+                     strerror(errno));
     }
     gpt_close(found);
     gpt_close((int[]){server, file});
@@ -94,7 +92,9 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
         snprintf(outcome->note, sizeof(outcome->note),
                  "the supervisor of gpt-hook, which makes code, %s: a pipeline of its own makes that of each "
                  "kernel",
-                 hope == LATE ? "does not answer" : "is gone");
+                 hope == LATE   ? "does not answer"
+                 : hope == LOST ? "is gone or out of reach"
+                                : "is gone");
     return hope == REACHED;
 }
 
@@ -126,8 +126,14 @@ static void read_answer(const struct gpt_bytes *records, const char *kind, struc
             break;
         if (is(record.kind, kind) && record.data.type == BINARY) {
             gpt_empty(&outcome->made);
-            gpt_add(&outcome->made, record.data.data, record.data.number);
-            gpt_add(&outcome->made, "", 1), outcome->made.size--;
+            if (gpt_add(&outcome->made, record.data.data, record.data.number) &&
+                gpt_add(&outcome->made, "", 1)) {
+                outcome->made.size--;
+                continue;
+            }
+            gpt_empty(&outcome->made);
+            snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
+            return;
         } else if (is(record.kind, "diag") && is(record.level, "error") && !told) {
             told = true;
             outcome->status += !outcome->status;
@@ -151,13 +157,20 @@ void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     *outcome = (struct gpt_outcome){.status = GPT_NO_STATUS};
     struct gpt_asked asked = {.type = type, .image = image, .size = size, .kernel = kernel};
-    if (size >= GPT_MOST || !gpt_add_module(&request, &asked) || request.size > GPT_MOST) {
+    bool small = size < GPT_MOST, added = small && gpt_add_module(&request, &asked);
+    if (!small || request.size > GPT_MOST) {
         outcome->status = 1;
         snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large: at most 64 MiB",
                  size);
-    } else if (!ask_supervisor(which, &request, &output, outcome) && gpt_add_header(&whole) &&
-               gpt_add(&whole, request.data, request.size) && gpt_add_end(&whole))
-        gpt_run_alone(which, &whole, &output, outcome);
+    } else if (!added) {
+        outcome->status = 1;
+        snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
+    } else if (!ask_supervisor(which, &request, &output, outcome)) {
+        if (gpt_add_header(&whole) && gpt_add(&whole, request.data, request.size) && gpt_add_end(&whole))
+            gpt_run_alone(which, &whole, &output, outcome);
+        else
+            snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
+    }
     read_answer(&output, gpt_lines[which].makes, outcome);
     gpt_empty(&request), gpt_empty(&whole), gpt_empty(&output);
     pthread_setcancelstate(before, NULL);

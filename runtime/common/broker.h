@@ -11,6 +11,8 @@
 //   pipeline.c     which pipelines there are, and how one begins
 //   records.c      the records of requests and answers
 //   pass.c         messages between a client and the supervisor, with descriptors
+//   folder.c       the private folder with the supervisor's socket
+//   registry.c     pipelines that weave probes, by their digests
 //   apart.c        a helper process of gpt-hook's
 //   supervisor.c   that of the broker: its socket, its clients, whose turn it is
 //   worker.c       a pipeline that it keeps
@@ -20,10 +22,16 @@
 // answer, if there is one. A large image is not in the records: it is in a file of its own, or one of the
 // program's, which goes with the question. The supervisor has it open until it answers, and the stages open
 // it by the supervisor's folder in /proc: whatever becomes of the file's name, it is the same file.
+//
+// What a client sends is data: it names no command and no file. A pipeline that weaves probes is known by a
+// digest, and was given to the supervisor before: at its start, or by gpt-hook ctl. So a process in a sandbox
+// cannot have anything run outside of it, and one that has another root directory, or is in another user,
+// mount or network namespace, is refused altogether.
 
 #ifndef GPT_BROKER_H
 #define GPT_BROKER_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -42,11 +50,13 @@
 #endif
 
 #define GPT_BROKER                                                                                           \
-    "GPT_HOOK_BROKER" // the variable with the abstract name of the socket, which ends in its network
+    "GPT_HOOK_BROKER" // the variable with the folder of the socket, which is private to its user
+#define GPT_SOCKET "socket"
 
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
-// Status of a stage that lacks a tool; of a pipeline that could not be run now; of one that was killed.
-enum { GPT_MISSING = 4, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
+// Status of a stage that lacks a tool; of a question that the supervisor refuses to hear; of a pipeline that
+// could not be run now; of one that was killed.
+enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
 
@@ -150,10 +160,10 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// `pipeline` weaves probes: its text; NULL: the one that the supervisor was started with. `image`: the file
-// that the request is about, -1 if that holds it itself. It stays the caller's.
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const char *pipeline,
-               const struct gpt_bytes *input, int image);
+// Returns NULL, or why it can't be asked: a text that stays. `image`: the file that the request is about, -1
+// if that holds it itself. It stays the caller's.
+const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question,
+                      const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
 // Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
@@ -174,20 +184,23 @@ int gpt_make_file(const void *data, size_t size); // with it, from the start; -1
 uint64_t gpt_now(void);                      // CLOCK_MONOTONIC, ms
 bool gpt_wait_for(int file, uint64_t until); // something to read there, or its end; false if it is too late
 
-unsigned long gpt_find_network(void); // the number of this process's network namespace, 0 if it is not known
-
-// The name of the supervisor's socket, as it was when this was first asked for: programs change their
+// The folder of the supervisor's socket, as it was when this was first asked for: programs change their
 // environment, in other threads too. Empty if there is none.
 const char *gpt_find_broker(void);
 
 enum { GPT_ARCH_BYTES = 16 };
 
 enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
+enum { GPT_DIGEST_BYTES = 65 };
 
-struct gpt_question { // after it may be the text of a pipeline that weaves probes, with a zero at its end
+// Which pipeline is asked. GPT_REGISTER, after which comes the text of a pipeline with a zero at its end,
+// asks none: the text is kept, and later questions name it by its digest.
+struct gpt_question {
     uint32_t pipeline;
-    char arch[GPT_ARCH_BYTES]; // of GPT_PROBE: sm_90, or host
+    char arch[GPT_ARCH_BYTES];     // of GPT_PROBE: sm_90, or host
+    char digest[GPT_DIGEST_BYTES]; // of GPT_PROBE and GPT_REGISTER
 };
+enum { GPT_REGISTER = GPT_PIPELINES };
 
 // A message of one byte asks whether the supervisor is there, and is answered by another one.
 enum { GPT_THERE = 1 };
@@ -197,21 +210,54 @@ struct gpt_reply {
     char fault[1024];
 };
 
-// Connects a socket to the supervisor of this name. EACCES: that is another user's, or nobody's.
-bool gpt_connect(int file, const char *name);
+// Returns true if a user id from the kernel is the one that is meant. In a user namespace all users without a
+// mapping share one id, which is therefore nobody's.
+bool gpt_is_user(uid_t user, uid_t meant);
+bool gpt_owns_folder(int folder, uid_t owner); // a folder of this user's, closed to all others
+
+// Connects a socket to the supervisor in this folder of a user's. Returns NULL, or why that fails, a text
+// that stays, with errno set. EACCES: who is there is not trusted. Answers are code that will run, so neither
+// the folder nor the socket may be anybody else's, or a sandboxed process's.
+const char *gpt_reach(int file, const char *name, uid_t owner);
+bool gpt_connect(int file, const char *name);          // the same for the folder of this user's
 bool gpt_read_file(int file, struct gpt_bytes *found); // adds all that is in it; false if that fails
 
 enum { GPT_FILES = 2 };
 
 // A message with files, of which those that are not there are -1.
 bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FILES]);
-ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES]); // the bytes, as recv
+// Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
+ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
 void gpt_close(int files[GPT_FILES]);
+
+enum gpt_wish {
+    GPT_WISH_ANSWER,   // an answer of a pipeline that the supervisor knows
+    GPT_WISH_PIPELINE, // another pipeline for it to know: whatever that says will run
+    GPT_WISH_ORDER,    // gpt-hook ctl: recording on or off, which of the known pipelines
+};
+
+// Looks at the process that connected a socket and sent a message over it. Returns NULL, or why it is
+// refused: "a process of another user".
+const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
+
+// folder.c
+
+// Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
+// Returns a descriptor that keeps it locked, or -1.
+int gpt_make_folder(char path[PATH_MAX]);
+int gpt_listen(int folder); // returns a socket with SO_PASSCRED, or -1
+void gpt_remove_folder(int folder, const char *path);
+
+// registry.c
+
+const char *gpt_find_pipeline(const char *digest);                  // its text, or NULL
+const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or why it isn't taken
 
 // supervisor.c
 
 // Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. The paths of the
-// stages are kept; `probe` is the pipeline that weaves probes, NULL if there is none.
-void gpt_start_broker(char *const paths[GPT_STAGES], const char *probe);
+// stages are kept; `probe` is the pipeline that weaves probes, NULL if there is none, and `digest` what
+// questions call it. `controlled`: gpt-hook ctl may name others.
+void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool controlled);
 
 #endif

@@ -3,6 +3,10 @@
 // Such a process listens on an abstract Unix socket, whose name has its process id and a number that the run
 // has in its environment. Both ends look whose the other one is: anybody may take such a name. A message is
 // an order, with texts after it, each of which ends in a zero; the answer is the state that follows from it.
+//
+// An order of probes has the digest of a pipeline, not its text, which gpt-hook ctl passes to the supervisor
+// of the run before, in the folder that the process names: a sandboxed child of the program reaches this
+// socket.
 
 #ifndef GPT_CONTROL_H
 #define GPT_CONTROL_H
@@ -13,12 +17,12 @@
 #define GPT_CONTROL_NAME "gpt-control.%d.%s"            // process id, number of the run
 #define GPT_CONTROL_FORMAT "gpt-control.%d.%31[0-9a-f]" // to read it
 
-enum { GPT_CONTROL_VERSION = 1 };
+enum { GPT_CONTROL_VERSION = 2 };
 
 enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE, GPT_ORDER };
 
 // What comes with GPT_ORDER: the texts of an order of probes; all empty: none are ordered.
-enum gpt_text { GPT_IDENTITY, GPT_PIPELINE, GPT_NAMES, GPT_KERNELS, GPT_FILTER, GPT_TEXTS };
+enum gpt_text { GPT_IDENTITY, GPT_NAMES, GPT_KERNELS, GPT_FILTER, GPT_TEXTS };
 enum { GPT_MOST_ORDER = 80 << 10 }; // bytes of them all
 
 struct gpt_order {
@@ -33,7 +37,9 @@ struct gpt_state {
     uint64_t with_probes, without;     // launches while probes were ordered
     uint64_t probed, pending, refused; // kernels that probes are ordered for
     char probes[1024], kernels[512], filter[512];
+    char others[512];  // some kernels that were looked up, if probes are ordered for none of them
     char output[4096]; // the trace; empty: there is none any more
+    char broker[4096]; // the folder of the supervisor's socket; empty: the run has none
     char fault[256];   // why the order was not followed; empty if it was
 };
 

@@ -1,48 +1,48 @@
-// What was made once is kept: a folder in XDG_CACHE_HOME/gpt has a file for each result, named by the digest
-// of what led to it, which begins with the digest of the rest. gpt/asm/cache.py does the same, and says how.
-// A file is code that will run: folder and file must be this user's, and writable by nobody else.
+// Keeps results for the next process: a folder in XDG_CACHE_HOME/gpt has a file for each. The hook keeps
+// probed kernels, the simulated device host code, and gpt-asm (gpt/cache.py calls this) cubins.
+//
+// Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
+// whatever led to the result. It's written under another name and renamed, so it's whole or not there, and
+// begins with the digest of key and result: a file that was torn, altered, or moved to another key is noticed
+// and made anew. A process looks at the folder before it has written a sixteenth of the limit; if there is
+// too much, the least recently used files go, down to 7/8. Reading a file marks it as used.
+//
+// A result is code that will run, and files are deleted here, so the folder has to be this user's alone
+// (private.c has the rules), and each file is reached from the open folder. Only files with names that we
+// give are counted or deleted: keys, and .gpt-RANDOM.part. A cache that can't be used only costs time.
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "../say.h"
 #include "kept.h"
 
-enum { DIGEST = 64, LIMIT = 1 << 28, STALE = 3600 }; // bytes of all files; seconds
+enum { DIGEST = 64, LIMIT = 1 << 28, STALE = 3600 }; // bytes; bytes of all files; seconds
 
-static bool is_ours(int file, mode_t type) {
-    struct stat status;
-    return !fstat(file, &status) && (status.st_mode & S_IFMT) == type && status.st_uid == geteuid() &&
-           !(status.st_mode & (S_IWGRP | S_IWOTH));
+static bool is_hex(const char *text, size_t size) { return strspn(text, "0123456789abcdef") >= size; }
+
+static bool is_key(const char *name) { return strlen(name) == DIGEST && is_hex(name, DIGEST); }
+
+static bool is_part(const char *name) {
+    return strlen(name) == 42 && !strncmp(name, ".gpt-", 5) && is_hex(name + 5, 32) &&
+           !strcmp(name + 37, ".part");
 }
 
-// The folder, which is made if it is missing; -1 if there is none that may be used.
-static int open_folder(const char *name) {
-    const char *home = secure_getenv("XDG_CACHE_HOME");
-    bool set = home && *home == '/';
-    char path[PATH_MAX];
-    if (!set && !((home = secure_getenv("HOME")) && *home == '/'))
-        return -1;
-    if (snprintf(path, sizeof(path), "%s%s/gpt/%s", home, set ? "" : "/.cache", name) >= (int)sizeof(path))
-        return -1;
-    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
-        *at = '\0';
-        mkdir(path, 0700);
-        *at = '/';
-    }
-    mkdir(path, 0700);
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder >= 0 && !is_ours(folder, S_IFDIR)) {
-        close(folder);
-        folder = -1;
-    }
-    return folder;
+static bool name_part(char name[43]) {
+    uint64_t number[2]; // process numbers come again
+    if (getrandom(number, sizeof(number), 0) != sizeof(number))
+        return false;
+    snprintf(name, 43, ".gpt-%016lx%016lx.part", number[0], number[1]);
+    return true;
 }
 
 static bool read_all(int file, char *to, size_t size) {
@@ -59,28 +59,31 @@ static bool write_all(int file, const char *from, size_t size) {
     return true;
 }
 
-bool gpt_get_kept(const char *name, const char key[65], struct gpt_bytes *found) {
-    int folder = open_folder(name);
+bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_bytes *found,
+                  struct gpt_distrust *why) {
+    *why->reason = '\0';
+    int folder = is_key(key) ? gpt_open_private(path, false, why) : -1;
     int file = folder >= 0 ? openat(folder, key, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
     struct stat status;
-    char digest[65];
+    char said[DIGEST], digest[DIGEST + 1];
     bool whole = false;
     char *data = NULL;
-    if (file >= 0 && is_ours(file, S_IFREG) && !fstat(file, &status) && status.st_size > DIGEST &&
-        status.st_size <= LIMIT && (data = malloc((size_t)status.st_size)) &&
-        read_all(file, data, (size_t)status.st_size)) {
-        found->size = found->room = (size_t)status.st_size - DIGEST;
-        gpt_sha256(data + DIGEST, found->size, digest);
-        whole = !memcmp(digest, data, DIGEST);
-        if (whole)
+    if (file >= 0 && gpt_is_private(file, S_IFREG) && !fstat(file, &status) && status.st_size <= limit) {
+        size_t size = (size_t)status.st_size;
+        if (size >= DIGEST && (data = malloc(size + 1)) && read_all(file, data, size)) {
+            memcpy(said, data, DIGEST);
+            memcpy(data, key, DIGEST);
+            gpt_sha256(data, size, digest);
+            whole = !memcmp(digest, said, DIGEST);
+        }
+        if (whole) {
             futimens(file, NULL); // it was used
-        else
+            found->size = found->room = size - DIGEST;
+            found->data = memmove(data, data + DIGEST, found->size);
+        } else if (data || size < DIGEST)
             unlinkat(folder, key, 0);
     }
-    if (whole) {
-        memmove(data, data + DIGEST, found->size);
-        found->data = data;
-    } else
+    if (!whole)
         free(data);
     if (file >= 0)
         close(file);
@@ -90,18 +93,26 @@ bool gpt_get_kept(const char *name, const char key[65], struct gpt_bytes *found)
 }
 
 struct kept {
-    char name[80];
-    time_t used;
+    char name[DIGEST + 1];
+    struct timespec used;
     off_t size;
 };
 
 static int by_use(const void *one, const void *other) {
-    time_t a = ((const struct kept *)one)->used, b = ((const struct kept *)other)->used;
-    return (a > b) - (a < b);
+    struct timespec a = ((const struct kept *)one)->used, b = ((const struct kept *)other)->used;
+    if (a.tv_sec != b.tv_sec)
+        return a.tv_sec > b.tv_sec ? 1 : -1;
+    return (a.tv_nsec > b.tv_nsec) - (a.tv_nsec < b.tv_nsec);
 }
 
-// If there is too much, deletes what was not used for longest, and what somebody began to write and gave up.
-static void shrink(int folder) {
+static bool is_kept(int folder, const char *name, struct stat *status) {
+    return (is_key(name) || is_part(name)) && !fstatat(folder, name, status, AT_SYMLINK_NOFOLLOW) &&
+           S_ISREG(status->st_mode) && status->st_uid == geteuid();
+}
+
+// If there is too much, deletes the least recently used files, and unfinished ones that were given up.
+// Returns how many bytes are there then.
+static off_t shrink(int folder, off_t limit) {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *entries = copy >= 0 ? fdopendir(copy) : NULL;
     struct kept *all = NULL;
@@ -109,8 +120,7 @@ static void shrink(int folder) {
     off_t total = 0;
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         struct stat status;
-        if (strlen(entry->d_name) >= sizeof(all->name) ||
-            fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) || !S_ISREG(status.st_mode))
+        if (!is_kept(folder, entry->d_name, &status))
             continue;
         if (count == room) {
             struct kept *larger = realloc(all, (2 * room + 64) * sizeof(*all));
@@ -120,42 +130,115 @@ static void shrink(int folder) {
             room = 2 * room + 64;
         }
         strcpy(all[count].name, entry->d_name);
-        all[count].used = status.st_mtime;
+        all[count].used = status.st_mtim;
         all[count++].size = status.st_size;
         total += status.st_size;
     }
     if (entries)
         closedir(entries);
-    if (count && total > LIMIT) {
+    if (count && total > limit) {
         qsort(all, count, sizeof(*all), by_use);
         time_t fresh = time(NULL) - STALE;
         for (size_t i = 0; i < count; i++)
-            if (*all[i].name == '.' ? all[i].used < fresh : total > LIMIT - LIMIT / 8) {
+            if (is_part(all[i].name) ? all[i].used.tv_sec < fresh : total > limit - limit / 8) {
                 unlinkat(folder, all[i].name, 0);
                 total -= all[i].size;
             }
     }
     free(all);
+    return total;
 }
 
-void gpt_keep(const char *cache, const char key[65], const struct gpt_bytes *made) {
-    char name[80], digest[65];
-    if (made->size > LIMIT / 8)
-        return;
-    int folder = open_folder(cache);
-    static unsigned number;
-    snprintf(name, sizeof(name), ".%d.%u", (int)getpid(), __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED));
-    if (folder >= 0)
-        unlinkat(folder, name, 0); // of a process that had our number
-    int file = folder >= 0 ? openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
-    gpt_sha256(made->data, made->size, digest);
-    if (file >= 0) {
-        bool whole = write_all(file, digest, DIGEST) && write_all(file, made->data, made->size);
-        if (!whole || renameat(folder, name, folder, key))
-            unlinkat(folder, name, 0);
+static bool write_result(int folder, const char *key, const struct gpt_bytes *made) {
+    char part[43], digest[DIGEST + 1], *all = malloc(DIGEST + made->size);
+    int file =
+        all && name_part(part) ? openat(folder, part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    bool good = file >= 0;
+    if (good) {
+        memcpy(all, key, DIGEST);
+        memcpy(all + DIGEST, made->data, made->size);
+        gpt_sha256(all, DIGEST + made->size, digest);
+        good = write_all(file, digest, DIGEST) && write_all(file, made->data, made->size);
+        good = good && !renameat(folder, part, folder, key);
+        if (!good)
+            unlinkat(folder, part, 0);
         close(file);
-        shrink(folder);
     }
-    if (folder >= 0)
-        close(folder);
+    free(all);
+    return good;
+}
+
+void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made, off_t limit, long *room,
+                 struct gpt_distrust *why) {
+    *why->reason = '\0';
+    off_t size = (off_t)made->size + DIGEST;
+    int folder = is_key(key) && size <= limit / 8 ? gpt_open_private(path, true, why) : -1;
+    if (folder < 0)
+        return;
+    if (write_result(folder, key, made) && __atomic_sub_fetch(room, size, __ATOMIC_RELAXED) < 0) {
+        off_t left = limit - shrink(folder, limit);
+        __atomic_store_n(room, left < limit / 16 ? left : limit / 16, __ATOMIC_RELAXED);
+    }
+    close(folder);
+}
+
+// By name, in the user's cache
+
+static char *name_folder(const char *name, char path[PATH_MAX]) {
+    const char *home = secure_getenv("XDG_CACHE_HOME");
+    bool set = home && *home == '/';
+    if (!set && !((home = secure_getenv("HOME")) && *home == '/'))
+        return NULL;
+    return snprintf(path, PATH_MAX, "%s%s/gpt/%s", home, set ? "" : "/.cache", name) < PATH_MAX ? path : NULL;
+}
+
+static void say(const struct gpt_distrust *why) {
+    static _Atomic bool said;
+    char line[PATH_MAX + 512];
+    if (!*why->reason || getenv(GPT_CACHE_SAID) || atomic_exchange(&said, true))
+        return;
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %s: %s; no code is cached: set XDG_CACHE_HOME to a folder of your own",
+             why->where, why->reason);
+    gpt_write_line(line);
+}
+
+struct room { // for paths, which are too large for small stacks
+    char path[PATH_MAX];
+    struct gpt_distrust why;
+};
+
+bool gpt_get_kept(const char *name, const char key[65], struct gpt_bytes *found) {
+    struct room *room = calloc(1, sizeof(*room));
+    bool got =
+        room && name_folder(name, room->path) && gpt_get_from(room->path, key, LIMIT, found, &room->why);
+    if (room && !got)
+        say(&room->why);
+    free(room);
+    return got;
+}
+
+void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made) {
+    static long left; // one folder a process
+    struct room *room = calloc(1, sizeof(*room));
+    if (room && name_folder(name, room->path)) {
+        gpt_keep_in(room->path, key, made, LIMIT, &left, &room->why);
+        say(&room->why);
+    }
+    free(room);
+}
+
+bool gpt_complain_of_kept(void) {
+    static const char *const names[] = {"probed", "sim", "asm", "ptx"};
+    struct room *room = calloc(1, sizeof(*room));
+    for (size_t i = 0; room && !*room->why.reason && i < sizeof(names) / sizeof(*names); i++) {
+        int folder = name_folder(names[i], room->path) ? gpt_open_private(room->path, false, &room->why) : -1;
+        if (folder >= 0)
+            close(folder);
+    }
+    bool any = room && *room->why.reason;
+    if (any)
+        say(&room->why);
+    free(room);
+    return any;
 }

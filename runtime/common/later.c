@@ -10,30 +10,25 @@
 
 #include "broker.h"
 
-bool gpt_begin(struct gpt_call *call, const struct gpt_question *question, const char *pipeline,
-               const struct gpt_bytes *input, int image) {
+const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question,
+                      const struct gpt_bytes *input, int image) {
     struct stat status;
-    struct gpt_bytes message = {0};
-    const char *name = gpt_find_broker();
-    int server = -1, file = -1;
-    bool good = false;
+    const char *name = gpt_find_broker(), *fault = "memory or descriptors ran out";
     if (!*name)
-        return false;
-    server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (server < 0 || !gpt_connect(server, name) || fstat(server, &status))
-        goto out;
-    file = gpt_make_file(input->data, input->size);
-    good = file >= 0 && gpt_add(&message, question, sizeof(*question)) &&
-           (!pipeline || gpt_add(&message, pipeline, strlen(pipeline) + 1)) &&
-           gpt_send(server, message.data, message.size, (int[]){file, image});
-    gpt_empty(&message);
-    *call = (struct gpt_call){server, status.st_ino};
-out:
+        return "gpt-hook has no supervisor that would ask the pipeline";
+    int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int file = gpt_make_file(input->data, input->size);
+    if (server >= 0 && file >= 0 && !fstat(server, &status) &&
+        !(fault = gpt_reach(server, name, geteuid())) &&
+        !gpt_send(server, question, sizeof(*question), (int[]){file, image}))
+        fault = "gpt-hook's supervisor has ended";
     if (file >= 0)
         close(file);
-    if (!good && server >= 0)
+    if (fault && server >= 0)
         close(server);
-    return good;
+    if (!fault)
+        *call = (struct gpt_call){server, status.st_ino};
+    return fault;
 }
 
 // Whether the number still stands for the socket: programs close numbers that they did not open.
@@ -54,7 +49,7 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
         snprintf(reply->fault, sizeof(reply->fault), "the program closed the connection to gpt-hook");
         return GPT_CALL_FAILED;
     }
-    ssize_t got = gpt_receive(call->socket, reply, sizeof(*reply), files);
+    ssize_t got = gpt_receive(call->socket, reply, sizeof(*reply), files, NULL);
     if (got < 0 && errno == EAGAIN)
         return GPT_CALL_WAITS;
     close(call->socket);
@@ -62,6 +57,7 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
     gpt_close(files);
     reply->fault[sizeof(reply->fault) - 1] = '\0';
     if (!whole && (got != sizeof(*reply) || !*reply->fault))
-        snprintf(reply->fault, sizeof(reply->fault), "the supervisor of gpt-hook ended");
+        snprintf(reply->fault, sizeof(reply->fault), "%s",
+                 got > 0 ? "there is no memory for the answer" : "the supervisor of gpt-hook ended");
     return whole ? GPT_CALL_DONE : GPT_CALL_FAILED;
 }

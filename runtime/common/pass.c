@@ -1,15 +1,17 @@
-// What clients and the supervisor pass each other.
+// What clients and the supervisor pass each other, and whom they trust.
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -77,8 +79,10 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
     return sent == (ssize_t)size;
 }
 
-ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES]) {
-    char room[CMSG_SPACE(GPT_FILES * sizeof(*files))] __attribute__((aligned(8))) = {0};
+ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender) {
+    struct ucred credentials;
+    char room[CMSG_SPACE(GPT_FILES * sizeof(*files)) + CMSG_SPACE(sizeof(credentials))]
+        __attribute__((aligned(8))) = {0};
     struct iovec part = {data, size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room)};
@@ -87,8 +91,21 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES]) {
     while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         continue;
     struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
-    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len <= CMSG_LEN(GPT_FILES * sizeof(*files)))
-        memcpy(files, CMSG_DATA(head), head->cmsg_len - CMSG_LEN(0));
+    for (; head; head = CMSG_NXTHDR(&message, head)) {
+        size_t count = head->cmsg_type == SCM_RIGHTS ? (head->cmsg_len - CMSG_LEN(0)) / sizeof(*files) : 0;
+        for (size_t i = 0; i < count; i++) {
+            int file;
+            memcpy(&file, CMSG_DATA(head) + i * sizeof(file), sizeof(file));
+            if (i < GPT_FILES)
+                files[i] = file;
+            else
+                close(file); // there is room for more where no credentials came
+        }
+        if (sender && head->cmsg_type == SCM_CREDENTIALS) {
+            memcpy(&credentials, CMSG_DATA(head), sizeof(credentials));
+            *sender = credentials.pid;
+        }
+    }
     if (got < 0 || !(message.msg_flags & MSG_CTRUNC))
         return got;
     gpt_close(files);
@@ -130,31 +147,206 @@ const char *gpt_find_broker(void) {
     return name;
 }
 
-bool gpt_connect(int file, const char *name) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+// The beginning of a small file in /proc; an empty text if there is none.
+static void read_text(const char *path, char text[64]) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? -1 : read(file, text, 63);
+    text[got > 0 ? got : 0] = '\0';
+    if (file >= 0)
+        close(file);
+}
+
+bool gpt_is_user(uid_t user, uid_t meant) {
+    char map[64], overflow[64];
+    unsigned count = 0;
+    if (user != meant)
+        return false;
+    // Only in the first user namespace does every user have a number of their own.
+    read_text("/proc/self/uid_map", map);
+    if (sscanf(map, "%*u %*u %u", &count) == 1 && count == UINT_MAX)
+        return true;
+    read_text("/proc/sys/kernel/overflowuid", overflow);
+    return user != (*overflow ? strtoul(overflow, NULL, 10) : 65534);
+}
+
+// Peers
+//
+// Both ends must see the system in the same way: the same user, mount and network namespace, the same root
+// directory. A process that doesn't is in a sandbox, and what runs for it outside of that is none of its
+// business; nor may it answer others, whose code that would be. The text of a pipeline is run by a shell, so
+// neither who passes it nor who answers may be confined by a system call filter, or by what needs
+// no_new_privs (Landlock), if the other end isn't. Root may pass one, too, for another user's program.
+//
+// An order of gpt-hook ctl has no such text, and a program may well be in a namespace that ctl is not in: ctl
+// is refused only if it is seen to be in another user namespace, as a sandboxed child of the program's is.
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 // Linux 6.5
+#endif
+
+static const struct {
+    const char *name, *peer, *supervisor;
+} places[] = {
+    {"ns/user", "a process in another user namespace", "gpt-hook's supervisor is in another user namespace"},
+    {"ns/mnt", "a process in another mount namespace", "gpt-hook's supervisor is in another mount namespace"},
+    {"ns/net", "a process in another network namespace",
+     "gpt-hook's supervisor is in another network namespace"},
+    {"root", "a process with another root directory", "gpt-hook's supervisor has another root directory"},
+};
+enum { PLACES = sizeof(places) / sizeof(*places) };
+// Of these the index is returned, or one of:
+enum { SAME = -1, UNSEEN = PLACES };
+
+static int compare_place(pid_t pid, int i) {
+    struct stat own, other;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/thread-self/%s", places[i].name);
+    if (stat(path, &own))
+        return i < PLACES - 1 ? SAME : UNSEEN; // the kernel lacks the kind of namespace, or there is no /proc
+    snprintf(path, sizeof(path), "/proc/%d/%s", pid, places[i].name);
+    if (stat(path, &other))
+        return UNSEEN;
+    return own.st_dev == other.st_dev && own.st_ino == other.st_ino ? SAME : i;
+}
+
+// The first that differs.
+static int compare_places(pid_t pid) {
+    int found = SAME;
+    for (int i = 0; i < PLACES && found == SAME; i++)
+        found = compare_place(pid, i);
+    return found;
+}
+
+// A number in the status of a process, of this thread for 0; 0 if it is not there.
+static long read_status(pid_t pid, const char *name) {
+    char path[64], line[256];
+    long value = 0;
+    snprintf(path, sizeof(path), pid ? "/proc/%d/status" : "/proc/thread-self/status", pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof(line), file))
+        if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':')
+            value = strtol(line + strlen(name) + 1, NULL, 10);
+    if (file)
+        fclose(file);
+    return value;
+}
+
+// Whether it is confined where this thread is not.
+static bool is_confined(pid_t pid) {
+    static const char *const names[] = {"NoNewPrivs", "Seccomp", "Seccomp_filters"};
+    bool confined = false;
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        confined |= read_status(pid, names[i]) > read_status(0, names[i]);
+    return confined;
+}
+
+static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
+    // Nobody but root sees the namespaces of root's process.
+    bool unseen = is_root || wish == GPT_WISH_ORDER;
+    int place = wish == GPT_WISH_ORDER ? compare_place(pid, 0) : compare_places(pid);
+    if (place == UNSEEN && !unseen)
+        return "a process whose namespaces it can't see";
+    if (place != SAME && place != UNSEEN)
+        return places[place].peer;
+    return wish == GPT_WISH_PIPELINE && is_confined(pid)
+               ? "a process that is confined (no_new_privs, seccomp)"
+               : NULL;
+}
+
+// The kernel says who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). It must be one
+// process, and still be there after it was looked at, so that its number meant nobody else meanwhile.
+const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish) {
     struct ucred peer;
     socklen_t size = sizeof(peer);
-    size_t length = strlen(name);
-    int status;
-    if (length > sizeof(address.sun_path) - 1) {
-        errno = EACCES;
-        return false;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+        return "nobody known";
+    bool is_root = wish != GPT_WISH_ANSWER && geteuid() && gpt_is_user(peer.uid, 0);
+    if (!is_root && !gpt_is_user(peer.uid, geteuid()))
+        return "a process of another user";
+    if (peer.pid <= 0 || sender != peer.pid)
+        return "a process that has the connection of another one";
+    int process = -1;
+    size = sizeof(process);
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &process, &size))
+        process = (int)syscall(SYS_pidfd_open, peer.pid, 0); // it may have ended already, and this be another
+    const char *fault = look_at(peer.pid, is_root, wish);
+    if (process >= 0) {
+        bool ended = poll(&(struct pollfd){process, POLLIN, 0}, 1, 0) != 0;
+        close(process);
+        if (ended)
+            fault = "a process that has ended";
     }
-    memcpy(address.sun_path + 1, name, length); // an abstract one
-    while ((status = connect(file, (void *)&address,
-                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) &&
-           errno == EINTR)
-        continue;
-    if (status)
-        return false;
-    errno = EACCES;
-    return !getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == geteuid();
+    return fault;
 }
+
+// The supervisor
+
+// Opens a folder by its absolute name, in which no part may be a link. Returns -1 with errno set.
+static int open_without_links(const char *name) {
+    char part[NAME_MAX + 1];
+    int folder = *name == '/' ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+    size_t size;
+    for (name += strspn(name, "/"); folder >= 0 && *name; name += size, name += strspn(name, "/")) {
+        size = strcspn(name, "/");
+        snprintf(part, sizeof(part), "%.*s", (int)(size < sizeof(part) ? size : 0), name);
+        int next = openat(folder, part, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = errno;
+        close(folder);
+        folder = next;
+        errno = error;
+    }
+    return folder;
+}
+
+bool gpt_owns_folder(int folder, uid_t owner) {
+    struct stat status;
+    return !fstat(folder, &status) && S_ISDIR(status.st_mode) && !(status.st_mode & (S_IRWXG | S_IRWXO)) &&
+           gpt_is_user(status.st_uid, owner);
+}
+
+// The same for the process that made the socket, whoever listens there now.
+static const char *refuse_supervisor(int file, uid_t owner) {
+    struct ucred peer;
+    socklen_t size = sizeof(peer);
+    if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || !gpt_is_user(peer.uid, owner))
+        return "gpt-hook's supervisor is another user's";
+    int place = peer.pid > 0 ? compare_places(peer.pid) : UNSEEN;
+    if (place == UNSEEN)
+        return "gpt-hook's supervisor is hidden from this process";
+    if (place != SAME)
+        return places[place].supervisor;
+    return is_confined(peer.pid) ? "gpt-hook's supervisor is confined, and so another process" : NULL;
+}
+
+const char *gpt_reach(int file, const char *name, uid_t owner) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int status = -1, folder = *name == '/' ? gpt_set_aside(open_without_links(name)) : -1;
+    if (folder >= 0 && gpt_owns_folder(folder, owner)) {
+        // Not by name, which may be too long for an address, and may lead elsewhere by now.
+        snprintf(address.sun_path, sizeof(address.sun_path), "/proc/thread-self/fd/%d/" GPT_SOCKET, folder);
+        while ((status = connect(file, (void *)&address, sizeof(address))) && errno == EINTR)
+            continue;
+    } else if (folder >= 0 || *name != '/')
+        errno = EACCES;
+    int error = errno;
+    const char *fault = status ? NULL : refuse_supervisor(file, owner);
+    if (folder >= 0)
+        close(folder);
+    errno = status ? error : EACCES;
+    return !status           ? fault
+           : error == EACCES ? "gpt-hook's supervisor is another user's"
+                             : "gpt-hook's supervisor has ended, or is out of this process's reach";
+}
+
+bool gpt_connect(int file, const char *name) { return !gpt_reach(file, name, geteuid()); }
 
 bool gpt_read_file(int file, struct gpt_bytes *found) {
     struct stat status;
     ssize_t got = 1;
-    if (fstat(file, &status) || !gpt_make_room(found, (size_t)status.st_size))
+    if (fstat(file, &status))
+        return false;
+    if (!status.st_size)
+        return true; // an answer may be empty
+    if (!gpt_make_room(found, (size_t)status.st_size))
         return false;
     size_t end = found->size + (size_t)status.st_size;
     for (off_t at = 0; found->size < end && got > 0; at += got) {
@@ -162,9 +354,4 @@ bool gpt_read_file(int file, struct gpt_bytes *found) {
         found->size += got > 0 ? (size_t)got : 0;
     }
     return found->size == end;
-}
-
-unsigned long gpt_find_network(void) {
-    struct stat status;
-    return stat("/proc/self/ns/net", &status) ? 0 : status.st_ino;
 }

@@ -9,9 +9,10 @@
 
 // Bytes
 
+// Room for nothing is memory too: NULL always means that there is none.
 char *gpt_make_room(struct gpt_bytes *bytes, size_t size) {
-    if (bytes->room - bytes->size < size) {
-        size_t room = bytes->size + size + bytes->room / 2;
+    if (!bytes->data || bytes->room - bytes->size < size) {
+        size_t room = bytes->size + size + bytes->room / 2 + 1;
         char *larger = realloc(bytes->data, room);
         if (!larger)
             return NULL;
@@ -25,7 +26,8 @@ bool gpt_add(struct gpt_bytes *bytes, const void *data, size_t size) {
     char *at = gpt_make_room(bytes, size);
     if (!at)
         return false;
-    memcpy(at, data, size);
+    if (size) // `data` may be NULL
+        memcpy(at, data, size);
     bytes->size += size;
     return true;
 }

@@ -1,10 +1,11 @@
 // The broker's helper process. It sleeps until somebody asks, gives each request to a pipeline that is free,
 // or a new one, and passes on the answer. A request whose pipeline is killed is given to another one, once.
 // It ends when nobody is left who could ask: the command has ended, and so have all processes that were
-// started with the name of its socket in their environment.
+// started with the folder of its socket in their environment.
 //
 // What pipelines leave behind becomes its child, so that nothing outlives it.
 
+#include <ctype.h>
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -13,11 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,16 +36,16 @@ struct client { // one request, and the image that it is about, if that is not i
     int socket, files[GPT_FILES];
     enum gpt_pipeline which;
     char arch[GPT_ARCH_BYTES];
-    char *probe;           // the pipeline that weaves probes; NULL: that of all
+    const char *probe;     // the pipeline that weaves probes; NULL: it needs none
     uint64_t turn;         // 0: it has not asked yet
     struct worker *worker; // that answers; NULL: none does
     bool again;            // a worker was killed over it
 };
 
 static char *stages[GPT_STAGES];
-static const char *probe; // the pipeline that weaves probes
-static char name[96];
-static int server;
+static bool controlled; // gpt-hook ctl may add pipelines
+static char folder_path[PATH_MAX];
+static int server, folder;
 static struct client clients[MOST_CLIENTS];
 static struct worker workers[GPT_PIPELINES][MOST_WORKERS];
 static size_t most_clients, most_workers, client_count;
@@ -64,7 +63,6 @@ static uint64_t turns;
 static void drop(struct client *client) {
     close(client->socket);
     gpt_close(client->files);
-    free(client->probe);
     *client = (struct client){.socket = -1, .files = {-1, -1}};
     client_count--;
 }
@@ -82,15 +80,9 @@ static void reply(struct client *client, int status, const char *fault, const st
 }
 
 static void accept_one(void) {
-    struct ucred peer;
-    socklen_t size = sizeof(peer);
     int file = accept4(server, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (file < 0) {
         poll(NULL, 0, errno == EAGAIN || errno == ECONNABORTED ? 0 : 50); // the system is short of files
-        return;
-    }
-    if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()) {
-        close(file);
         return;
     }
     struct client *client = clients;
@@ -100,32 +92,65 @@ static void accept_one(void) {
     client_count++;
 }
 
+// Pipelines have it as a word of the shell, which may be without quotes.
+static bool is_arch(const char *arch) {
+    while (isalnum((unsigned char)*arch) || *arch == '_')
+        arch++;
+    return !*arch;
+}
+
+// Takes a question. Returns why it can't be answered, or NULL.
+static const char *take(struct client *client, const struct gpt_question *question) {
+    client->which = question->pipeline;
+    memcpy(client->arch, question->arch, sizeof(client->arch));
+    if (!is_arch(client->arch))
+        return "not an architecture";
+    client->probe = client->which == GPT_PROBE ? gpt_find_pipeline(question->digest) : NULL;
+    if (client->which == GPT_PROBE && !client->probe)
+        return "the supervisor of gpt-hook was not given this pipeline";
+    client->turn = ++turns;
+    return NULL;
+}
+
 // A client has sent its question, or asks whether somebody is there, or is gone. What is made for one that is
-// gone goes to the cache of gpt-asm.
+// gone goes to the cache of gpt-asm. Who sent a question is looked at only now: it may have entered a sandbox
+// since it connected.
 static void hear(struct client *client) {
     static struct {
         struct gpt_question question;
         char text[GPT_MOST_TEXT];
     } message;
-    const struct gpt_question *question = &message.question;
+    struct gpt_question *question = &message.question;
+    char refusal[128];
     int files[GPT_FILES];
-    ssize_t size = gpt_receive(client->socket, &message, sizeof(message), files);
+    pid_t sender = 0;
+    ssize_t size = gpt_receive(client->socket, &message, sizeof(message), files, &sender);
     if (client->turn && size == GPT_THERE && files[0] < 0) {
         gpt_send(client->socket, "", GPT_THERE, files);
         return;
     }
     ssize_t text = size - (ssize_t)sizeof(*question);
-    if (client->turn || text < 0 || files[0] < 0 || question->pipeline >= GPT_PIPELINES ||
-        (text ? message.text[text - 1] : question->pipeline == GPT_PROBE && !probe)) {
+    bool registers = text > 0 && question->pipeline == GPT_REGISTER && !message.text[text - 1];
+    if (client->turn || (!registers && (text || files[0] < 0 || question->pipeline >= GPT_PIPELINES))) {
         gpt_close(files);
         drop(client);
         return;
     }
     memcpy(client->files, files, sizeof(files));
-    client->which = question->pipeline;
-    client->probe = text ? strdup(message.text) : NULL;
-    snprintf(client->arch, sizeof(client->arch), "%.*s", (int)sizeof(question->arch) - 1, question->arch);
-    client->turn = ++turns;
+    question->arch[sizeof(question->arch) - 1] = '\0';
+    question->digest[sizeof(question->digest) - 1] = '\0';
+    const char *fault =
+        registers && !controlled
+            ? "pipelines: the run was started without --control"
+            : gpt_refuse_peer(client->socket, sender, registers ? GPT_WISH_PIPELINE : GPT_WISH_ANSWER);
+    if (fault) {
+        snprintf(refusal, sizeof(refusal), "gpt-hook's supervisor refuses %s", fault);
+        reply(client, GPT_REFUSED, refusal, NULL);
+    } else if (registers) {
+        fault = gpt_add_pipeline(question->digest, message.text);
+        reply(client, fault ? GPT_MISSING : 0, fault ? fault : "", NULL);
+    } else if ((fault = take(client, question)))
+        reply(client, GPT_MISSING, fault, NULL);
 }
 
 // Workers
@@ -165,9 +190,7 @@ static void give_up(struct worker *worker, bool late) {
 }
 
 static bool is_for(const struct worker *worker, const struct client *client) {
-    return !strcmp(worker->arch, client->arch) &&
-           (worker->probe && client->probe ? !strcmp(worker->probe, client->probe)
-                                           : worker->probe == client->probe);
+    return !strcmp(worker->arch, client->arch) && worker->probe == client->probe;
 }
 
 // A worker that is free, or a new one, if need be in place of one for something else; NULL if all are busy.
@@ -185,12 +208,11 @@ static struct worker *find_worker(const struct client *client) {
         worker_end(room = other);
     errno = 0;
     char *words[GPT_WORDS];
-    gpt_make_words(client->which, stages, client->arch, client->probe ? client->probe : probe, words);
+    gpt_make_words(client->which, stages, client->arch, client->probe, words);
     if (!room || !worker_start(room, words))
         return NULL;
     memcpy(room->arch, client->arch, sizeof(room->arch));
-    free(room->probe);
-    room->probe = client->probe ? strdup(client->probe) : NULL;
+    room->probe = client->probe;
     return room;
 }
 
@@ -259,6 +281,7 @@ static void kill_rest(void) {
 
 static _Noreturn void leave(int children) {
     close(server);
+    gpt_remove_folder(folder, folder_path);
     EACH_WORKER(worker)
     worker_end(worker);
     uint64_t begun = gpt_now(), past;
@@ -325,7 +348,8 @@ static void supervise(pid_t root, int root_file) {
     for (int number = 1; number < NSIG; number++)
         signal(number, number == SIGPIPE || number == SIGXFSZ ? SIG_IGN : SIG_DFL);
     sigprocmask(SIG_SETMASK, &of_children, NULL);
-    gpt_let_go(false, (int[]){server, root_file}, 2);
+    gpt_let_go(false, (int[]){server, root_file, folder}, 3);
+    listen(server, SOMAXCONN); // clients look at the process that did this last: it must not be the command
     prctl(PR_SET_NAME, "gpt-broker");
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     int children = signalfd(-1, &of_children, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -346,34 +370,30 @@ static void supervise(pid_t root, int root_file) {
         ended = ended || poll(&(struct pollfd){root_file, POLLIN, 0}, 1, 0) == 1;
         if (!ended || client_count)
             continue;
-        absent = gpt_anybody_with(GPT_BROKER, name) ? 0 : absent + 1;
+        absent = gpt_anybody_with(GPT_BROKER, folder_path) ? 0 : absent + 1;
         wait = absent || wait < 0 ? SEARCH : wait < SEARCH_MOST ? 2 * wait : wait;
     }
     leave(children);
 }
 
-void gpt_start_broker(char *const paths[GPT_STAGES], const char *pipeline) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool control) {
     struct rlimit files;
-    uint64_t number;
     int subreaper = 0;
     // The helper would become a child of a command that is the init process, or acts as it; poll takes no
     // more than the limit of files.
     if (getpid() == 1 || getrlimit(RLIMIT_NOFILE, &files) || files.rlim_max < LEAST_FILES ||
-        prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper ||
-        getrandom(&number, sizeof(number), 0) != sizeof(number))
+        prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper || (probe && gpt_add_pipeline(digest, probe)))
         return;
     gpt_hold_standard();
     memcpy(stages, paths, sizeof(stages));
-    probe = pipeline;
-    int length = snprintf(name, sizeof(name), "gpt-hook.%d.%016lx.%lu", getpid(), number, gpt_find_network());
-    memcpy(address.sun_path + 1, name, (size_t)length);
-    server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (server >= 0 &&
-        !bind(server, (void *)&address,
-              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) + (socklen_t)length) &&
-        !listen(server, SOMAXCONN) && gpt_start_apart(supervise))
-        setenv(GPT_BROKER, name, 1);
+    controlled = control;
+    folder = gpt_make_folder(folder_path);
+    server = folder < 0 ? -1 : gpt_listen(folder);
+    if (server >= 0 && gpt_start_apart(supervise)) {
+        setenv(GPT_BROKER, folder_path, 1);
+        close(folder); // the supervisor has it
+    } else if (folder >= 0)
+        gpt_remove_folder(folder, folder_path);
     if (server >= 0)
         close(server);
 }

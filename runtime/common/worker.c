@@ -48,17 +48,45 @@ bool worker_start(struct worker *worker, char **words) {
     return worker->begun;
 }
 
+// Whether a request has no other keys than ours have. A path in it would be opened for somebody who perhaps
+// can't open it.
+static bool are_keys_known(struct cursor cursor) {
+    static const char *const known[] = {"kind", "id",   "type", "offset",    "size",
+                                        "data", "only", "arch", "registers", "of"};
+    for (uint64_t left = read_value(&cursor).number; left; left--) {
+        struct value name = take_value(&cursor);
+        size_t i = 0, count = sizeof(known) / sizeof(*known);
+        while (i < count && !is(name, known[i]))
+            i++;
+        if (i == count)
+            return false;
+        take_value(&cursor);
+    }
+    return true;
+}
+
 // Whether these bytes are one request. More or less than that would mix answers.
 static bool is_request(const char *data, size_t size) {
-    struct cursor cursor = {(const unsigned char *)data, (const unsigned char *)data + size, false};
+    struct cursor start = {(const unsigned char *)data, (const unsigned char *)data + size, false};
+    struct cursor cursor = start;
     struct gpt_record record = gpt_read_record(&cursor);
-    return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module");
+    return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module") && are_keys_known(start);
+}
+
+// Whether a client that has this file open may read it: the stages open it anew, with the rights of this
+// user.
+static bool is_readable(int file) {
+    struct stat status;
+    int flags = fcntl(file, F_GETFL);
+    return flags >= 0 && !(flags & O_PATH) && (flags & O_ACCMODE) != O_WRONLY && !fstat(file, &status) &&
+           S_ISREG(status.st_mode);
 }
 
 bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
     struct stat status;
     char path[64];
-    if (fstat(files[0], &status) || !S_ISREG(status.st_mode) || status.st_size > GPT_MOST)
+    if (!is_readable(files[0]) || (files[1] >= 0 && !is_readable(files[1])) || fstat(files[0], &status) ||
+        status.st_size > GPT_MOST)
         return false;
     size_t before = worker->input.size, size = (size_t)status.st_size;
     char *to = gpt_make_room(&worker->input, size);

@@ -12,7 +12,7 @@ struct worker {
     size_t said_size;
     bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
-    char *probe;                    // as that of its clients
+    const char *probe;              // as that of its clients
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
     uint64_t syncs, asked;          // that it was sent; which of them ends its answer
@@ -24,7 +24,8 @@ enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
-// Gives it a request: a file with one module record, and perhaps one with the image. False if it is not that.
+// Gives it a request: a file with one module record, and perhaps one with the image. False if it is not that,
+// or names files itself.
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // more of the request, when it can be written to

@@ -16,6 +16,7 @@ enum {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInitializationError = 3,
     cudaErrorInvalidPitchValue = 12,
     cudaErrorInvalidSymbol = 13,
     cudaErrorInvalidMemcpyDirection = 21,
@@ -64,6 +65,7 @@ typedef struct {
 // device.c
 void *cudart_driver(const char *name, void **found); // keeps it in *found
 int cudart_begin(void);
+bool cudart_is_forked(void);
 int cudart_context(void **context); // the current one
 int cudart_end(int status);         // the status again
 int cudart_last_error(void);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "cudart.h"
 
@@ -17,18 +18,28 @@ static unsigned resets = 1;
 static void *library;
 static int loaded;
 
+// Its first byte is set once the driver is initialized; the kernel clears it in a forked child, which may not
+// use the driver.
+enum { PAGE = 4096 };
+static __attribute__((aligned(PAGE))) char ready[PAGE];
+
 static void load(void) {
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     int (*init)(unsigned) = library ? (int (*)(unsigned))dlsym(library, "cuInit") : NULL;
     loaded = init ? init(0) : cudaErrorInsufficientDriver;
+    madvise(ready, PAGE, MADV_WIPEONFORK);
+    *ready = 1;
 }
 
-// 0, or the error that each call returns without a driver.
+// 0, or the error that each call returns without a driver, or in a forked child.
 static int need_driver(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
-    return loaded;
+    return *ready ? loaded : cudaErrorInitializationError;
 }
+
+// Where other threads of the parent's may hold any lock, for ever.
+bool cudart_is_forked(void) { return library && !*ready; }
 
 void *cudart_driver(const char *name, void **found) {
     void *function = __atomic_load_n(found, __ATOMIC_RELAXED);
@@ -164,8 +175,10 @@ API cudaChooseDevice(int *device, const void *properties) {
 
 API cudaDeviceReset(void) {
     int status = need_driver();
+    if (status)
+        return cudart_end(status);
     pthread_mutex_lock(&lock);
-    if (!status && !(status = DRIVER(cuDevicePrimaryCtxReset_v2, (int), thread.device))) {
+    if (!(status = DRIVER(cuDevicePrimaryCtxReset_v2, (int), thread.device))) {
         __atomic_add_fetch(&resets, 1, __ATOMIC_RELEASE);
         thread.error = cudaSuccess;
     }
@@ -177,7 +190,8 @@ API cudaDriverGetVersion(int *version) {
     if (!version)
         return cudart_end(cudaErrorInvalidValue);
     *version = 0;
-    return need_driver() ? cudaSuccess : cudart_end(DRIVER(cuDriverGetVersion, (int *), version));
+    need_driver();
+    return library ? cudart_end(DRIVER(cuDriverGetVersion, (int *), version)) : cudaSuccess;
 }
 
 API cudaRuntimeGetVersion(int *version) {

@@ -140,15 +140,18 @@ void cudart_find_managed(void) {
 // Before the first use of a variable in managed memory, which may be a read of the program's own.
 __attribute__((visibility("default"))) char __cudaInitModule(void **handle) {
     int status = cudart_begin();
+    if (status)
+        return !cudart_end(status);
     pthread_mutex_lock(&lock);
-    if (!status)
-        status = load((struct image *)handle);
+    status = load((struct image *)handle);
     pthread_mutex_unlock(&lock);
     return !cudart_end(status);
 }
 
 __attribute__((visibility("default"))) void __cudaUnregisterFatBinary(void **handle) {
     struct image *image = (struct image *)handle, **link = &images;
+    if (cudart_is_forked()) // and ends
+        return;
     pthread_mutex_lock(&lock);
     while (*link && *link != image)
         link = &(*link)->next;

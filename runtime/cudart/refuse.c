@@ -7,6 +7,8 @@
 #include "say.h"
 
 static int refuse(const char *name, bool *said) {
+    if (cudart_is_forked())
+        return cudart_end(cudaErrorInitializationError);
     if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
         char line[256];
         snprintf(line, sizeof(line), "libcudart.so.13: error: %s: not in this library: see gpt-sim(7)", name);

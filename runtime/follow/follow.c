@@ -24,11 +24,14 @@
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
+#include "hook/write/folder.h"
 
 #define TICK 50    // ms between two looks at the files
 #define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
+static int folder =
+    -1; // where TMPDIR is shared, somebody may put a link in its place: we stay in the one that we made
 static struct output output;
 static uint64_t syncs;
 static volatile sig_atomic_t stopped;
@@ -41,20 +44,15 @@ static uint64_t now(void) {
 
 // The end
 
-static void remove_folder(void) {
-    char path[PATH_MAX];
-    DIR *entries = opendir(self->folder);
-    for (struct dirent *entry; entries && (entry = readdir(entries));)
-        if (snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) < PATH_MAX)
-            unlink(path);
-    if (entries)
-        closedir(entries);
-    rmdir(self->folder);
+static DIR *open_entries(void) {
+    int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return again >= 0 ? fdopendir(again) : NULL;
 }
 
 // Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
 static _Noreturn void leave(int error) {
-    remove_folder();
+    folder_empty(folder);
+    rmdir(self->folder);
     if (error && error != EPIPE) {
         char line[PATH_MAX + 512];
         snprintf(line, sizeof(line), "gpt-hook: error: %s: %s; the stream ends", self->where,
@@ -87,12 +85,12 @@ static struct trace *find_trace(const char *name) {
 }
 
 static void find_traces(void) {
-    char path[PATH_MAX];
-    DIR *entries = opendir(self->folder);
+    char path[NAME_MAX + 64];
+    DIR *entries = open_entries();
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (entry->d_name[0] == '.' || find_trace(entry->d_name) ||
-            snprintf(path, sizeof(path), "%s/%s", self->folder, entry->d_name) >= PATH_MAX)
+        if (entry->d_name[0] == '.' || find_trace(entry->d_name))
             continue;
+        snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder, entry->d_name);
         struct segment *segment = segment_open(path);
         bool wanted = segment && segment_began(segment) <= until;
         struct trace *trace = wanted ? malloc(sizeof(*trace)) : NULL;
@@ -115,9 +113,7 @@ static void find_traces(void) {
 
 static void drop(struct trace **at) {
     struct trace *trace = *at;
-    char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s/%s", self->folder, trace->name);
-    unlink(path);
+    unlinkat(folder, trace->name, 0);
     segment_close(trace->segment);
     *at = trace->next;
     if (current == trace)
@@ -206,6 +202,16 @@ static void put_empty_segment(pid_t pid) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
+// Says the same as the report at the end of a run that writes a file (../hook/write/report.c).
+static void say_nothing(void) {
+    char line[PATH_MAX + 128];
+    snprintf(
+        line, sizeof(line),
+        "gpt-hook: warning: %s: nothing was recorded: no process that gpt-hook watched used the CUDA driver",
+        self->where);
+    gpt_write_line(line);
+}
+
 static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
     unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
@@ -234,8 +240,11 @@ static _Noreturn void follow(pid_t root, int root_file) {
             leave(EPIPE);
         ended |= (files[1].revents & POLLIN) != 0;
     }
-    if (nothing && !stopped)
+    if (nothing && !stopped) {
         put_empty_segment(root);
+        if (!self->quiet)
+            say_nothing();
+    }
     leave(output_flush(&output) ? 0 : errno);
 }
 
@@ -263,11 +272,13 @@ static void helper(pid_t root, int root_file) {
     signal(SIGPIPE, SIG_IGN); // to tidy up
     signal(SIGXFSZ, SIG_IGN);
     sigaction(SIGBUS, &(struct sigaction){.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO}, NULL);
-    gpt_let_go(true, (int[]){output.file, root_file}, 2);
+    int files[] = {output.file, root_file, folder, self->lock};
+    gpt_let_go(true, files, self->lock < 0 ? 3 : 4);
     follow(root, root_file);
 }
 
 bool follow_start(const struct follow *follow) {
     self = follow;
-    return gpt_start_apart(helper);
+    folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return folder >= 0 && gpt_start_apart(helper);
 }

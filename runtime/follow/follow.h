@@ -21,7 +21,9 @@ struct follow {
     const char *folder;  // absolute; goes away with the helper
     const char *where;   // of the output, for messages
     int output;          // where the stream goes
+    int lock;            // of the folder, held while the helper lives; -1: there is none
     bool ends_with_root; // and not with the last process that the command leaves behind
+    bool quiet;          // says nothing of a stream without records
     char **argv;         // of the command that is watched
 };
 

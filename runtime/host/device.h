@@ -179,6 +179,19 @@ INLINE void *host_constant(struct host_thread *t, uint32_t site, uint64_t addres
     return (void *)(t->constant + address);
 }
 
+// Of a kernel that has so many bytes of parameters
+INLINE const void *host_parameter(struct host_thread *t, uint32_t site, const unsigned char *parameters,
+                                  uint64_t total, uint64_t address, uint64_t size) {
+    if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, total)))
+        host_outside(t, site, address, size, HOST_FAULT_ADDRESS);
+    return parameters + address;
+}
+
+// The address in shared memory of a generic one, or of one that is in shared memory already.
+INLINE uint64_t host_to_shared(const struct host_thread *t, uint64_t address) {
+    return address >> 32 ? address - (uint64_t)t->shared : address;
+}
+
 // Of as many bytes as a register says, a multiple of 16, as bulk copies have them
 INLINE unsigned char *host_range_shared(struct host_thread *t, uint32_t site, uint64_t address,
                                         uint64_t size) {

@@ -89,8 +89,7 @@ INLINE uint64_t host_shift_right(uint64_t value, int shift) {
 }
 
 // The encoding, with its sign, of significand * 2^exponent. .ftz: a result below the least normal number is
-// 0, judged after rounding as if the exponent had no bound (as ptxas folds constants; hardware's own way is
-// not stated).
+// 0, judged after rounding as if the exponent had no bound, as an H200 does.
 CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int exponent, bool negative,
                             enum host_round round, unsigned flags) {
     int fraction = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../common/broker.h"
@@ -20,6 +19,7 @@
 #include "../say.h"
 #include "launcher.h"
 #include "probe.h"
+#include "register.h"
 
 enum { PATIENCE = 10 }; // seconds for an answer
 
@@ -34,7 +34,8 @@ struct asking {
         struct gpt_order order;
         char texts[GPT_MOST_ORDER];
     } message;
-    size_t size; // of the texts
+    size_t size;          // of the texts
+    const char *pipeline; // that the order is about; NULL: none
     struct probing probing;
     bool all, json, tells;
     pid_t pid;
@@ -43,93 +44,23 @@ struct asking {
     bool failed;
 };
 
-// Says that of one process of several something is wrong.
-__attribute__((format(printf, 3, 4))) static void say(struct asking *asking, pid_t pid, const char *format,
-                                                      ...) {
+// Says something of one process of several.
+__attribute__((format(printf, 4, 5))) static void say(struct asking *asking, pid_t pid, bool failed,
+                                                      const char *format, ...) {
     char text[512], line[600];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    snprintf(line, sizeof(line), "gpt-hook: error: %d: %s", pid, text);
+    snprintf(line, sizeof(line), "gpt-hook: %s: %d: %s", failed ? "error" : "warning", pid, text);
     gpt_write_line(line);
-    asking->failed = true;
-}
-
-// What it says of itself
-
-static void put_text(const char *text, bool json) {
-    for (const unsigned char *at = (const unsigned char *)text; *at;) {
-        size_t shown = gpt_shown(at);
-        if (json && (*at == '"' || *at == '\\'))
-            putchar('\\');
-        if (!shown)
-            printf(json ? "\\u00%02x" : "\\x%02x", *at++);
-        while (shown--)
-            putchar(*at++);
-    }
-}
-
-static void show_json(const struct gpt_state *state, pid_t pid) {
-    const struct {
-        const char *name, *text;
-    } texts[] = {{"output", state->output},
-                 {"probes", state->probes},
-                 {"kernels", state->kernels},
-                 {"filter", state->filter}};
-    const struct {
-        const char *name;
-        uint64_t value;
-    } numbers[] = {
-        {"since", state->since},     {"periods", state->periods},         {"launches", state->launches},
-        {"bytes", state->bytes},     {"probed", state->probed},           {"pending", state->pending},
-        {"refused", state->refused}, {"with_probes", state->with_probes}, {"without_probes", state->without},
-    };
-    printf("{\"pid\":%d,\"recording\":%s", pid, state->recording ? "true" : "false");
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
-        printf(",\"%s\":%lu", numbers[i].name, numbers[i].value);
-    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
-        printf(",\"%s\":\"", texts[i].name);
-        put_text(texts[i].text, true);
-        putchar('"');
-    }
-    printf("}\n");
-}
-
-static void show_text(const char *name, const char *text) {
-    printf("%-10s ", name);
-    put_text(text, false);
-    putchar('\n');
-}
-
-static void show(const struct gpt_state *state, pid_t pid) {
-    static const char *const units[] = {"KiB", "MiB", "GiB"};
-    double size = (double)state->bytes / 1024, ago = (double)time(NULL) - (double)state->since / 1e9;
-    unsigned unit = 0;
-    for (; size >= 1000 && unit < 2; unit++)
-        size /= 1024;
-    printf("process    %d\nrecording  %s", pid, state->recording ? "on" : "off");
-    if (state->since)
-        printf(", since %.0f s", ago > 0 ? ago : 0);
-    printf("\nperiods    %lu\nlaunches   %lu\n", state->periods, state->launches);
-    show_text("trace", *state->output ? state->output : "none any more");
-    printf("size       %.*f %s\n", size < 10, size, units[unit]);
-    show_text("probes", *state->probes ? state->probes : "none");
-    if (*state->kernels)
-        show_text("kernels", state->kernels);
-    if (*state->filter)
-        show_text("filter", state->filter);
-    if (*state->probes)
-        printf("probed     %lu kernels, %lu pending, %lu refused\n", state->probed, state->pending,
-               state->refused);
-    if (*state->probes || state->with_probes)
-        printf("launched   %lu with probes, %lu without\n", state->with_probes, state->without);
+    asking->failed |= failed;
 }
 
 // Asking
 
 // Connects to a socket of this name, if it is that process's; another one's has errno ESRCH.
-static int reach(pid_t pid, const char *name) {
+static int reach(pid_t pid, const char *name, uid_t *user) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
     socklen_t size = sizeof(peer);
@@ -140,8 +71,10 @@ static int reach(pid_t pid, const char *name) {
     setsockopt(file, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     if (file < 0 || connect(file, (void *)&address, (socklen_t)(sizeof(sa_family_t) + 1 + strlen(name))))
         return -1;
-    if (!getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.pid == pid)
+    if (!getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.pid == pid) {
+        *user = peer.uid;
         return file;
+    }
     close(file);
     errno = ESRCH;
     return -1;
@@ -160,45 +93,90 @@ static void end_texts(struct gpt_state *state) {
     const struct {
         char *text;
         size_t size;
-    } texts[] = {{state->probes, sizeof(state->probes)},
-                 {state->kernels, sizeof(state->kernels)},
-                 {state->filter, sizeof(state->filter)},
-                 {state->output, sizeof(state->output)},
+    } texts[] = {{state->probes, sizeof(state->probes)}, {state->kernels, sizeof(state->kernels)},
+                 {state->filter, sizeof(state->filter)}, {state->others, sizeof(state->others)},
+                 {state->output, sizeof(state->output)}, {state->broker, sizeof(state->broker)},
                  {state->fault, sizeof(state->fault)}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         texts[i].text[texts[i].size - 1] = 0;
 }
 
-static void ask(struct asking *asking, pid_t pid, const char *name) {
-    static struct gpt_state state;
-    int file = reach(pid, name);
+// Sends a message to a process and reads its state. Says why, and returns false, if it doesn't follow.
+static bool exchange(struct asking *asking, pid_t pid, const char *name, const void *message, size_t size,
+                     struct gpt_state *state, uid_t *user) {
+    int file = reach(pid, name, user);
     if (file < 0 && errno == ESRCH)
-        return; // somebody else took the name
+        return false; // somebody else took the name
     asking->asked++;
-    ssize_t got =
-        file < 0 ? -1 : send(file, &asking->message, sizeof(struct gpt_order) + asking->size, MSG_NOSIGNAL);
-    got = got < 0 ? got : recv(file, &state, sizeof(state), 0);
-    end_texts(&state);
+    bool good = false;
+    ssize_t got = file < 0 ? -1 : send(file, message, size, MSG_NOSIGNAL);
+    got = got < 0 ? got : recv(file, state, sizeof(*state), 0);
+    end_texts(state);
     if (got < 0 && errno == EAGAIN)
-        say(asking, pid, "does not answer: it may be stopped");
+        say(asking, pid, true, "does not answer: it may be stopped");
     else if (got < 0 && errno != ECONNRESET && errno != ECONNREFUSED && errno != EPIPE)
-        say(asking, pid, "%s", strerror(errno));
-    else if (got < (ssize_t)sizeof(state) || state.version != GPT_CONTROL_VERSION)
-        say(asking, pid, "%s",
+        say(asking, pid, true, "%s", strerror(errno));
+    else if (got < (ssize_t)sizeof(*state) || state->version != GPT_CONTROL_VERSION)
+        say(asking, pid, true, "%s",
             got > 0        ? "it runs under another version of gpt-hook"
             : is_ours(pid) ? "it ended or replaced itself meanwhile"
                            : "it takes no orders of this user");
-    else if (*state.fault)
-        say(asking, pid, "%s", state.fault);
-    else if (asking->tells)
-        (asking->json ? show_json : show)(&state, pid);
+    else if (*state->fault)
+        say(asking, pid, true, "%s", state->fault);
+    else
+        good = true;
     if (file >= 0)
         close(file);
+    return good;
+}
+
+// Passes the pipeline of an order to the supervisor of the process. Without one there still are results of
+// earlier runs.
+static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
+    static struct gpt_state state;
+    const struct gpt_order status = {GPT_CONTROL_VERSION, GPT_STATUS};
+    char fault[FAULT_BYTES];
+    uid_t user;
+    if (!exchange(asking, pid, name, &status, sizeof(status), &state, &user))
+        return false;
+    const char *digest = asking->message.texts; // the first of them
+    if (!register_pipeline(state.broker, user, digest, asking->pipeline, fault))
+        say(asking, pid, false,
+            "its run has no supervisor within reach: only kernels that were woven before "
+            "get these probes");
+    else if (*fault)
+        say(asking, pid, true, "%s", fault);
+    return !*fault;
+}
+
+// The order means no kernel that the process knows; it may know more later.
+static void warn_of_none(const struct gpt_state *state, pid_t pid) {
+    char line[2048];
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %d: no kernel is chosen so far by%s%s%s%s; it looked up: %s", pid,
+             *state->kernels ? " -k " : "", state->kernels, *state->filter ? " --filter " : "", state->filter,
+             state->others);
+    gpt_write_line(line);
+}
+
+static void ask(struct asking *asking, pid_t pid, const char *name) {
+    static struct gpt_state state;
+    uid_t user;
+    if (asking->pipeline && !pass_pipeline(asking, pid, name))
+        return;
+    if (!exchange(asking, pid, name, &asking->message, sizeof(struct gpt_order) + asking->size, &state,
+                  &user))
+        return;
+    if (asking->tells)
+        show_state(&state, pid, asking->json);
+    else if (asking->message.order.command == GPT_ORDER && *state.others)
+        warn_of_none(&state, pid);
 }
 
 // The run of a process that wrote over its environment, as those do that change their name in ps(1).
 static void find_run(struct asking *asking, pid_t pid, const char *name, const char *run) {
-    int file = pid == asking->pid ? reach(pid, name) : -1;
+    uid_t user;
+    int file = pid == asking->pid ? reach(pid, name, &user) : -1;
     if (file < 0)
         return;
     close(file);
@@ -303,13 +281,16 @@ static void add_text(struct asking *asking, const char *text) {
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
+    check_parts("-k", probing->kernels);
+    check_parts("--filter", probing->filter);
     char digest[65] = "";
     if (!any && (probing->kernels || probing->filter))
         fail(USAGE, "probe", "kernels, and no probes");
-    const char *pipeline = any ? make_pipeline(probing, digest) : NULL;
+    asking->pipeline = any ? make_pipeline(probing, digest) : NULL;
+    if (asking->pipeline && strlen(asking->pipeline) >= GPT_MOST_TEXT)
+        fail(USAGE, "probe", "the names of the probes are too long");
     const char *texts[GPT_TEXTS] = {
         [GPT_IDENTITY] = digest,
-        [GPT_PIPELINE] = pipeline,
         [GPT_NAMES] = any ? name_probes(probing) : NULL,
         [GPT_KERNELS] = probing->kernels,
         [GPT_FILTER] = probing->filter,

@@ -2,13 +2,14 @@
 //
 //   main.c    the command line; the environment that brings the libraries into a command; becoming it
 //   find.c    where the runtime is, and the command
-//   refuse.c  programs that a preloaded library cannot enter
 //   calls.c   what --calls names
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
 //   parent.c  the parent of the command, if another one reads the stream
 //   probe.c   probes: -p, --jit and the options that go with them (probe.h)
 //   check.c   gpt-hook check
 //   control.c gpt-hook ctl
+//   state.c   what that prints of a process
+//   register.c  passes it a pipeline (register.h)
 //   functions.c gpt-hook functions
 
 #ifndef GPT_LAUNCHER_H
@@ -16,6 +17,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
@@ -29,16 +31,13 @@ bool find_neighbour(const char *name, char path[PATH_MAX]);
 void find_command(const char *name, char path[PATH_MAX]); // fails if there is none
 const char *absolute(const char *path);                   // valid until the next call
 
-// refuse.c
-void check_command(const char *path); // fails for a program that cannot be watched
-
 // calls.c
 void check_calls(const char *option, const char *calls); // fails for a word that means nothing
 
 // output.c
 
 // With `call_back` the trace goes through gpt-dump, which runs the callbacks of probes.
-void begin_trace(const char *output, bool force, bool call_back, char **argv);
+void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv);
 
 // parent.c
 
@@ -46,6 +45,8 @@ void begin_trace(const char *output, bool force, bool call_back, char **argv);
 // which becomes the command; this process waits for both, and does not return. Fails if there is no such
 // command. Unless its status `counts`, that of the program is ours.
 int start_reader(const char *command, bool counts);
+void name_folder(
+    const char *folder); // of the stream: the parent of the command tidies up if nobody else is left
 
 // main.c
 __attribute__((noreturn)) void help(void);
@@ -56,6 +57,10 @@ int check(void);
 
 // control.c
 int control(int argc, char **argv);
+
+// state.c
+struct gpt_state;
+void show_state(const struct gpt_state *state, pid_t pid, bool json);
 
 // functions.c
 int functions(int argc, char **argv);

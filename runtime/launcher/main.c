@@ -11,6 +11,8 @@
 
 #include "../common/broker.h"
 #include "../common/control.h"
+#include "../common/kept.h"
+#include "../common/unwatchable.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -261,13 +263,28 @@ void set(const char *name, const char *value) {
 static void set_report(bool wanted) {
     struct stat error;
     char value[96];
-    if (!wanted || getenv("GPT_HOOK_FOLDER") || fstat(STDERR_FILENO, &error)) {
+    if (!wanted || fstat(STDERR_FILENO, &error)) {
         set("GPT_HOOK_REPORT", NULL);
+        set("GPT_HOOK_NOTES", NULL);
         return;
     }
     snprintf(value, sizeof(value), "%d %llu %llu", getpid(), (unsigned long long)error.st_dev,
              (unsigned long long)error.st_ino);
     set("GPT_HOOK_REPORT", value);
+    char notes[PATH_MAX];
+    const char *folder = getenv("TMPDIR");
+    snprintf(notes, sizeof(notes), "%s/gpt-hook-%s", folder && *folder == '/' ? folder : "/tmp",
+             getenv("GPT_HOOK_RUN"));
+    set("GPT_HOOK_NOTES", notes);
+}
+
+// Fails for a program that cannot be watched.
+static void check_command(const char *path) {
+    char program[PATH_MAX];
+    strcpy(program, path);
+    const char *found = gpt_find_unwatchable(program);
+    if (found)
+        fail(MISSING, program, "%s: it cannot be watched", found);
 }
 
 // A stage, as a shell would run it where it is not beside this program.
@@ -285,6 +302,18 @@ static int attach(char **argv) {
     fail(MISSING, argv[0], "%s", strerror(errno));
 }
 
+// gpt-hook private FOLDER, for gpt-debloat: makes a folder, and fails if another user could have filled it.
+static int private(const char *folder) {
+    static struct gpt_distrust why;
+    int opened = gpt_open_private(absolute(folder), true, &why);
+    if (opened < 0 && *why.reason)
+        fail(BAD, why.where, "%s", why.reason);
+    if (opened < 0)
+        fail(BAD, folder, "cannot be made, or is no folder");
+    close(opened);
+    return 0;
+}
+
 static int run(int argc, char **argv) {
     struct request request = {.output = "trace.mp", .device = "real"};
     read_options(&request, argc, argv);
@@ -298,8 +327,11 @@ static int run(int argc, char **argv) {
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
     find_command(request.command[0], path);
     check_command(path);
+    set(GPT_CACHE_SAID, NULL);
+    if (request.simulated || request.probing.probe_count || request.probing.jit)
+        set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
-    begin_trace(request.output, request.force, probes_call_back, request.command);
+    begin_trace(request.output, request.force, request.quiet, probes_call_back, request.command);
 
     set_report(!request.quiet);
     set("GPT_HOOK_CALLS", request.calls);
@@ -315,7 +347,7 @@ static int run(int argc, char **argv) {
         char *paths[GPT_STAGES];
         for (size_t i = 0; i < GPT_STAGES; i++)
             paths[i] = find_stage(gpt_stages[i], places[i]);
-        gpt_start_broker(paths, pipeline);
+        gpt_start_broker(paths, getenv("GPT_HOOK_PROBE"), pipeline, request.control);
     }
     if (request.modules)
         save_modules(request.modules);
@@ -353,6 +385,8 @@ int main(int argc, char **argv) {
         return attach(argv + 1);
     if (!strcmp(what, "functions"))
         return functions(argc - 1, argv + 1);
+    if (!strcmp(what, "private") && argc == 3)
+        return private(argv[2]);
     if (!strcmp(what, "check") && argc == 2)
         return check();
     if (!strcmp(what, "--version") && argc == 2) {

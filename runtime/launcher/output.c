@@ -12,6 +12,7 @@
 
 #include "../common/apart.h"
 #include "../follow/follow.h"
+#include "hook/write/folder.h"
 #include "hook/write/template.h"
 #include "launcher.h"
 
@@ -45,13 +46,19 @@ static void refuse_written(const char *path) {
         fail(BAD, path, "another run writes to it; wait for its end, or choose another file");
 }
 
+// -f as root leaves what other users have in a shared folder, whatever it is called.
+static bool is_own(const char *path) {
+    struct stat status;
+    return !lstat(path, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+}
+
 // With the file of its buffers, or several if runs left them.
 static void remove_one(const char *path) {
     char beside[2 * PATH_MAX + 32];
     if (unlink(path) && errno != ENOENT)
         fail(BAD, path, "%s", strerror(errno));
     int size = snprintf(beside, sizeof(beside) - 16, "%s.buffers", path);
-    for (int number = 2; !unlink(beside); number++)
+    for (int number = 2; is_own(beside) && !unlink(beside); number++)
         snprintf(beside + size, 16, ".%d", number);
 }
 
@@ -70,7 +77,7 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
             rest[strspn(rest, ".0123456789")])
             continue;
         snprintf(other, sizeof(other), "%s/%s", folder, entry->d_name);
-        if (is_trace(other))
+        if (is_own(other) && is_trace(other))
             visit(other);
     }
     if (entries)
@@ -113,8 +120,9 @@ static void set_output(const char *template) {
 }
 
 // The traces go to a private folder, and a helper makes them one stream.
-static void begin_stream(const char *where, const char *path, const char *reader, char **argv) {
-    struct follow follow = {.where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL};
+static void begin_stream(const char *where, const char *path, const char *reader, bool quiet, char **argv) {
+    struct follow follow = {
+        .where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL, .quiet = quiet};
     bool standard = !strcmp(where, "-");
     if (standard && isatty(STDOUT_FILENO))
         fail(USAGE, "-o -", "standard output is a terminal");
@@ -137,8 +145,12 @@ static void begin_stream(const char *where, const char *path, const char *reader
     if (!mkdtemp(folder))
         fail(BAD, folder, "%s", strerror(errno));
     follow.folder = folder;
+    follow.lock = folder_lock(folder);
+    name_folder(folder);
     if (!follow_start(&follow))
         fail(BAD, "helper", "%s", strerror(errno));
+    if (follow.lock >= 0)
+        close(follow.lock);
     size_t at = 0;
     for (const char *from = folder; *from; from++) {
         if (*from == '%')
@@ -180,7 +192,7 @@ static const char *find_dump(const char *output, const char *path, bool is_fifo)
 }
 
 // Decides where the trace goes.
-void begin_trace(const char *output, bool force, bool call_back, char **argv) {
+void begin_trace(const char *output, bool force, bool quiet, bool call_back, char **argv) {
     unsetenv("GPT_HOOK_FOLDER");
     char path[PATH_MAX] = "";
     struct stat status;
@@ -198,7 +210,7 @@ void begin_trace(const char *output, bool force, bool call_back, char **argv) {
     }
     const char *reader = call_back ? find_dump(output, path, is_fifo) : *output == '|' ? output + 1 : NULL;
     if (stream || is_fifo || reader)
-        begin_stream(output, path, reader, argv);
+        begin_stream(output, path, reader, quiet, argv);
     else
         set_output(output);
 }

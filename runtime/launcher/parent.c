@@ -10,14 +10,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hook/write/folder.h"
 #include "launcher.h"
 
 static bool reader_counts;
+static char *shared_folder;                   // of the stream, PATH_MAX bytes: the command's side makes it
 static volatile sig_atomic_t program, reader; // pids; that of the program is 0 once it has ended
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
@@ -60,6 +63,22 @@ static int wait_for_program(void) {
     return status;
 }
 
+void name_folder(const char *folder) {
+    if (shared_folder)
+        snprintf(shared_folder, PATH_MAX, "%s", folder);
+}
+
+// The helper and all who would have noticed that it is gone may have been killed.
+static void tidy_folder(void) {
+    char path[PATH_MAX + 16];
+    if (!shared_folder || !*shared_folder)
+        return;
+    snprintf(path, sizeof(path), "%s/%s", shared_folder, FOLDER_LOCK);
+    int lock = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (lock >= 0 && folder_is_left(lock))
+        folder_remove(shared_folder);
+}
+
 static _Noreturn void end_as(int status, int reader_status) {
     if (!reader_counts && WIFSIGNALED(reader_status))
         fprintf(stderr,
@@ -91,6 +110,7 @@ static _Noreturn void supervise(const sigset_t *passed) {
     int status = wait_for_program(), reader_status = 0;
     while (waitpid(reader, &reader_status, 0) < 0 && errno == EINTR)
         continue;
+    tidy_folder();
     end_as(status, reader_status);
 }
 
@@ -131,6 +151,8 @@ int start_reader(const char *command, bool counts) {
     int ends[2];
     sigset_t passed, mask;
     set_passed(&passed);
+    char *shared = mmap(NULL, PATH_MAX, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared_folder = shared == MAP_FAILED ? NULL : shared;
     sigprocmask(SIG_BLOCK, &passed, &mask);
     if (pipe2(ends, O_CLOEXEC) || (reader = fork()) < 0)
         fail(BAD, command, "%s", strerror(errno));

@@ -261,6 +261,11 @@ static const char *check_sample(const char *text) {
     return rest;
 }
 
+void check_parts(const char *option, const char *parts) {
+    if (parts && *parts && !parts[strspn(parts, ":")])
+        fail(USAGE, option, "'%s' names no part of a kernel's name", parts);
+}
+
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
     if (probing->probe_count && probing->jit)
         fail(USAGE, "--jit", "names its probes itself: no -p beside it");
@@ -311,6 +316,8 @@ const char *use_probing(const struct probing *probing) {
         fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
     if (probing->memusage && probing->benchmark)
         fail(USAGE, "--memusage", "cannot be combined with --benchmark");
+    check_parts("-k", probing->kernels);
+    check_parts("--filter", probing->filter);
     if (checked.wait)
         check_number("--wait", checked.wait, true);
     if (checked.skip)

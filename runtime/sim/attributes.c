@@ -101,8 +101,6 @@ int sim_attribute(int attribute) {
 
 API cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
     if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
@@ -121,10 +119,8 @@ API cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
 
 API cuDeviceGetProperties(CUdevprop *properties, CUdevice device) {
     LOCKED;
-    if (!sim_initialized || device || !properties)
-        return !sim_initialized ? CUDA_ERROR_NOT_INITIALIZED
-               : device         ? CUDA_ERROR_INVALID_DEVICE
-                                : CUDA_ERROR_INVALID_VALUE;
+    if (device || !properties)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *properties = (CUdevprop){
         .maxThreadsPerBlock = sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
         .sharedMemPerBlock = sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),

@@ -83,8 +83,13 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
     struct lane *lane = lane_of(thread);
     struct warp *warp = lane->warp;
     struct resident *block = warp->block;
-    if (id >= HOST_BARRIERS || threads % HOST_WARP || threads > MOST_THREADS)
-        sim_fault(thread, site, HOST_FAULT_INSTRUCTION, id);
+    if (id >= HOST_BARRIERS || threads % HOST_WARP || threads > MOST_THREADS) {
+        sim_fail(
+            block->worker->run, lane, site, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            "barrier %u of %u threads: there are barriers 0 to %u, of a multiple of %u threads, at most %u",
+            id, threads, HOST_BARRIERS - 1, HOST_WARP, MOST_THREADS);
+        sim_end_lane(lane);
+    }
     struct barrier *barrier = &block->barriers[id];
     unsigned number = (unsigned)(warp - block->warps);
     uint32_t own = 1u << thread->laneid;

@@ -4,13 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "build.h"
 #include "run.h"
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
-static pid_t process; // whose threads wait there
 
 static const char *option(void) {
     __builtin_cpu_init();
@@ -108,17 +106,12 @@ static CUresult finish(struct entry *entry, CUresult status, void *object) {
 }
 
 CUresult sim_make_kernel(struct code *code, struct entry *entry) {
-    if (process != getpid()) { // a forked child has none that makes anything
-        process = getpid();
-        made = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    }
     code->references++;
-    while (entry->state == BEING_MADE && entry->maker == process)
+    while (entry->state == BEING_MADE)
         pthread_cond_wait(&made, &sim_lock);
     CUresult status = entry->text ? entry->fault : CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (entry->text && (entry->state == NOT_MADE || entry->state == BEING_MADE)) {
+    if (entry->text && entry->state == NOT_MADE) {
         entry->state = BEING_MADE;
-        entry->maker = process;
         pthread_mutex_unlock(&sim_lock);
         void *object = NULL;
         status = find(entry, &object);

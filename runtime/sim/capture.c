@@ -63,6 +63,7 @@ static void end(struct capture *capture) {
     while (*at != capture)
         at = &(*at)->next;
     *at = capture->next;
+    free(capture->left.nodes);
     free(capture);
 }
 
@@ -70,7 +71,8 @@ void sim_leave_capture(struct stream *stream) {
     struct capture *capture = stream->capture;
     if (!capture)
         return;
-    capture->invalid = true;
+    if (capture->origin != stream && !add_nodes(&capture->left, stream->last.nodes, stream->last.count))
+        capture->invalid = true;
     struct stream **at = &capture->streams;
     while (*at != stream)
         at = &(*at)->next;
@@ -81,6 +83,11 @@ void sim_leave_capture(struct stream *stream) {
             sim_delete(capture->graph);
         end(capture);
     }
+}
+
+CUresult sim_refuse_capture(struct stream *stream) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult sim_unsafe(void) {
@@ -142,6 +149,8 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
 
 // Of a stream that is captured, or for an event that was.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
+    if (stream->capture && stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     struct capture *capture = find(event->capture);
     if (!capture) { // work that is not captured
         stream->capture->invalid = true;
@@ -158,6 +167,14 @@ CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (!stream->capture)
         join(stream, capture);
     return CUDA_SUCCESS;
+}
+
+CUresult sim_refuse_event(const struct event *event) {
+    struct capture *capture = find(event->capture);
+    if (!capture)
+        return CUDA_ERROR_INVALID_VALUE;
+    capture->invalid = true;
+    return CUDA_ERROR_CAPTURED_EVENT;
 }
 
 bool sim_is_captured(const struct event *event) { return event->capture && find(event->capture); }
@@ -213,6 +230,13 @@ API cuStreamBeginCaptureToGraph(void *stream, void *graph, void *const *nodes, c
     return graph ? begin(stream, graph, nodes, count, mode) : CUDA_ERROR_INVALID_VALUE;
 }
 
+static bool are_marked(const struct nodes *nodes) {
+    size_t i = 0;
+    while (i < nodes->count && nodes->nodes[i]->mark)
+        i++;
+    return i == nodes->count;
+}
+
 // Whether all that other streams captured is what the first one waits for.
 static bool is_joined(const struct capture *capture) {
     const struct graph *graph = capture->graph;
@@ -224,10 +248,9 @@ static bool is_joined(const struct capture *capture) {
         for (size_t j = 0; j < graph->nodes[i]->count; j++)
             graph->nodes[i]->before[j]->mark |= graph->nodes[i]->mark;
     for (const struct stream *stream = capture->streams; stream; stream = stream->next)
-        for (size_t i = 0; i < stream->last.count; i++)
-            if (!stream->last.nodes[i]->mark)
-                return false;
-    return true;
+        if (!are_marked(&stream->last))
+            return false;
+    return are_marked(&capture->left);
 }
 
 API cuStreamEndCapture(void *handle, void **graph) {
@@ -312,6 +335,8 @@ API cuStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const
         return CUDA_ERROR_INVALID_HANDLE;
     if (!stream->capture)
         return CUDA_ERROR_ILLEGAL_STATE;
+    if (stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!are_of(nodes, count, stream->capture->graph))
         return CUDA_ERROR_INVALID_VALUE;
     struct node *const *given = (struct node *const *)nodes;

@@ -16,14 +16,13 @@ static __thread unsigned depth;
 void sim_end_context(struct object *object) {
     sim_end_queues((struct context *)object);
     sim_end_heap((struct context *)object);
+    sim_end_graph_memory((struct context *)object);
     sim_free_all(object);
 }
 
 static struct context *find(void *handle) { return is_kind(handle, CONTEXT) ? handle : NULL; }
 
 CUresult sim_enter(struct context **context) {
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (sim_in_host_function)
         return CUDA_ERROR_NOT_PERMITTED;
     if (!depth)
@@ -54,8 +53,6 @@ static void end_primary(void) {
 
 API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
     if (!context)
@@ -104,8 +101,8 @@ API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
 
 API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
     LOCKED;
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !flags || !is_active)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *flags = primary_flags;
     *is_active = active;
     return CUDA_SUCCESS;
@@ -115,8 +112,6 @@ API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active)
 
 API cuCtxSetCurrent(void *context) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (context && !find(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!context) {
@@ -130,8 +125,8 @@ API cuCtxSetCurrent(void *context) {
 
 API cuCtxGetCurrent(void **context) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!context)
+        return CUDA_ERROR_INVALID_VALUE;
     *context = depth ? current[depth - 1].object : NULL;
     return CUDA_SUCCESS;
 }
@@ -160,8 +155,8 @@ API cuCtxPopCurrent_v2(void **context) {
 
 API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
     LOCKED;
-    if (!sim_initialized || device)
-        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_INITIALIZED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
     if (!context || depth == DEPTH)
         return CUDA_ERROR_INVALID_VALUE;
     struct context *made = sim_new(CONTEXT, NULL);
@@ -204,20 +199,24 @@ API cuCtxDestroy_v2(void *handle) {
 
 API cuCtxGetDevice(CUdevice *device) {
     IN_CONTEXT;
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
     *device = 0;
     return CUDA_SUCCESS;
 }
 
 API cuCtxGetDevice_v2(CUdevice *device, void *context) {
     LOCKED;
-    if (!find(context))
-        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!device || !find(context))
+        return device ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
     *device = 0;
     return CUDA_SUCCESS;
 }
 
 API cuCtxGetId(void *context, unsigned long long *id) {
     LOCKED;
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
     struct reference top = depth ? current[depth - 1] : (struct reference){0};
     if (context ? !find(context) : !is_there(top))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -260,6 +259,8 @@ API cuCtxSetFlags(unsigned flags) {
 
 API cuCtxGetApiVersion(void *context, unsigned *version) {
     (void)context;
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 13000;
     return CUDA_SUCCESS;
 }

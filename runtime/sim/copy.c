@@ -16,7 +16,11 @@ static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
     return bytes;
 }
 
-static CUresult check_end(const CUDA_MEMCPY3D *c, uint32_t type, const void *host, uint64_t device,
+static bool is_device(uint64_t start, uint64_t size, bool node) {
+    return sim_range(start, size) || (node && sim_is_graph_memory(start, size));
+}
+
+static CUresult check_end(const CUDA_MEMCPY3D *c, bool node, uint32_t type, const void *host, uint64_t device,
                           size_t first, size_t pitch, size_t height) {
     if (pitch < c->WidthInBytes && (c->Height > 1 || c->Depth > 1))
         return CUDA_ERROR_INVALID_VALUE;
@@ -26,21 +30,22 @@ static CUresult check_end(const CUDA_MEMCPY3D *c, uint32_t type, const void *hos
         return device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEMORYTYPE_DEVICE)
         return CUDA_ERROR_NOT_SUPPORTED; // arrays
-    return sim_is_device(device + first, extent(c, pitch, height)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return is_device(device + first, extent(c, pitch, height), node) ? CUDA_SUCCESS
+                                                                     : CUDA_ERROR_INVALID_VALUE;
 }
 
 static size_t first_of(size_t x, size_t y, size_t z, size_t pitch, size_t height) {
     return (z * height + y) * pitch + x;
 }
 
-CUresult sim_check_copy(const CUDA_MEMCPY3D *c) {
+CUresult sim_check_copy(const CUDA_MEMCPY3D *c, bool node) {
     if (!c->WidthInBytes || !c->Height || !c->Depth)
         return CUDA_SUCCESS;
-    CUresult to = check_end(c, c->dstMemoryType, c->dstHost, c->dstDevice,
+    CUresult to = check_end(c, node, c->dstMemoryType, c->dstHost, c->dstDevice,
                             first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, c->dstHeight),
                             c->dstPitch, c->dstHeight);
     return to ? to
-              : check_end(c, c->srcMemoryType, c->srcHost, c->srcDevice,
+              : check_end(c, node, c->srcMemoryType, c->srcHost, c->srcDevice,
                           first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, c->srcHeight), c->srcPitch,
                           c->srcHeight);
 }
@@ -89,9 +94,7 @@ static bool stage(struct operation *operation) {
 static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
-    CUresult status = stream ? sim_check_copy(c) : CUDA_ERROR_INVALID_HANDLE;
-    if (!status && !async)
-        status = sim_unsafe();
+    CUresult status = stream ? sim_check_copy(c, stream->capture) : CUDA_ERROR_INVALID_HANDLE;
     if (status || !c->WidthInBytes || !c->Height || !c->Depth)
         return status;
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c};
@@ -194,7 +197,7 @@ API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, void *stream) {
 
 // Memsets
 
-CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s, bool node) {
     size_t row, size;
     if ((s->elementSize != 1 && s->elementSize != 2 && s->elementSize != 4) || s->dst % s->elementSize ||
         __builtin_mul_overflow(s->width, s->elementSize, &row) || (s->height > 1 && s->pitch < row))
@@ -203,7 +206,7 @@ CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
         return CUDA_SUCCESS;
     if (__builtin_mul_overflow(s->pitch, s->height - 1, &size) || __builtin_add_overflow(size, row, &size))
         return CUDA_ERROR_INVALID_VALUE;
-    return sim_is_device(s->dst, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return is_device(s->dst, size, node) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
@@ -223,12 +226,11 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item,
     IN_CONTEXT;
     const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
     struct stream *stream = sim_stream(context, handle);
-    CUresult status = stream ? sim_check_set(&s) : CUDA_ERROR_INVALID_HANDLE;
-    if (!status && !async)
-        status = sim_unsafe();
+    CUresult status = stream ? sim_check_set(&s, stream->capture) : CUDA_ERROR_INVALID_HANDLE;
     if (status || !width || !height)
         return status;
-    bool waits = !async && sim_range(to, 1)->type != DEVICE;
+    const struct range *range = async ? NULL : sim_range(to, 1);
+    bool waits = range && range->type != DEVICE && range->type != OF_GRAPH;
     status = sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
     return status || !waits ? status : sim_wait(context, stream);
 }

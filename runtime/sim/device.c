@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "say.h"
 #include "sim.h"
 
-bool sim_initialized;
 int sim_major, sim_minor;
 uint64_t sim_delay, sim_memory;
 unsigned sim_load_delay;
@@ -34,6 +34,16 @@ void sim_say(const char *format, ...) {
     va_end(arguments);
 }
 
+void sim_say_once(const char *format, ...) {
+    static __thread char before[sizeof(sim_said)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sim_said, sizeof(sim_said), format, arguments);
+    va_end(arguments);
+    if (sim_runs && strcmp(before, sim_said))
+        sim_say("%s", strcpy(before, sim_said));
+}
+
 void sim_warn(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -44,85 +54,68 @@ void sim_warn(const char *format, ...) {
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
 
-// "9.0" or "sm_90".
-static bool read_arch(const char *text) {
-    int end = 0, both;
-    if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
-        return *text > '0' && *text <= '9';
-    if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||
-        both < 10)
-        return false;
-    sim_major = both / 10, sim_minor = both % 10;
-    return true;
-}
+// With GPT_SIM_FORK a forked child goes on: what watches processes is tested with it.
+static void hold(void) { pthread_mutex_lock(&sim_lock); }
+static void let_go(void) { pthread_mutex_unlock(&sim_lock); }
 
 API cuInit(unsigned flags) {
+    static bool done;
+    if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) &&
+        !*sim_ready) // a forked child, where others may hold the lock
+        return CUDA_ERROR_NOT_INITIALIZED;
     LOCKED;
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
-    const char *arch = getenv("GPT_SIM_ARCH");
-    if (!sim_initialized && !read_arch(arch && *arch ? arch : "9.0")) {
-        static bool said;
-        if (!said)
-            sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
-        said = true;
+    if (!sim_read_environment())
         return CUDA_ERROR_NO_DEVICE;
-    }
-    const char *delay = getenv("GPT_SIM_DELAY");
-    sim_delay = delay ? 1000 * strtoul(delay, NULL, 10) : 0;
-    const char *load = getenv("GPT_SIM_LOAD_DELAY");
-    sim_load_delay = load ? (unsigned)strtoul(load, NULL, 10) : 0;
-    const char *strict = getenv("GPT_SIM_STRICT");
-    sim_strict = strict && *strict;
-    const char *memory = getenv("GPT_SIM_MEMORY");
-    sim_memory = memory ? strtoull(memory, NULL, 10) : 0;
-    const char *what = getenv("GPT_SIM_RUN"), *timeout = getenv("GPT_SIM_TIMEOUT");
-    sim_runs = !what || strcmp(what, "none");
-    sim_timeout = timeout && *timeout ? (unsigned)strtoul(timeout, NULL, 10) : 60;
-    sim_initialized = true;
+    const char *forks = getenv("GPT_SIM_FORK");
+    if (!*sim_ready && forks && *forks && !sim_runs)
+        pthread_atfork(hold, let_go, let_go);
+    else if (!*sim_ready)
+        madvise(sim_ready, SIM_PAGE, MADV_WIPEONFORK);
+    *sim_ready = 1;
+    __atomic_store_n(&done, true, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
 API cuDriverGetVersion(int *version) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 13000;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetCount(int *count) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
     *count = 1;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGet(CUdevice *device, int ordinal) {
-    LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (ordinal)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (!device || ordinal)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *device = 0;
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetName(char *name, int size, CUdevice device) {
-    if (device || size < 1)
+    if (device || !name || size < 1)
         return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     snprintf(name, (size_t)size, "GPT simulated device");
     return CUDA_SUCCESS;
 }
 
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !uuid)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     memcpy(uuid->bytes, "GPT simulated 0", 16);
     return CUDA_SUCCESS;
 }
 
 API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !bytes)
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     *bytes = sim_total_memory();
     return CUDA_SUCCESS;
 }

@@ -121,12 +121,16 @@ static int find(CUresult status) {
 }
 
 API cuGetErrorName(CUresult status, const char **name) {
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
     int i = find(status);
     *name = i < 0 ? NULL : errors[i].name;
     return i < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 API cuGetErrorString(CUresult status, const char **text) {
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
     int i = find(status);
     *text = i < 0 ? NULL : errors[i].text;
     return i < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;

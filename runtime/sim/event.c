@@ -88,6 +88,8 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
             stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT, .event = sim_refer(event)});
     if (stream->capture || sim_is_captured(event))
         return sim_capture_wait(stream, event);
+    if (event->capture)
+        return CUDA_ERROR_INVALID_VALUE; // of a capture that has ended
     return sim_wait_event(stream, event);
 }
 
@@ -97,7 +99,7 @@ static CUresult check_event(const struct event *event) {
     if (sim_in_host_function)
         return CUDA_ERROR_NOT_PERMITTED;
     CUresult broken = ((struct context *)event->object.owner)->error;
-    return broken ? broken : event->capture ? CUDA_ERROR_CAPTURED_EVENT : sim_unsafe();
+    return broken ? broken : event->capture ? sim_refuse_event(event) : sim_unsafe();
 }
 
 API cuEventQuery(void *handle) {
@@ -120,6 +122,8 @@ API cuEventSynchronize(void *handle) {
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {
     LOCKED;
     struct event *first = find_event(start), *last = find_event(end);
+    if (first && last && (first->capture || last->capture))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!first || !last || !ms || (first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || !first->time ||
         !last->time)
         return CUDA_ERROR_INVALID_HANDLE; // or was never recorded

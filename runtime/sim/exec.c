@@ -75,6 +75,8 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
     IN_CONTEXT;
     if (!exec || !find_graph(graph))
         return CUDA_ERROR_INVALID_VALUE;
+    if (is_there(((struct graph *)graph)->exec) && sim_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED; // its memory is that of one executable graph
     void *wrong = NULL;
     CUresult status = sort(graph, &wrong);
     if (error)
@@ -88,6 +90,7 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->flags = flags;
+    ((struct graph *)graph)->exec = sim_refer(made);
     *exec = made;
     return CUDA_SUCCESS;
 }
@@ -191,11 +194,14 @@ static bool take_operations(struct graph *graph, const struct graph *from) {
     return true;
 }
 
-API cuGraphExecUpdate_v2(void *exec, void *graph, CUgraphExecUpdateResultInfo *info) {
+API cuGraphExecUpdate_v2(void *exec, void *graph, CUgraphExecUpdateResultInfo *result) {
     LOCKED;
-    if (!is_kind(exec, EXEC) || !find_graph(graph) || !info)
-        return CUDA_ERROR_INVALID_VALUE;
+    CUgraphExecUpdateResultInfo unused, *info = result ? result : &unused;
     *info = (CUgraphExecUpdateResultInfo){0};
+    if (!is_kind(exec, EXEC) || !find_graph(graph))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (sim_has_memory(graph) && ((struct graph *)graph)->exec.object != exec)
+        return CUDA_ERROR_NOT_SUPPORTED; // its memory is another one's
     struct graph *updated = ((struct exec *)exec)->graph;
     info->result = sort(graph, &info->errorNode)
                        ? CU_GRAPH_EXEC_UPDATE_ERROR
@@ -250,7 +256,7 @@ static void flatten(const struct graph *graph, struct operations *list) {
                 flatten(node->inner[body], list);
         } else if (node->operation->type == CU_GRAPH_NODE_TYPE_GRAPH)
             flatten(node->inner[0], list);
-        else if (!node->disabled && node->operation->type != CU_GRAPH_NODE_TYPE_MEM_FREE) { // it stays
+        else if (!node->disabled) {
             if (list->all && !sim_copy_operation(&list->all[list->count], node->operation))
                 list->failed = true; // the graph may be changed or gone when it runs
             list->count++;
@@ -270,44 +276,65 @@ static CUresult launch(struct exec *exec, struct stream *stream, const struct op
             status = sim_wait_event(stream, all[i].event.object);
     struct operation operation = {
         .type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = all, .count = list->count, .held = list->held};
+    if (!status)
+        status =
+            sim_check_launch(all, list->count, exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
     if (status)
         sim_end_operation(&operation);
     else
         status = sim_issue(stream, &operation);
     exec->where = sim_refer(stream);
-    if (!status)
+    if (!status) {
+        sim_note_launch(all, list->count);
         sim_record(exec->ran, stream);
+    }
     for (size_t i = 0; i < list->count && !status; i++)
         if (all[i].type == CU_GRAPH_NODE_TYPE_EVENT_RECORD && is_there(all[i].event))
             sim_record(all[i].event.object, stream);
     return status;
 }
 
-API cuGraphLaunch(void *exec, void *handle) {
-    IN_CONTEXT;
-    struct stream *stream = sim_stream(context, handle);
-    if (!is_kind(exec, EXEC) || !stream)
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture) {
-        stream->capture->invalid = true;
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    struct operations list = {0};
-    flatten(((struct exec *)exec)->graph, &list);
-    if (list.endless) {
+static CUresult list_operations(struct exec *exec, struct operations *list) {
+    flatten(exec->graph, list);
+    if (list->endless) {
         sim_say("a loop in a graph whose condition holds: no kernel can set it, see gpt-sim(7)");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (!(list.all = calloc(list.count + 1, sizeof(*list.all))) || !(list.held = sim_new(GRAPH, NULL))) {
-        free(list.all);
+    if (!(list->all = calloc(list->count + 1, sizeof(*list->all))) || !(list->held = sim_new(GRAPH, NULL))) {
+        free(list->all);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    list.count = 0;
-    flatten(((struct exec *)exec)->graph, &list);
-    return launch(exec, stream, &list);
+    list->count = 0;
+    flatten(exec->graph, list);
+    return CUDA_SUCCESS;
 }
 
-API cuGraphUpload(void *exec, void *stream) {
+API cuGraphLaunch(void *exec, void *handle) {
     IN_CONTEXT;
-    return is_kind(exec, EXEC) && sim_stream(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    struct stream *stream = sim_stream(context, handle);
+    if (stream && stream->capture)
+        return sim_refuse_capture(stream);
+    if (!is_kind(exec, EXEC) || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct operations list = {0};
+    CUresult status = list_operations(exec, &list);
+    return status ? status : launch(exec, stream, &list);
+}
+
+API cuGraphUpload(void *exec, void *handle) {
+    IN_CONTEXT;
+    struct stream *stream = sim_stream(context, handle);
+    if (stream && stream->capture)
+        return sim_refuse_capture(stream);
+    if (!is_kind(exec, EXEC) || !stream)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct operations list = {0};
+    CUresult status = list_operations(exec, &list);
+    if (status)
+        return status;
+    struct operation all = {
+        .type = CU_GRAPH_NODE_TYPE_GRAPH, .owned = list.all, .count = list.count, .held = list.held};
+    status = list.failed ? CUDA_ERROR_OUT_OF_MEMORY : sim_reserve_graph_memory(list.all, list.count);
+    sim_end_operation(&all);
+    return status;
 }

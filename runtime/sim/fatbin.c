@@ -1,6 +1,7 @@
 // Fatbins: which of their elements suit the device.
 
 #include <elf.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,13 +20,23 @@ unsigned sim_suits(const struct fatbin_element *element) {
     return element->kind == FATBIN_PTX ? arch : 0;
 }
 
-// Whether a cubin is for the device.
-bool sim_is_for_device(const void *cubin) {
+unsigned sim_arch_of_cubin(const void *cubin) {
     const Elf64_Ehdr *head = cubin;
     bool newer = head->e_ident[EI_OSABI] == 0x41;
-    struct fatbin_element element = {.kind = FATBIN_CUBIN,
-                                     .arch = (newer ? head->e_flags >> 8 : head->e_flags) & 0xff};
+    return (newer ? head->e_flags >> 8 : head->e_flags) & 0xff;
+}
+
+// Whether a cubin is for the device.
+bool sim_is_for_device(const void *cubin) {
+    struct fatbin_element element = {.kind = FATBIN_CUBIN, .arch = (uint16_t)sim_arch_of_cubin(cubin)};
     return sim_suits(&element);
+}
+
+void sim_say_only_cubins(const char *archs) {
+    sim_say_once(
+        "only code for %s; --device sim runs PTX (nvcc: -arch=compute_%d%d; numba-cuda: pip uninstall "
+        "nvidia-nvjitlink; others: see gpt-sim(7))",
+        archs, sim_major, sim_minor);
 }
 
 // The elements of a region, one after the other; NULL at the end, and where the region is malformed.
@@ -40,6 +51,36 @@ static const struct fatbin_element *next_element(const struct fatbin_region *reg
     bool fits = next->header_size >= sizeof(*next) && next->header_size <= (size_t)(end - at) &&
                 next->payload_size <= (size_t)(end - at) - next->header_size;
     return fits && !(next->header_size % 8) && !(next->payload_size % 8) ? next : NULL;
+}
+
+// Lists the architectures that a region has elements of this kind for, each once.
+static void list_archs(const struct fatbin_region *region, int kind, char text[256]) {
+    size_t size = 0;
+    *text = '\0';
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at)) && size < 240;) {
+        char name[16];
+        snprintf(name, sizeof(name), "sm_%u%s", at->arch,
+                 at->flags & FATBIN_SUFFIX_A   ? "a"
+                 : at->flags & FATBIN_SUFFIX_F ? "f"
+                                               : "");
+        const char *found = strstr(text, name);
+        bool listed = found && (found[strlen(name)] == ',' || !found[strlen(name)]);
+        if (at->kind == kind && !listed)
+            size += (size_t)snprintf(text + size, 256 - size, "%s%s", size ? ", " : "", name);
+    }
+}
+
+void sim_say_unsuitable(const struct fatbin_region *region) {
+    char archs[256];
+    list_archs(region, FATBIN_PTX, archs);
+    if (*archs) {
+        sim_say_once("PTX for %s only; the device is sm_%d%d: set GPT_SIM_ARCH, see gpt-sim(7)", archs,
+                     sim_major, sim_minor);
+        return;
+    }
+    list_archs(region, FATBIN_CUBIN, archs);
+    if (*archs)
+        sim_say_only_cubins(archs);
 }
 
 CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room) {

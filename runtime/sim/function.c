@@ -13,8 +13,8 @@ static struct function *find(void *handle, enum kind kind) {
 }
 
 static CUresult get_name(const char **name, const struct function *function) {
-    if (!function)
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!function || !name)
+        return name ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *name = function->name;
     return CUDA_SUCCESS;
 }

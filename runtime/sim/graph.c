@@ -128,8 +128,6 @@ struct node *sim_find_copy(const struct graph *graph, uint64_t origin) {
 
 API cuGraphCreate(void **graph, unsigned flags) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!graph || flags)
         return CUDA_ERROR_INVALID_VALUE;
     return (*graph = sim_new(GRAPH, NULL)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -154,6 +152,8 @@ API cuGraphClone(void **clone, void *graph) {
     LOCKED;
     if (!clone || !find_graph(graph) || sim_has_conditions(graph))
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     return (*clone = sim_copy_graph(graph, NULL)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -183,6 +183,8 @@ API cuGraphDestroyNode(void *node) {
     LOCKED;
     if (!find_node(node))
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_has_memory(graph_of(node)))
+        return CUDA_ERROR_NOT_SUPPORTED;
     sim_remove_node(node);
     return CUDA_SUCCESS;
 }
@@ -295,6 +297,8 @@ API cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, c
                               size_t count) {
     LOCKED;
     (void)edges;
+    if (count && (!from || !to))
+        return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         struct node *first = find_node(from[i]), *second = find_node(to[i]);
         if (!first || !second || first == second || graph_of(first) != graph || graph_of(second) != graph)
@@ -313,6 +317,10 @@ API cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to
                                  const CUgraphEdgeData *edges, size_t count) {
     LOCKED;
     (void)edges;
+    if (count && (!from || !to))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (count && find_graph(graph) && sim_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         struct node *node = find_node(to[i]);
         size_t at = 0;

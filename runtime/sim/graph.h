@@ -9,6 +9,7 @@ struct graph {
     struct object object; // owns its nodes
     struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
     size_t count, room;
+    struct reference exec; // the last one that was made of it
 };
 struct node {
     struct object object; // owns the graph of a child node, the graphs of a conditional one
@@ -42,10 +43,6 @@ bool sim_has_conditions(const struct graph *graph);
 
 // user.c
 bool sim_copy_held(struct graph *to, const struct graph *from);
-
-// node.c
-CUresult sim_add_child(struct node **made, struct graph *graph, struct node *const *before, size_t count,
-                       struct graph *child);
 
 // exec.c: the node of an executable graph for the node that it was made from
 struct node *sim_exec_node(void *exec, void *node);

@@ -230,5 +230,3 @@ void sim_end_heap(struct context *context) {
     free(heap);
     context->heap = NULL;
 }
-
-void sim_hold_heaps(bool hold) { (hold ? pthread_mutex_lock : pthread_mutex_unlock)(&lock); }

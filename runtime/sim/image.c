@@ -3,6 +3,7 @@
 
 #include <elf.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -48,10 +49,15 @@ static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wra
     if (region->magic != FATBIN_MAGIC)
         return CUDA_ERROR_INVALID_IMAGE;
     CUresult status = sim_read_fatbin(code, region, SIZE_MAX);
-    if (status != CUDA_ERROR_NO_BINARY_FOR_GPU || wrapper->version != FATBIN_WRAPPER_LINKED || !wrapper->more)
-        return status;
+    bool linked = wrapper->version == FATBIN_WRAPPER_LINKED && wrapper->more;
     char *text;
-    if ((status = sim_link_fatbins(wrapper->more, &text)))
+    if (status == CUDA_ERROR_NO_BINARY_FOR_GPU && linked)
+        status = sim_link_fatbins(wrapper->more, &text);
+    else if (!status)
+        return status;
+    if (status == CUDA_ERROR_NO_BINARY_FOR_GPU)
+        sim_say_unsuitable(region);
+    if (status)
         return status;
     const char *kept = sim_keep_text(code, text, strlen(text));
     if (kept)
@@ -65,8 +71,12 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
     if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room == SIZE_MAX) // what is in a file has no addresses
         return read_wrapper(code, wrapper);
     const struct fatbin_region *region = start;
-    if (region->magic == FATBIN_MAGIC)
-        return sim_read_fatbin(code, region, room);
+    if (region->magic == FATBIN_MAGIC) {
+        CUresult status = sim_read_fatbin(code, region, room);
+        if (status == CUDA_ERROR_NO_BINARY_FOR_GPU)
+            sim_say_unsuitable(region);
+        return status;
+    }
     size_t size;
     if (!memcmp(start, ELFMAG, SELFMAG)) {
         const Elf64_Ehdr *head = start;
@@ -79,8 +89,12 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
         }
         if (head->e_machine != 190) // EM_CUDA
             return CUDA_ERROR_INVALID_IMAGE;
-        if (!sim_is_for_device(head))
+        if (!sim_is_for_device(head)) {
+            char arch[16];
+            snprintf(arch, sizeof(arch), "sm_%u", sim_arch_of_cubin(head));
+            sim_say_only_cubins(arch);
             return CUDA_ERROR_NO_BINARY_FOR_GPU;
+        }
         const char *bytes = sim_copy_elf(code, head, room, &size);
         if (!bytes)
             return CUDA_ERROR_INVALID_IMAGE;
@@ -88,8 +102,11 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
         return CUDA_SUCCESS;
     }
     size = strlen(start);
-    if (!memmem(start, size, ".version", 8))
+    if (!memmem(start, size, ".version", 8)) {
+        sim_say_once(
+            "an image that is neither PTX nor a fatbin, a cubin or an object of gpt-asm: see gpt-sim(7)");
         return CUDA_ERROR_INVALID_IMAGE;
+    }
     const char *text = sim_keep_text(code, start, size);
     if (!text)
         return CUDA_ERROR_OUT_OF_MEMORY;

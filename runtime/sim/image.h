@@ -43,6 +43,9 @@ extern const char sim_device_runtime[]; // PTX
 // fatbin.c
 unsigned sim_suits(const struct fatbin_element *element); // how well, for the device; 0: not at all
 bool sim_is_for_device(const void *cubin);
+unsigned sim_arch_of_cubin(const void *cubin);
+void sim_say_only_cubins(const char *archs);                 // "sm_80, sm_90"
+void sim_say_unsuitable(const struct fatbin_region *region); // why none of it suits, where it was read
 CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room);
 
 #endif

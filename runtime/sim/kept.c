@@ -1,4 +1,5 @@
 // Digests, and what is kept under them.
 
 #include "../common/kept.c"
+#include "../common/private.c"
 #include "../common/sha256.c"

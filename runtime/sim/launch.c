@@ -5,25 +5,40 @@
 
 #include "run.h"
 
+static CUresult refuse_size(const struct function *function, const char *fact, uint64_t given,
+                            uint64_t most) {
+    sim_say_once("kernel '%.512s': %s: %llu given, %llu allowed", function->name, fact,
+                 (unsigned long long)given, (unsigned long long)most);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult check_size(const struct function *function, const uint32_t grid[3], const uint32_t block[3],
                            uint32_t shared) {
     const struct host_kernel *kernel = function->entry ? function->entry->kernel : NULL;
     uint64_t fixed = kernel ? kernel->shared_size : 0;
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
-        if (!grid[i] || !block[i] || block[i] > (uint32_t)sim_attribute(2 + i) ||
-            grid[i] > (uint32_t)sim_attribute(5 + i))
-            return CUDA_ERROR_INVALID_VALUE;
+        uint32_t most_block = (uint32_t)sim_attribute(2 + i), most_grid = (uint32_t)sim_attribute(5 + i);
+        if (!grid[i] || grid[i] > most_grid)
+            return refuse_size(function, "blocks in a dimension of the grid", grid[i], most_grid);
+        if (!block[i] || block[i] > most_block)
+            return refuse_size(function, "threads in a dimension of the block", block[i], most_block);
         threads *= block[i];
     }
-    if (kernel && kernel->required[0] && memcmp(kernel->required, block, sizeof(kernel->required)))
-        return CUDA_ERROR_INVALID_VALUE;
-    bool fits =
-        threads <= (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
-        shared <= (uint32_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
-    if (fixed + shared > (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))
-        return CUDA_ERROR_INVALID_VALUE;
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const uint32_t *required = kernel ? kernel->required : NULL;
+    if (required && required[0] && memcmp(required, block, sizeof(kernel->required)))
+        return refuse_size(function, "threads of a block, by .reqntid", threads,
+                           (uint64_t)required[0] * required[1] * required[2]);
+    uint64_t most = (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+    if (threads > most)
+        return refuse_size(function, "threads of a block, by the device or .maxntid (__launch_bounds__)",
+                           threads, most);
+    most = (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+    uint64_t all = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    if (shared > most || fixed + shared > all)
+        return refuse_size(function, "bytes of dynamic shared memory (cuFuncSetAttribute allows more)",
+                           shared, most < all - fixed ? most : all - fixed);
+    return CUDA_SUCCESS;
 }
 
 // Copies the arguments: pointers to them first, then their values.
@@ -139,8 +154,11 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
         return CUDA_ERROR_INVALID_HANDLE;
     struct operation operation;
     CUresult status = sim_make_launch(&operation, params, stream->capture || sim_runs);
-    if (status)
+    if (status) {
+        if (stream->capture)
+            stream->capture->invalid = true;
         return status;
+    }
     struct object *function = operation.kernel.function.object;
     if (function->kind == FUNCTION && function->owner->owner != &context->object)
         status = CUDA_ERROR_INVALID_HANDLE; // of another context
@@ -192,11 +210,13 @@ void sim_end_operation(struct operation *operation) {
         sim_end_operation((struct operation *)operation->owned + i);
     if (operation->type == CU_GRAPH_NODE_TYPE_GRAPH && operation->held)
         sim_delete(operation->held);
+    sim_release_graph_memory(operation);
     free(operation->owned);
 }
 
 bool sim_copy_operation(struct operation *to, const struct operation *from) {
     *to = *from;
+    sim_hold_graph_memory(to);
     if (!from->owned)
         return true;
     to->owned = to->kernel.arguments = NULL;
@@ -208,8 +228,8 @@ bool sim_copy_operation(struct operation *to, const struct operation *from) {
 // Whether memory has been freed since the operation was issued.
 static bool is_wrong(const struct operation *operation) {
     LOCKED;
-    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set)
-                                                        : sim_check_copy(&operation->copy);
+    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set, false)
+                                                        : sim_check_copy(&operation->copy, false);
 }
 
 static CUresult run_kernel(struct context *context, const struct operation *operation) {

@@ -236,10 +236,18 @@ static CUresult add_text(void *of, const char *text, size_t size) {
 CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
     struct link link = {0};
     CUresult status = CUDA_SUCCESS;
-    while (!status && *fatbins)
-        status = sim_each_ptx(*fatbins++, SIZE_MAX, add_text, &link);
+    bool lacks = false;
+    for (; !status && *fatbins; fatbins++) {
+        status = sim_each_ptx(*fatbins, SIZE_MAX, add_text, &link);
+        if (status == CUDA_ERROR_NO_BINARY_FOR_GPU) // as libcudadevrt has: what is missing then is named
+            status = CUDA_SUCCESS, lacks = true;
+    }
+    if (!status && !link.parts)
+        status = CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!status && lacks)
+        status = add_text(&link, sim_device_runtime, strlen(sim_device_runtime));
     if (!status)
-        status = link.parts ? link_parts(&link) : CUDA_ERROR_NO_BINARY_FOR_GPU;
+        status = link_parts(&link);
     *text = status ? NULL : link.result;
     link.result = status ? link.result : NULL;
     sim_end_link(&link.object);

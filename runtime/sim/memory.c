@@ -46,8 +46,6 @@ const struct range *sim_range(uint64_t start, uint64_t size) {
     return size <= room_ ? range : NULL;
 }
 
-bool sim_is_device(uint64_t start, uint64_t size) { return sim_range(start, size); }
-
 bool sim_is_pinned(uint64_t start, uint64_t size) {
     const struct range *range = sim_range(start, size);
     return range && (range->type == PINNED || range->type == REGISTERED);
@@ -84,13 +82,13 @@ static void trim(void) {
     memmove(freed, freed + first, (freed_count -= first) * sizeof(*freed));
 }
 
-static void retire(const struct range *range) {
+void sim_retire(uint64_t start, uint64_t size) {
     struct range *larger = sim_grow(freed, freed_count, &freed_room, sizeof(*freed));
     if (!larger)
         return; // its memory stays
     freed = larger;
-    freed[freed_count++] = *range;
-    freed_bytes += range->size;
+    freed[freed_count++] = (struct range){.start = start, .size = size};
+    freed_bytes += size;
     if (freed_count > 2 * FREED || freed_bytes > FREED_BYTES)
         trim();
 }
@@ -144,22 +142,43 @@ static bool drop(uint64_t start, enum memory type) {
     memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
     pthread_rwlock_unlock(&change);
     if (type < REGISTERED)
-        retire(&range);
+        sim_retire(range.start, range.size);
+    if (type == DEVICE)
+        sim_give_memory(range.size);
     return true;
 }
 
+// How much of the device's memory is taken. Managed memory may be more than the device has, and pinned memory
+// is the host's.
+
+static uint64_t taken;
+
 size_t sim_total_memory(void) {
-    return sim_memory ? sim_memory : (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    static size_t there;
+    if (!sim_memory && !there)
+        there = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    return sim_memory ? sim_memory : there;
 }
+
+bool sim_take_memory(uint64_t size) {
+    uint64_t total = sim_total_memory();
+    bool fits = taken <= total && size <= total - taken;
+    taken += fits ? size : 0;
+    return fits;
+}
+
+void sim_give_memory(uint64_t size) { taken -= size; }
 
 static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum memory type) {
     if (!memory || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    if (size > SIZE_MAX - 4096 || (sim_memory && type != PINNED && sim_used(NULL) + size > sim_memory))
+    if (size > SIZE_MAX - 4096 || (type == DEVICE && !sim_take_memory(size)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *made = aligned_alloc(512, (size + 511) & ~(size_t)511);
     if (!made || !add((uint64_t)made, size, owner, type)) {
         free(made);
+        if (type == DEVICE)
+            sim_give_memory(size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *memory = (uint64_t)made;
@@ -180,15 +199,19 @@ CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *
 uint64_t sim_used(const void *pool) {
     uint64_t used = 0;
     for (size_t i = 0; i < count; i++)
-        used += pool ? is_there(ranges[i].pool) && ranges[i].pool.object == pool ? ranges[i].size : 0
-                : ranges[i].type != PINNED && ranges[i].type != REGISTERED ? ranges[i].size
-                                                                           : 0;
+        used += is_there(ranges[i].pool) && ranges[i].pool.object == pool ? ranges[i].size : 0;
     return used;
 }
 
 bool sim_map_range(uint64_t start, uint64_t size) { return add(start, size, NULL, MAPPED); }
 
 void sim_unmap_range(uint64_t start) { drop(start, MAPPED); }
+
+bool sim_add_graph_memory(uint64_t start, uint64_t size, const struct context *context) {
+    return add(start, size, context, OF_GRAPH);
+}
+
+void sim_remove_graph_memory(uint64_t start) { drop(start, OF_GRAPH); }
 
 void sim_free_all(const void *owner) {
     for (size_t i = count; i--;)
@@ -197,10 +220,10 @@ void sim_free_all(const void *owner) {
 }
 
 CUresult sim_free(CUdeviceptr memory) {
-    return drop(memory, DEVICE) || drop(memory, MANAGED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return sim_free_graph_memory(memory) || drop(memory, DEVICE) || drop(memory, MANAGED)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
-
-void sim_forget_readers(void) { change = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER; }
 
 API cuMemAlloc_v2(CUdeviceptr *memory, size_t size) {
     IN_CONTEXT_UNCAPTURED;
@@ -226,10 +249,24 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
     return allocate(memory, size, context, DEVICE);
 }
 
+// Whether the program may free memory, which it has then done.
+static CUresult begin_free(CUdeviceptr memory) {
+    CUresult status;
+    if (sim_begin_free(memory, &status))
+        return status;
+    size_t at = find(memory);
+    struct range *range = at ? &ranges[at - 1] : NULL;
+    if (!range || range->start != memory || range->type > MANAGED || range->is_freed)
+        return CUDA_ERROR_INVALID_VALUE;
+    range->is_freed = true;
+    return CUDA_SUCCESS;
+}
+
 API cuMemFree_v2(CUdeviceptr memory) {
     IN_CONTEXT_UNCAPTURED;
     sim_drain(context, false); // that may use it
-    return memory ? sim_free(memory) : CUDA_SUCCESS;
+    CUresult status = memory ? begin_free(memory) : CUDA_SUCCESS;
+    return status || !memory ? status : sim_free(memory);
 }
 
 API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
@@ -237,11 +274,17 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
     struct stream *stream = sim_stream(context, handle);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (!stream->capture && (entered_ = sim_unsafe()))
+        return entered_;
     if (!memory)
         return CUDA_SUCCESS;
-    if (!sim_is_device(memory, 1))
-        return CUDA_ERROR_INVALID_VALUE;
-    return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
+    struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory};
+    CUresult status = !stream->capture           ? sim_implicit(stream)
+                      : stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                                                 : sim_check_free_node(stream->capture->graph, memory);
+    if (!status && !stream->capture)
+        status = begin_free(memory);
+    return status ? status : sim_issue(stream, &operation);
 }
 
 enum { DEVICE_MAPPED = 2 }; // of the flags of pinned memory: all of it is
@@ -301,11 +344,10 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *memory, unsigned fla
 
 API cuMemGetInfo_v2(size_t *unused, size_t *total) {
     IN_CONTEXT;
-    if (!unused || !total)
-        return CUDA_ERROR_INVALID_VALUE;
-    *total = sim_total_memory();
-    uint64_t used = sim_used(NULL);
-    *unused = used < *total ? *total - used : 0;
+    if (unused)
+        *unused = sim_total_memory() - taken;
+    if (total)
+        *total = sim_total_memory();
     return CUDA_SUCCESS;
 }
 

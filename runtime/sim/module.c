@@ -69,7 +69,7 @@ static CUresult find_function(void **handle, struct library *owner, const char *
 }
 
 static CUresult enumerate(void **handles, unsigned count, struct library *owner) {
-    CUresult status = CUDA_SUCCESS;
+    CUresult status = handles || !count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count && i < owner->code->entry_count && !status; i++)
         status = find_function(&handles[i], owner, owner->code->entries[i].name);
     return status;
@@ -167,7 +167,7 @@ API cuModuleLoad(void **module, const char *path) {
 }
 
 static CUresult unload_module(void *module) {
-    IN_CONTEXT;
+    IN_CONTEXT_UNCAPTURED;
     if (!is_kind(module, MODULE) || ((struct library *)module)->from)
         return CUDA_ERROR_INVALID_HANDLE;
     struct reference is = sim_refer(module);
@@ -190,8 +190,8 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
 
 API cuModuleGetFunctionCount(unsigned *count, void *module) {
     LOCKED;
-    if (!is_kind(module, MODULE))
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!count || !is_kind(module, MODULE))
+        return count ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *count = (unsigned)((struct library *)module)->code->entry_count;
     return CUDA_SUCCESS;
 }
@@ -202,6 +202,8 @@ API cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
 }
 
 API cuModuleGetLoadingMode(int *mode) {
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
     *mode = 2; // lazy
     return CUDA_SUCCESS;
 }
@@ -213,14 +215,9 @@ API cuModuleGetGlobal_v2(CUdeviceptr *memory, size_t *size, void *module, const 
 
 // Libraries
 
-static bool is_initialized(void) {
-    LOCKED;
-    return sim_initialized;
-}
-
 static CUresult load_library(void **library, const void *image, const char *path) {
     struct code *code;
-    CUresult status = is_initialized() ? load(&code, library, image, path) : CUDA_ERROR_NOT_INITIALIZED;
+    CUresult status = load(&code, library, image, path);
     if (status)
         return status;
     LOCKED;
@@ -273,8 +270,8 @@ API cuLibraryGetKernel(void **kernel, void *library, const char *name) {
 
 API cuLibraryGetKernelCount(unsigned *count, void *library) {
     LOCKED;
-    if (!is_kind(library, LIBRARY))
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!count || !is_kind(library, LIBRARY))
+        return count ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *count = (unsigned)((struct library *)library)->code->entry_count;
     return CUDA_SUCCESS;
 }
@@ -286,6 +283,8 @@ API cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library) {
 
 API cuLibraryGetModule(void **module, void *library) {
     IN_CONTEXT;
+    if (!module)
+        return CUDA_ERROR_INVALID_VALUE;
     return is_kind(library, LIBRARY) ? module_of(module, context, library) : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -319,16 +318,16 @@ API cuKernelGetFunction(void **function, void *handle) {
 
 API cuKernelGetLibrary(void **library, void *kernel) {
     LOCKED;
-    if (!is_kind(kernel, KERNEL))
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!library || !is_kind(kernel, KERNEL))
+        return library ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *library = ((struct object *)kernel)->owner;
     return CUDA_SUCCESS;
 }
 
 API cuFuncGetModule(void **module, void *function) {
     LOCKED;
-    if (!is_kind(function, FUNCTION))
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!module || !is_kind(function, FUNCTION))
+        return module ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *module = ((struct object *)function)->owner;
     return CUDA_SUCCESS;
 }

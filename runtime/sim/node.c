@@ -16,7 +16,7 @@ static CUresult make_copy(struct operation *operation, const CUDA_MEMCPY3D *copy
     if (!copy)
         return CUDA_ERROR_INVALID_VALUE;
     *operation = (struct operation){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *copy};
-    return sim_check_copy(copy);
+    return sim_check_copy(copy, true);
 }
 
 static CUresult make_set(struct operation *operation, const CUDA_MEMSET_NODE_PARAMS_v2 *set) {
@@ -25,7 +25,7 @@ static CUresult make_set(struct operation *operation, const CUDA_MEMSET_NODE_PAR
     memset(operation, 0, sizeof(*operation));
     operation->type = CU_GRAPH_NODE_TYPE_MEMSET;
     memcpy(&operation->set, set, offsetof(CUDA_MEMSET_NODE_PARAMS_v2, ctx)); // some callers have no more
-    return sim_check_set(set);
+    return sim_check_set(set, true);
 }
 
 static CUresult make_host(struct operation *operation, const CUDA_HOST_NODE_PARAMS *host) {
@@ -111,6 +111,8 @@ static CUresult add_child(void **node, void *graph, void *const *before, size_t 
     if (!find_graph(child) || child == graph || sim_has_conditions(child) ||
         (move && ((struct object *)child)->owner))
         return CUDA_ERROR_INVALID_VALUE;
+    if (!move && sim_has_memory(child))
+        return CUDA_ERROR_NOT_SUPPORTED; // it cannot be copied
     return add_outer(node, graph, before, count, CU_GRAPH_NODE_TYPE_GRAPH, 1, child, move);
 }
 
@@ -134,6 +136,30 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
     return CUDA_SUCCESS;
 }
 
+// The program is told the address.
+static CUresult add_alloc(void **node, void *graph, void *const *before, size_t count,
+                          CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    struct context *context;
+    struct operation operation;
+    CUresult status = sim_enter(&context);
+    if (!status)
+        status = params ? sim_make_graph_memory(&operation, params->bytesize, &params->poolProps, context)
+                        : CUDA_ERROR_INVALID_VALUE;
+    if (status)
+        return status;
+    CUdeviceptr memory = operation.memory;
+    status = add(node, graph, before, count, CUDA_SUCCESS, &operation);
+    if (!status)
+        params->dptr = memory;
+    return status;
+}
+
+static CUresult add_free(void **node, void *graph, void *const *before, size_t count, CUdeviceptr memory) {
+    CUresult status = find_graph(graph) ? sim_check_free_node(graph, memory) : CUDA_ERROR_INVALID_VALUE;
+    return add(node, graph, before, count, status,
+               &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
+}
+
 API cuGraphAddNode_v2(void **node, void *graph, void *const *before, const CUgraphEdgeData *edges,
                       size_t count, CUgraphNodeParams *params) {
     LOCKED;
@@ -144,6 +170,10 @@ API cuGraphAddNode_v2(void **node, void *graph, void *const *before, const CUgra
         return add_child(node, graph, before, count, params->graph.graph, params->graph.ownership);
     if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
         return add_conditional(node, graph, before, count, &params->conditional);
+    if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return add_alloc(node, graph, before, count, &params->alloc);
+    if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+        return add_free(node, graph, before, count, params->free.dptr);
     struct operation operation;
     CUresult status = make(&operation, params);
     return add(node, graph, before, count, status, &operation);
@@ -190,41 +220,20 @@ API cuGraphAddEmptyNode(void **node, void *graph, void *const *before, size_t co
                &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY});
 }
 
-// Memory of a graph is there from then on, and belongs to the context; each launch has the same.
 API cuGraphAddMemAllocNode(void **node, void *graph, void *const *before, size_t count,
                            CUDA_MEM_ALLOC_NODE_PARAMS *params) {
-    IN_CONTEXT;
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult status = sim_allocate(&params->dptr, params->bytesize, context);
-    if (status)
-        return status;
-    status = add(node, graph, before, count, CUDA_SUCCESS,
-                 &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .memory = params->dptr});
-    if (status)
-        sim_free(params->dptr);
-    return status;
+    LOCKED;
+    return add_alloc(node, graph, before, count, params);
 }
 
 API cuGraphAddMemFreeNode(void **node, void *graph, void *const *before, size_t count, CUdeviceptr memory) {
     LOCKED;
-    CUresult status = sim_is_device(memory, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, before, count, status,
-               &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .memory = memory});
+    return add_free(node, graph, before, count, memory);
 }
 
 API cuGraphAddChildGraphNode(void **node, void *graph, void *const *before, size_t count, void *child) {
     LOCKED;
     return add_child(node, graph, before, count, child, false);
-}
-
-CUresult sim_add_child(struct node **node, struct graph *graph, struct node *const *before, size_t count,
-                       struct graph *child) {
-    void *made;
-    CUresult status =
-        add_outer(&made, graph, (void *const *)before, count, CU_GRAPH_NODE_TYPE_GRAPH, 1, child, false);
-    *node = status ? NULL : made;
-    return status;
 }
 
 // Parameters of nodes
@@ -299,11 +308,7 @@ API cuGraphMemAllocNodeGetParams(void *node, CUDA_MEM_ALLOC_NODE_PARAMS *params)
     const struct operation *operation = get(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
     if (!operation || !params)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct range *range = sim_range(operation->memory, 1);
-    *params = (CUDA_MEM_ALLOC_NODE_PARAMS){.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                                         .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
-                                           .bytesize = range ? range->size : 0,
-                                           .dptr = operation->memory};
+    sim_describe_graph_memory(operation->memory, params);
     return CUDA_SUCCESS;
 }
 

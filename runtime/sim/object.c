@@ -25,6 +25,7 @@ static void (*const ends[])(struct object *) = {
     [FUNCTION - CONTEXT] = sim_end_function, [GRAPH - CONTEXT] = sim_end_graph,
     [NODE - CONTEXT] = sim_end_node,         [EXEC - CONTEXT] = NULL,
     [LINK - CONTEXT] = sim_end_link,         [HELD - CONTEXT] = sim_end_held,
+    [ALLOCATION - CONTEXT] = NULL,
 };
 
 void *sim_new(enum kind kind, void *owner) {
@@ -84,26 +85,4 @@ void sim_delete(void *object) {
         at->older = unused;
         unused = at;
     } while (at != top && (at = next));
-}
-
-static void acquire(void) {
-    pthread_mutex_lock(&sim_lock);
-    sim_hold_heaps(true);
-}
-
-static void release(void) {
-    sim_hold_heaps(false);
-    pthread_mutex_unlock(&sim_lock);
-}
-
-static void release_child(void) {
-    sim_forget_runs();
-    sim_forget_readers();
-    sim_drop_work();
-    release();
-}
-
-// A forked child has all objects, and nobody else in the middle of a change to them.
-__attribute__((constructor)) static void follow_forks(void) {
-    pthread_atfork(acquire, release, release_child);
 }

@@ -73,8 +73,6 @@ static bool answer(void *value, int attribute, const struct range *range, CUdevi
 
 API cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     const struct range *range = sim_range(address, 1);
     return value && range && answer(value, attribute, range, address) ? CUDA_SUCCESS
                                                                       : CUDA_ERROR_INVALID_VALUE;
@@ -82,11 +80,9 @@ API cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
 
 API cuPointerGetAttributes(unsigned count, const int *attributes, void **values, CUdeviceptr address) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     const struct range *range = sim_range(address, 1);
     for (unsigned i = 0; i < count; i++)
-        if (!attributes || !values || !answer(values[i], attributes[i], range, address))
+        if (!attributes || !values || !values[i] || !answer(values[i], attributes[i], range, address))
             return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
@@ -130,10 +126,11 @@ API cuMemAdvise_v2(CUdeviceptr address, size_t size, int advice, CUmemLocation l
     return advise(address, size, advice);
 }
 
-// It is done in the order of the stream, to take part in a capture.
 static CUresult prefetch(CUdeviceptr address, size_t size, void *handle) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
+    if (stream && stream->capture)
+        return sim_refuse_capture(stream);
     CUresult status = stream ? check(address, size) : CUDA_ERROR_INVALID_HANDLE;
     return status ? status : sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY});
 }

@@ -41,8 +41,6 @@ static struct pool *add(const CUmemLocation *location, size_t most) {
 
 static CUresult get_default(void **pool, const CUmemLocation *location) {
     int place = place_of(location);
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!pool || place < 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (!default_pools[place])
@@ -102,13 +100,14 @@ API cuMemSetMemPool(const CUmemLocation *location, int type, void *pool) {
 
 API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!pool || !props || props->allocType == CU_MEM_ALLOCATION_TYPE_INVALID ||
         place_of(&props->location) < 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (props->handleTypes)
         return CUDA_ERROR_NOT_SUPPORTED; // for other processes
+    CUresult unsafe = sim_unsafe();
+    if (unsafe)
+        return unsafe;
     return (*pool = add(&props->location, props->maxSize)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -127,7 +126,7 @@ API cuMemPoolDestroy(void *pool) {
 API cuMemPoolTrimTo(void *pool, size_t size) {
     LOCKED;
     (void)size;
-    return find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return find(pool) ? sim_unsafe() : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuMemPoolSetAttribute(void *handle, int attribute, void *value) {
@@ -196,37 +195,37 @@ API cuMemPoolGetAccess(int *flags, void *pool, const CUmemLocation *location) {
     return CUDA_SUCCESS;
 }
 
-// Of what graphs allocate nothing is kept apart.
-
-static CUresult check_graph_memory(int attribute, const void *value, CUdevice device) {
-    return device ? CUDA_ERROR_INVALID_DEVICE
-           : !value || attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH
-               ? CUDA_ERROR_INVALID_VALUE
-               : CUDA_SUCCESS;
+// In a stream that is captured: a node.
+static CUresult capture(CUdeviceptr *memory, size_t size, struct context *context, struct stream *stream) {
+    if (stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    static const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                         .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    struct operation operation;
+    CUresult status = sim_make_graph_memory(&operation, size, &props, context);
+    if (status)
+        return status;
+    *memory = operation.memory;
+    return sim_issue(stream, &operation);
 }
 
-API cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value) {
-    CUresult status = check_graph_memory(attribute, value, device);
-    if (!status)
-        *(uint64_t *)value = 0;
-    return status;
-}
-
-API cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value) {
-    return check_graph_memory(attribute, value, device);
-}
-
-API cuDeviceGraphMemTrim(CUdevice device) { return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
-
-// What is allocated while a stream is captured is there from then on, and nodes that free it do nothing.
-static CUresult allocate(CUdeviceptr *memory, size_t size, void *handle, void *stream) {
+static CUresult allocate(CUdeviceptr *memory, size_t size, void *handle, void *stream_handle) {
     IN_CONTEXT;
-    if (!sim_stream(context, stream))
+    struct stream *stream = sim_stream(context, stream_handle);
+    if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult status = handle ? CUDA_SUCCESS : get_current(&handle, &device_location);
     struct pool *pool = find(handle);
-    if (status || !pool)
+    if (status || !pool || !memory)
         return status ? status : CUDA_ERROR_INVALID_VALUE;
+    if (!size && !(stream->capture && stream->capture->invalid)) {
+        *memory = 0;
+        return stream->capture ? CUDA_SUCCESS : sim_unsafe();
+    }
+    if (stream->capture)
+        return capture(memory, size, context, stream);
+    if ((status = sim_unsafe()) || (status = sim_implicit(stream)))
+        return status;
     uint64_t used = sim_used(pool);
     if (pool->most && (size > pool->most || used > pool->most - size))
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -48,8 +48,8 @@ API cuGetExportTable(const void **table, const CUuuid *id) {
         return CUDA_ERROR_INVALID_VALUE;
     *table = NULL;
     if (!memcmp(id->bytes, runtime, sizeof(runtime)) && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        gpt_write_line(
-            "libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime runs with NVIDIA's driver only: "
-            "see gpt-sim(7)");
+        gpt_write_line("libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime runs with NVIDIA's "
+                       "driver only: link the "
+                       "program with 'nvcc -cudart shared', see gpt-sim(7)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }

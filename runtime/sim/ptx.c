@@ -169,10 +169,10 @@ void sim_read_ptx(struct code *code, const char *start, size_t size) {
     }
 }
 
-// What the driver of CUDA 13.0 refuses by the first lines: an architecture that the device has not, and PTX
-// that is newer.
+// Refuses by the first lines an architecture that the device has not, and PTX that is newer than CUDA 13.5's:
+// what of that is unknown here is refused by its name.
 CUresult sim_check_target(const struct code *code) {
-    enum { NEWEST = 900 };
+    enum { NEWEST = 905 };
     struct text text = {.at = code->text, .end = code->text + code->text_size};
     int line = 1, major, minor;
     for (const char *seen = code->text; sim_next_token(&text); seen = text.token) {
@@ -181,8 +181,7 @@ CUresult sim_check_target(const struct code *code) {
         if (sim_is_token(&text, ".version")) {
             if (sscanf(text.at, " %3d.%2d", &major, &minor) != 2 || 100 * major + minor <= NEWEST)
                 continue;
-            sim_say("PTX: line %d: .version %d.%d: the newest that CUDA 13.0 knows is 9.0", line, major,
-                    minor);
+            sim_say("PTX: line %d: .version %d.%d: the newest that is known here is 9.5", line, major, minor);
             return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
         }
         if (sim_is_token(&text, ".target") && sim_next_token(&text)) {

@@ -10,7 +10,6 @@
 
 static struct queue *queues;
 static uint64_t numbers;
-static unsigned forks;
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER; // some work
 __thread bool sim_in_host_function;
 
@@ -85,13 +84,11 @@ static bool wait_for_work(struct queue *queue) {
     return queue->first;
 }
 
-// Returns false in a child that the operation forked: nothing of this thread's is there.
-static bool do_first(struct queue *queue) {
+static void do_first(struct queue *queue) {
     struct work *work = queue->first;
     for (size_t i = 0; i < work->count; i++)
         while (!work->before[i]->done)
             pthread_cond_wait(&finished, &sim_lock);
-    unsigned forked = forks;
     struct context *context = queue->context;
     bool broken = context && context->error; // nothing more runs in it
     pthread_mutex_unlock(&sim_lock);
@@ -100,25 +97,21 @@ static bool do_first(struct queue *queue) {
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
     CUresult status = broken ? CUDA_SUCCESS : sim_run(context, &work->operation);
+    if (!*sim_ready) // a child that the operation forked: the queue is its parent's
+        pthread_exit(NULL);
     pthread_mutex_lock(&sim_lock);
-    if (forks != forked)
-        return false;
     finish(queue, status);
     pthread_cond_broadcast(&finished);
-    return true;
 }
 
 static void *run(void *given) {
     struct queue *queue = given;
     pthread_mutex_lock(&sim_lock);
-    bool here = true;
-    while (here && wait_for_work(queue))
-        here = do_first(queue);
-    if (here) {
-        queue->has_thread = false;
-        if (queue->is_closed)
-            free_queue(queue);
-    }
+    while (wait_for_work(queue))
+        do_first(queue);
+    queue->has_thread = false;
+    if (queue->is_closed)
+        free_queue(queue);
     pthread_mutex_unlock(&sim_lock);
     return NULL;
 }
@@ -156,24 +149,6 @@ void sim_drain(struct context *context, bool all) {
             queue = queues;
         } else
             queue = queue->next;
-}
-
-// A forked child has no threads: the work that its parent has still to do is the parent's.
-void sim_drop_work(void) {
-    forks++;
-    sim_in_host_function = false;
-    finished = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    for (struct queue *queue = queues, *next; queue; queue = next) {
-        next = queue->next;
-        queue->wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-        queue->has_thread = false;
-        if (queue->first)
-            sim_hold_work(queue->first); // it may be running: a child forked there looks at it again
-        while (queue->first)
-            finish(queue, CUDA_SUCCESS);
-        if (queue->is_closed)
-            free_queue(queue);
-    }
 }
 
 // What is pending is not done for a context that is gone.

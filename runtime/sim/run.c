@@ -309,10 +309,3 @@ CUresult sim_run_blocks(struct run *run) {
         pthread_cond_wait(&left, &sim_lock);
     return run->failed;
 }
-
-// A forked child has no helpers, and none of the launches.
-void sim_forget_runs(void) {
-    helper_count = 0;
-    runs = NULL;
-    wanted = left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-}

@@ -35,7 +35,7 @@ API cuCtxGetLimit(size_t *value, int limit) {
 }
 
 API cuCtxSetLimit(int limit, size_t value) {
-    IN_CONTEXT;
+    IN_CONTEXT_UNCAPTURED;
     CUresult status = check_limit(&value, limit);
     if (!status)
         context->limits[limit] = value;

@@ -17,6 +17,7 @@
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams; queue.c: their work and the threads that do it; event.c: events
+//   graph_memory.c  memory that graphs allocate
 //   streamops.c  values that streams write and wait for
 //   capture.c  streams whose work becomes a graph
 //   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
@@ -36,7 +37,9 @@
 
 #include "cuda_abi.h"
 
-#define API __attribute__((visibility("default"))) CUresult
+// A function of the driver: programs find a stub by its name (table.c), the function itself is sim_NAME.
+#include "sim/renamed.h"
+#define API CUresult
 
 // One lock for all objects. No operation runs and no function of the program is called while it is held.
 extern pthread_mutex_t sim_lock;
@@ -69,6 +72,7 @@ enum kind {
     LINK,
     USER,
     HELD,
+    ALLOCATION,
 };
 
 // What a handle points to says what it is. It goes with its owner.
@@ -112,7 +116,6 @@ void sim_end_graph(struct object *object), sim_end_node(struct object *object);
 void sim_end_link(struct object *object), sim_end_held(struct object *object);
 
 // device.c
-extern bool sim_initialized;
 extern int sim_major, sim_minor; // of the compute capability
 extern bool sim_strict;          // questions about functions that are gone end the program
 extern unsigned sim_load_delay;  // microseconds that loading takes at least
@@ -120,8 +123,11 @@ extern uint64_t sim_delay;       // ns that all work takes at least
 extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machine has
 extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
 extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
+bool sim_read_environment(void); // which sets these; false, once with a word, if one means nothing
 int sim_attribute(int attribute);
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
+void sim_say_once(const char *format, ...)
+    __attribute__((format(printf, 1, 2))); // if kernels run, and it was not the last
 void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern __thread char sim_said[1024]; // the last error of this thread
 
@@ -172,28 +178,33 @@ uint64_t sim_limit(const struct context *context, int limit);
 struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
-    enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED } type;
+    enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, OF_GRAPH } type;
     unsigned flags; // that the program asked for
     struct reference pool;
+    bool is_freed; // in the order in which the program issues its work
 };
 const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
-uint64_t sim_used(const void *pool); // bytes; NULL: of device memory
+uint64_t sim_used(const void *pool); // bytes
+bool sim_take_memory(uint64_t size); // of the device; false: so much is not left
+void sim_give_memory(uint64_t size);
+void sim_retire(uint64_t start, uint64_t size); // memory that goes once no kernel can use it
+bool sim_add_graph_memory(uint64_t start, uint64_t size, const struct context *context);
+void sim_remove_graph_memory(uint64_t start);
 size_t sim_total_memory(void);
 bool sim_map_range(uint64_t start, uint64_t size);
 void sim_unmap_range(uint64_t start);
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
-bool sim_is_device(uint64_t start, uint64_t size);
 void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
-void sim_forget_readers(void);
 
 // copy.c
-CUresult sim_check_copy(const CUDA_MEMCPY3D *copy);
-CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+// `node`: of a graph, whose own memory is not there yet.
+CUresult sim_check_copy(const CUDA_MEMCPY3D *copy, bool node);
+CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set, bool node);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 
@@ -203,7 +214,6 @@ bool sim_heap_give(struct context *context, uint64_t address);  // false: not wh
 bool sim_heap_has(const struct context *context, uint64_t address, uint64_t size);
 bool sim_heap_describe(const struct context *context, uint64_t address, char text[256]); // as sim_describe
 void sim_end_heap(struct context *context);
-void sim_hold_heaps(bool hold); // over a fork
 
 // code.c
 struct parameter {
@@ -218,7 +228,6 @@ struct entry { // a kernel of an image
     size_t text_size;
     enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
     CUresult fault;                                          // why it cannot be made
-    int maker;                                               // the process that makes it
     bool measured;                                           // its memory is known
     void *object;                                            // its own, or NULL: the image's
     const struct host_module *module;
@@ -331,7 +340,6 @@ CUresult sim_module_in(struct library **module, struct context *context, const s
 
 // run.c
 unsigned sim_processors(void);
-void sim_forget_runs(void);
 
 // launch.c
 
@@ -407,7 +415,6 @@ CUresult sim_wait_event(struct stream *stream, struct event *event);
 // queue.c
 void sim_drain(struct context *context, bool all);
 void sim_end_queues(const struct context *context);
-void sim_drop_work(void);
 extern __thread bool sim_in_host_function;
 
 // capture.c: streams whose work becomes a graph
@@ -420,17 +427,42 @@ struct capture {
     struct graph *graph;
     bool given; // the graph is the program's
     struct stream *origin, *streams;
+    struct nodes left; // the last of streams that were destroyed, to be joined all the same
 };
 // Takes the operation over; or NULL and a graph, which a child node gets a copy of.
 CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
-void sim_leave_capture(struct stream *stream);      // that goes
-CUresult sim_implicit(const struct stream *stream); // that work may be put into; it may be the legacy one
+CUresult sim_refuse_event(const struct event *event); // that was recorded in a capture
+void sim_leave_capture(struct stream *stream);        // that goes
+CUresult sim_implicit(const struct stream *stream);   // that work may be put into; it may be the legacy one
+CUresult sim_refuse_capture(struct stream *stream);   // of what cannot be captured, which ends a capture
 CUresult sim_unsafe(void); // whether this thread may call what could disturb a capture
 
-// proc.c
+// graph_memory.c
+CUresult sim_make_graph_memory(struct operation *operation, size_t size, const CUmemPoolProps *props,
+                               struct context *context); // an operation that allocates it
+void sim_hold_graph_memory(const struct operation *operation),
+    sim_release_graph_memory(const struct operation *);
+bool sim_is_graph_memory(uint64_t start, uint64_t size);   // whether a launch has allocated it or not
+bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: not memory of graphs
+bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
+void sim_end_graph_memory(const struct context *context);
+CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory);
+bool sim_has_memory(const struct graph *graph);
+CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
+CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first);
+void sim_note_launch(const struct operation *all, size_t count);
+void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *params);
+
+// proc.c and table.c
+
+// The first byte is set by cuInit. The kernel clears the page in a forked child, however it was forked: that
+// may not use the driver, as with NVIDIA's.
+enum { SIM_PAGE = 4096 };
+extern char sim_ready[SIM_PAGE];
+
 struct sim_function {
     const char *name; // as cuGetProcAddress is asked for it
     int since;        // the version of CUDA that this variant begins with

@@ -108,10 +108,7 @@ API cuStreamDestroy_v2(void *stream) {
 static CUresult check(struct stream *stream) {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!stream->capture)
-        return sim_unsafe();
-    stream->capture->invalid = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return stream->capture ? sim_refuse_capture(stream) : sim_unsafe();
 }
 
 API cuStreamSynchronize(void *handle) {
@@ -128,20 +125,28 @@ API cuStreamQuery(void *handle) {
     return status || !sim_is_busy(stream->queue) ? status : CUDA_ERROR_NOT_READY;
 }
 
-#define GETTER(name, type, value)                                                                            \
+#define GETTER(name, type, value, check)                                                                     \
     API name(void *handle, type *found) {                                                                    \
         IN_CONTEXT;                                                                                          \
         struct stream *stream = sim_stream(context, handle);                                                 \
         if (!stream || !found)                                                                               \
             return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;                            \
-        *found = value;                                                                                      \
-        return CUDA_SUCCESS;                                                                                 \
+        CUresult status = stream->capture ? check(stream) : CUDA_SUCCESS;                                    \
+        if (!status)                                                                                         \
+            *found = value;                                                                                  \
+        return status;                                                                                       \
     }
-GETTER(cuStreamGetFlags, unsigned, stream->flags)
-GETTER(cuStreamGetPriority, int, stream->priority)
-GETTER(cuStreamGetCtx, void *, context)
-GETTER(cuStreamGetId, unsigned long long, stream->object.serial)
-GETTER(cuStreamGetDevice, CUdevice, 0)
+
+static CUresult check_capture(const struct stream *stream) {
+    return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+// Which of these end a capture, an H200 says.
+GETTER(cuStreamGetFlags, unsigned, stream->flags, sim_refuse_capture)
+GETTER(cuStreamGetPriority, int, stream->priority, check_capture)
+GETTER(cuStreamGetCtx, void *, context, check_capture)
+GETTER(cuStreamGetId, unsigned long long, stream->object.serial, sim_refuse_capture)
+GETTER(cuStreamGetDevice, CUdevice, 0, sim_refuse_capture)
 
 static CUresult call(void *handle, void (*function)(void *), void (*callback)(void *, CUresult, void *),
                      void *data) {
@@ -150,7 +155,7 @@ static CUresult call(void *handle, void (*function)(void *), void (*callback)(vo
     if (!stream || (!function && !callback))
         return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     if (callback && stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return sim_refuse_capture(stream);
     return sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_HOST,
                                                  .host = {function, data, callback, handle}});
 }

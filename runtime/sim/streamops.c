@@ -60,6 +60,8 @@ static CUresult issue(void *handle, void (*function)(void *), CUdeviceptr addres
     struct stream *stream = sim_stream(context, handle);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture && stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (address % size || !sim_range(address, size))
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
@@ -168,5 +170,6 @@ CUresult cuStreamGetCtx(void *handle, void **of);
 API cuStreamGetCtx_v2(void *stream, void **context, void **green) {
     if (green)
         *green = NULL;
-    return cuStreamGetCtx(stream, context);
+    void *unused;
+    return cuStreamGetCtx(stream, context ? context : &unused);
 }

@@ -80,8 +80,6 @@ static struct user *find(void *user, unsigned count) {
 API cuUserObjectCreate(void **object, void *data, void (*destroy)(void *), unsigned count, unsigned flags) {
     enum { NO_DESTRUCTOR_SYNC = 1 };
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!object || !destroy || !count || flags != NO_DESTRUCTOR_SYNC)
         return CUDA_ERROR_INVALID_VALUE;
     struct user *made = sim_new(USER, NULL);

@@ -72,6 +72,8 @@ static void release(struct physical *memory) {
     if (--memory->references)
         return;
     close(memory->file);
+    if (memory->props.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        sim_give_memory(memory->size);
     sim_delete(memory);
 }
 
@@ -88,8 +90,6 @@ API cuMemGetAllocationGranularity(size_t *size, const CUmemAllocationProp *props
 API cuMemAddressReserve(CUdeviceptr *start, size_t size, size_t align, CUdeviceptr wanted, uint64_t flags) {
     LOCKED;
     (void)wanted;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     align = align > GRANULARITY ? align : GRANULARITY;
     if (!start || !is_size(size) || flags || align & (align - 1) || size > SIZE_MAX - align)
         return CUDA_ERROR_INVALID_VALUE;
@@ -120,19 +120,22 @@ API cuMemAddressFree(CUdeviceptr start, size_t size) {
 
 API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props, uint64_t flags) {
     LOCKED;
-    if (!sim_initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
     if (!handle || !props || flags || !is_size(size) || props->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
     if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && props->location.id)
         return CUDA_ERROR_INVALID_DEVICE;
     if (props->requestedHandleTypes)
         return CUDA_ERROR_NOT_SUPPORTED; // for other processes
+    bool of_device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (of_device && !sim_take_memory(size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     int file = memfd_create("gpt-sim", MFD_CLOEXEC);
     struct physical *made = file >= 0 && !ftruncate(file, (off_t)size) ? sim_new(PHYSICAL, NULL) : NULL;
     if (!made) {
         if (file >= 0)
             close(file);
+        if (of_device)
+            sim_give_memory(size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->file = file;

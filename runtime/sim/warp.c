@@ -36,8 +36,12 @@ uint32_t sim_meet(struct host_thread *thread, uint32_t site, uint32_t mask, host
     struct warp *warp = lane->warp;
     uint32_t own = 1u << thread->laneid;
     lane->site = site, lane->mask = mask, lane->combine = combine, lane->data = data;
-    if (mask && !(mask & own))
-        sim_fault(thread, site, HOST_FAULT_INSTRUCTION, mask);
+    if (mask && !(mask & own)) {
+        sim_fail(run_of(lane), lane, site, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+                 "mask 0x%x lacks the thread that runs it, lane %u: all that run it must be in the mask",
+                 mask, thread->laneid);
+        sim_end_lane(lane);
+    }
     warp->ready &= ~own;
     if (mask)
         warp->meeting |= own;

@@ -13,7 +13,8 @@ import pytest
 
 import gpt.trace
 from gpt import records, stream
-from gpt.analyze import live
+from gpt.analyze import base, live
+from gpt.stage import Stage
 from tests.analyze.asked import Answers, ask, run
 from tests.tiers import every
 from tests.trace import forge
@@ -267,6 +268,44 @@ def test_follow_ends_when_a_trace_is_removed(growing):
         time.sleep(1)
         growing.unlink()
         assert done.wait(30) == 4 and b"No such file" in done.stderr.read()
+
+
+def has_ended(path):
+    """What --follow asks after a look."""
+    return base.read(Stage("gpt-analyze", stream=True, quiet=True), live.Nothing(), [path])
+
+
+def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.setattr(base, "FRESH", 0.0)  # it was not written just now
+    whole, path = forge.pack(process()), tmp_path / "cut.mp"
+    chunk = stream.pack({"kind": "chunk", "used": len(whole), "data": whole})
+    for size in [*range(40), *range(40, len(chunk), 397), len(chunk) - 1]:
+        path.write_bytes(chunk[:size])
+        assert has_ended(path), size
+        with open(path, "r+b"):
+            assert not has_ended(path), size  # it is being written
+        with open(path, "rb"):
+            assert has_ended(path), size  # it is being read
+    path.write_bytes(chunk)
+    with open(path, "r+b"):
+        assert has_ended(path)
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x83\xd9\x04kind\xd9\x05chu"])
+def test_follow_waits_for_a_trace_that_has_just_begun(growing, begun):
+    path = growing.with_name("begun.mp")
+    path.write_bytes(begun)
+    assert not has_ended(path)
+    os.utime(path, (0, 0))
+    assert not has_ended(path)  # it was put there just now
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["summary", "events"])
+def test_follow_of_a_cut_trace_has_its_error_in_the_end(tmp_path, name):
+    (tmp_path / "cut.mp").write_bytes(forge.pack(process())[:20])
+    done = subprocess.run(["gpt-analyze", name, "--follow", tmp_path / "cut.mp"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, b"") and b"bytes into a record" in done.stderr
 
 
 def read_until(terminal, wanted=None):

@@ -33,6 +33,13 @@ static void *work(void *count) {
 }
 int main(int argc, char **argv) {
     long count = atol(argv[1]);
+    for (int i = 0; i < 2; i++) // before the driver is initialized: no child can use it after that
+        if (!fork()) {
+            begin();
+            OK(cuDevicePrimaryCtxRetain(&context, 0));
+            work((void *)10);
+            exit(i);
+        }
     begin();
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     pthread_t threads[4];
@@ -40,11 +47,6 @@ int main(int argc, char **argv) {
         assert(!pthread_create(&threads[i], 0, work, (void *)count));
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], 0);
-    for (int i = 0; i < 2; i++)
-        if (!fork()) {
-            work((void *)10);
-            exit(i);
-        }
     while (wait(0) > 0)
         ;
 }

@@ -191,7 +191,7 @@ def test_a_peak_that_is_none(value):
 
 def test_numbers_that_are_too_large_are_shown():
     large = [(1 << 64) - 1] * 5
-    data = forge.pack(trace(moved(*large), computed(large[0]), took(1), device=H200 | {"sms": large[0]}))
+    data = forge.pack(trace(moved(*large), computed(large[0]), took(1), device=H200 | {"sms": (1 << 32) - 1}))
     for form in ([], ["--json"], ["--format", "csv"]):
         done = run("roofline", *form, data=data)
         assert (done.returncode, done.stderr) == (0, b"")

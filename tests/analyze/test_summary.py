@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
+from gpt.analyze.base import EMPTY
 from tests import loaded
 from tests.analyze.asked import ask
 from tests.tiers import examples
@@ -521,7 +522,7 @@ def test_a_stream_without_calls_is_named_as_one(command):
         ([library], (1, fact)),
         ([library, failed], (0, "")),
         ([library, records.make("sync", id=1)], (0, "")),
-        ([], (0, "")),
+        ([], (0, f"gpt-analyze: warning: {EMPTY}\n")),
         ([library, *APIS], (0, "")),
     ):
         args = ["gpt-analyze", command]

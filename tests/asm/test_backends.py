@@ -8,8 +8,8 @@ from gpt import records
 from gpt.asm.assembler import Assembler
 from gpt.asm.backend import Made, Options
 from gpt.asm.backends import BACKENDS, parse_targets
-from gpt.asm.cache import Cache
 from gpt.asm.images import iter_images
+from gpt.cache import Cache
 from gpt.errors import GptError, UsageError
 
 

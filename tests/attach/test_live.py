@@ -5,7 +5,10 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,19 +78,27 @@ def why_not():
     return ""
 
 
-@pytest.fixture
-def client(tmp_path):
+@contextmanager
+def running(folder, driver=None, before=()):
+    """The client with this folder of the driver, once it has loaded it."""
     if why_not():
         pytest.skip(why_not())
-    program = hooked.compile_c(tmp_path / "client", CLIENT)
-    env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    program = hooked.compile_c(folder / "client", CLIENT)
+    env = os.environ | {"LD_LIBRARY_PATH": "."}  # in whose name a colon would be one of the list
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([program, LATE], env=env, text=True, **pipes)
+    place = driver or hooked.runtime() / "sim"
+    process = subprocess.Popen([*before, program, LATE], env=env, cwd=place, text=True, **pipes)
     assert process.stdout.readline() == "ready\n"
     yield process
     process.kill()
     process.wait()
     process.stdin.close(), process.stdout.close()
+
+
+@pytest.fixture
+def client(tmp_path):
+    with running(tmp_path) as process:
+        yield process
 
 
 def attach(folder, process, *options):
@@ -158,3 +169,41 @@ def test_time_is_that_of_the_clock(client, tmp_path):
     calls = found.calls("stamp")
     assert before < calls["stamp"].min() < calls["stamp"].max() < time.monotonic_ns()
     assert abs(process.clock.realtime_at(int(calls["stamp"][0])) - time.time_ns()) < 120e9
+
+
+EVIL = 'a":cuInit { } BEGIN { printf("kernel 1 1 1 1 1 FORGED\\n"); } uretprobe:"\n%s\r'
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_driver_is_watched_whatever_its_path_and_no_text_of_it_is_in_the_program(gone, tmp_path):
+    folder = tmp_path / EVIL.replace("/", "")
+    folder.mkdir()
+    shutil.copy(hooked.runtime() / "sim" / "libcuda.so.1", folder)
+    with running(tmp_path, folder) as client:
+        if gone:
+            shutil.rmtree(folder)
+        line = ["gpt-hook", "attach", "-p", str(client.pid), "--print"]
+        made = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        assert "FORGED" not in made and '"/proc/' in made
+        watching = attach(tmp_path, client)
+        go(client)
+        assert client.wait(timeout=60) == 0
+        watching.communicate(timeout=120)
+        check(model.read([tmp_path / "trace.mp"]), client)
+
+
+def test_a_process_in_a_container_is_watched(tmp_path):
+    """Its driver is in a file system that only it sees, and its own /proc has other processes' numbers."""
+    (tmp_path / "seen").mkdir()
+    script = 'mount -t tmpfs t "$0" && cp "$1" "$0" && cd "$0" && mount -t proc p /proc && shift && exec "$@"'
+    library = hooked.runtime() / "sim" / "libcuda.so.1"
+    inside = ["sh", "-c", script, str(tmp_path / "seen"), str(library)]
+    with running(tmp_path, tmp_path / "seen", ["unshare", "-m", "-p", "-f", *inside]) as parent:
+        pid = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
+        client = SimpleNamespace(pid=pid)
+        watching = attach(tmp_path, client)
+        go(parent)
+        assert parent.wait(timeout=60) == 0
+        watching.communicate(timeout=120)
+        assert watching.returncode == 0
+        check(model.read([tmp_path / "trace.mp"]), client)

@@ -3,16 +3,18 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 
 import pytest
 
 from gpt.attach import driver, kernel, program
-from gpt.errors import GptError, MissingError
+from gpt.errors import GptError, MissingError, UsageError
 from tests.runtime import hooked
 
 MACHINE = program.Machine("host", "boot", 0, {})
+TAG = "0123456789abcdef"
 SIM = str(hooked.runtime() / "sim" / "libcuda.so.1")
 
 
@@ -21,9 +23,14 @@ def functions(calls="all"):
 
 
 def text(path=SIM, calls=None, **options):
-    has = driver.exports(SIM)
+    has = exports(SIM)
     found = [(path, function) for function in driver.read_functions(calls) if function.symbol in has]
-    return program.generate([path], found, MACHINE, [], ["about"], False, **options)
+    return program.generate(found, MACHINE, [], ["about"], False, TAG, **options)
+
+
+def exports(path):
+    with open(path, "rb") as file:
+        return driver.exports(file.fileno(), str(path))
 
 
 @pytest.mark.parametrize(
@@ -61,21 +68,40 @@ def test_each_function_with_arguments_is_watched_and_each_that_waits():
 
 def test_all_values_of_a_map_are_of_one_type():
     """Else bpftrace refuses the program: tuples, of so many words as the name of the map says."""
-    kept = re.findall(r"@call(\d+)\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
+    kept = re.findall(r"@call(\d+)_\w+\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
     assert len(kept) > 300
     for size, values in kept:
         assert values.count("(uint64)") == int(size)
 
 
-def test_what_people_call_their_files_is_text():
-    odd = 'a "b" %s \\ {};\n'
-    machine = MACHINE._replace(commands={1: ["sh", odd]})
-    made = program.generate([f"/x/{odd}.so"], [], machine, [], [], False)
-    lines = [line for line in made.splitlines() if "printf" in line]
-    assert len(lines) == 7
-    for line in lines:
-        assert re.fullmatch(r'.*printf\("(\\.|[^"\\])*"(, [^"]*("%s.%f"[^"]*)?)?\);.*', line), line
-        assert "%s" not in line.split("printf")[1] or "begin" in line
+ODD = ['a "b', "b\\", "%s", "x:y", "{ }", "new\nline", "é", "a b", "`id`", "//", ""]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_no_text_of_others_is_in_the_program(odd):
+    """The name of the machine and the command line are put in other words, files that have such names are refused."""
+    machine = program.Machine(f"m{odd}", f"b{odd}", 0, {1: f"sh\0{odd}\0".encode()})
+    made = program.generate([("/x.so", functions()["cuInit"])], machine, [], [], False, TAG)
+    plain = program.generate([("/x.so", functions()["cuInit"])], MACHINE, [], [], False, TAG)
+    other = [line for line in made.splitlines() if line not in plain.splitlines()]
+    assert len(other) == 1 + (odd != "x:y") or odd == "" or len(other) == 2
+    for line in other:
+        assert re.fullmatch(r'  printf\("(machine|argv) [\w. -]+\\n"\);', line, re.ASCII), line
+    assert bytes.fromhex(made.split(f"argv {TAG} 1 ")[1].split("\\n")[0]) == f"sh\0{odd}\0".encode()
+    if odd:
+        with pytest.raises(UsageError, match="a program cannot name it"):
+            program.generate([(f"/x/{odd}:/y", functions()["cuInit"])], MACHINE, [], [], False, TAG)
+
+
+@pytest.mark.parametrize(
+    "answer", ['cuX"{} cuX other x', "cuX cuX other x how=a;b", "cuX cuX other x to=*0)", "x y z é"]
+)
+def test_no_function_of_another_gpt_hook_is_in_the_program(answer, tmp_path, monkeypatch):
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\n")
+    (tmp_path / "hook").chmod(0o755)
+    monkeypatch.setenv("GPT_HOOK", str(tmp_path / "hook"))
+    with pytest.raises(MissingError, match="which is no function"):
+        driver.read_functions("all")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +110,7 @@ def test_what_people_call_their_files_is_text():
 def test_a_file_that_is_no_library_is_refused(data, fact, tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(data)
     with pytest.raises(GptError, match=fact):
-        driver.exports(str(tmp_path / "libcuda.so.1"))
+        exports(tmp_path / "libcuda.so.1")
 
 
 def test_kernel_functions_are_those_that_the_kernel_has(tmp_path):
@@ -98,18 +124,17 @@ def test_kernel_functions_are_those_that_the_kernel_has(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("folder", ["plain", "with spaces (and) {braces}"])
-def test_bpftrace_takes_the_program(folder, tmp_path):
+def test_bpftrace_takes_the_program(tmp_path):
     """Parsed and compiled; whether the kernel takes it is another question (test_live.py)."""
     if not shutil.which("bpftrace") or os.geteuid():
         pytest.skip("bpftrace -d needs bpftrace (Debian: apt-get install bpftrace) and root")
-    path = tmp_path / folder / "libcuda.so.1"
-    path.parent.mkdir()
-    shutil.copy(SIM, path)
-    (tmp_path / "program.bt").write_text(text(str(path)))
     limits = {"BPFTRACE_MAX_PROBES": "9999", "BPFTRACE_MAX_BPF_PROGS": "9999"}
     line = ["bpftrace", "-d", str(tmp_path / "program.bt")]
-    done = subprocess.run(line, env=os.environ | limits, capture_output=True, text=True, timeout=120, check=False)
+    with open(SIM, "rb") as file:
+        (tmp_path / "program.bt").write_text(text(f"/proc/self/fd/{file.fileno()}"))
+        done = subprocess.run(
+            line, env=os.environ | limits, capture_output=True, text=True, timeout=120, pass_fds=[file.fileno()]
+        )
     errors = [line for line in done.stderr.splitlines() if "ERROR: " in line and "RLIMIT" not in line]
     assert not errors
     assert done.returncode == 0
@@ -120,7 +145,7 @@ def test_only_what_the_process_calls_is_printed():
     lines = text(calls="cuMemAlloc", pid=7).splitlines()
     assert [" /pid == 7/ {" in line for line in lines if line.startswith("uprobe:")] == [True] * 2
     assert "pid ==" not in text(calls="cuMemAlloc")
-    assert kernel.probes(["f"], program.of_process(7))[0].startswith("kprobe:f /pid == 7/ { ")
+    assert kernel.probes(["f"], TAG, program.of_process(7))[0].startswith("kprobe:f /pid == 7/ { ")
 
 
 def test_a_thread_is_no_process():
@@ -132,3 +157,40 @@ def test_a_thread_is_no_process():
     with pytest.raises(GptError, match=f"a thread of process {os.getpid()}: name that"):
         driver.find_driver(thread.native_id)
     over.set()
+
+
+MAPS = "7f00-7f10 r-xp 0 fe:00 5 "
+
+
+@pytest.mark.parametrize(
+    "path",
+    ['/a"b/libcuda.so.1', "/a\r7f20-7f30 r-xp 0 0:0 1 /libcuda.so", "/a\x0b/libcuda.so", "/a\u2028libcuda.so.1/x"],
+)
+def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(driver, "_open_regular", lambda place: opened.append(place))
+    monkeypatch.setattr(driver, "_open_same", lambda *_: None)
+    driver.files_in(
+        7, f"{MAPS}{path}\n7f20-7f30 r-xp 0 0:0 1 /x/libcuda.so.1 (deleted)\n7f20-7f30 r-xp 0 0:0 1 /libcudart.so\n"
+    )
+    odd = path.endswith("/x")
+    assert opened == ["/proc/7/map_files/7f00-7f10"] * (not odd) + ["/proc/7/map_files/7f20-7f30"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "none", "socket"])
+def test_what_is_no_file_is_not_opened(kind, tmp_path):
+    """To open a pipe would wait, to open a device may do something."""
+    path = tmp_path / "libcuda.so.1"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to("/dev/null")
+        case "device":
+            path = "/dev/tty"
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+    with pytest.raises(MissingError, match="no regular file"):
+        driver.open_library(str(path))

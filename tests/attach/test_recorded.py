@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 
@@ -296,7 +297,7 @@ def watch(folder, script, pid, monkeypatch):
     (folder / "bpftrace").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "bpftrace").chmod(0o755)
     monkeypatch.setattr(command, "find_bpftrace", lambda: str(folder / "bpftrace"))
-    monkeypatch.setattr(command, "write_program", lambda asked: "")
+    monkeypatch.setattr(command, "write_program", lambda asked, live: ("", []))
     asked = command.Asked(pid, [], None, kernel=False, duration=None, quiet=True)
     return command.watch(asked, command.Output(str(folder / "trace.mp"), force=True))
 
@@ -357,3 +358,68 @@ def test_times_that_make_no_sense_are_no_times(note, tmp_path, capfd):
 def test_a_time_of_a_map_that_is_too_large_is_none(tmp_path, capfd):
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *END, f"@call1[7, 7, 1]: ({2**64}, 0)"]
     assert "1 line of bpftrace not understood" in attach(tmp_path, as_text(lines), capfd)
+
+
+def test_the_trace_replaces_a_link_and_is_for_nobody_else(tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    for how in ("link", "hard link", "file", "nothing", "dangling"):
+        path = tmp_path / "trace.mp"
+        path.unlink(missing_ok=True)
+        match how:
+            case "link":
+                path.symlink_to("victim")
+            case "hard link":
+                os.link(tmp_path / "victim", path)
+            case "file":
+                path.touch(0o644)
+            case "dangling":
+                path.symlink_to("nothing")
+        attach(tmp_path, as_text(WHOLE))
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600 and path.lstat().st_nlink == 1
+        assert stat.S_ISREG(path.lstat().st_mode)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seen", "trace.mp", "victim"]
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "pipe"])
+def test_the_trace_goes_to_a_pipe(output, tmp_path):
+    (tmp_path / "seen").write_text(as_text(WHOLE))
+    os.mkfifo(tmp_path / "pipe")
+    line = ["gpt-attach", "-q", "-o", output, "seen"]
+    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        got = (tmp_path / "pipe").read_bytes() if output == "pipe" else running.stdout.read()
+    assert running.returncode == 0
+    (tmp_path / "got.mp").write_bytes(got)
+    assert len(model.read([tmp_path / "got.mp"]).calls()) == 6
+
+
+def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
+    (tmp_path / "seen").write_text(as_text(WHOLE))
+    with open(tmp_path / "got.mp", "wb") as file:
+        file.write(b"before")
+        file.flush()
+        subprocess.run(["gpt-attach", "-q", "-o", "/dev/stdout", "seen"], cwd=tmp_path, stdout=file, check=True)
+    assert (tmp_path / "got.mp").read_bytes().startswith(b"before\x8b\xa4kind\xa6header")
+
+
+@pytest.mark.parametrize("form", [as_text, as_json])
+def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
+    """Every line of the program has its tag, which nobody else knows."""
+    evil = "x\n" + "\n".join([*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1"])
+    parts = [f"name 7 7 5000003000 {at} {evil[at * 63 : at * 63 + 63]}" for at in range(len(evil) // 63 + 1)]
+    lines = [*BEGIN, *parts, call("cuModuleGetFunction", 5_000_003_000, object=0x20), launch(0x20, 5_000_004_000), *END]
+    tagged = [line.replace(" ", " 0123456789abcdef ", 1) if not line.startswith("begin") else line for line in lines]
+    tagged[0] += " 0123456789abcdef"
+    found = trace(tmp_path, form(tagged))
+    assert [found.api(row).name for row in found.calls()] == ["cuModuleGetFunction", "cuLaunchKernel"]
+    assert found.processes[0].recorded(0) or found.processes[0].status == 0
+    if form is as_json:
+        assert launched(found) == [evil]
+
+
+def test_the_command_line_comes_back_from_hex(tmp_path):
+    words = ["python3", 'a "b', "", "new\nline", "\udcff"]
+    argv = "\0".join([*words, ""]).encode(errors="surrogateescape").hex()
+    lines = [line if not line.startswith("command") else f"argv 7 {argv}" for line in BEGIN]
+    found = trace(tmp_path, as_json([*lines, call("cuMemFree_v2", 5_000_001_000), *END]))
+    assert found.processes[0].header["argv"] == words

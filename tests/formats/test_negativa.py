@@ -26,13 +26,14 @@ def test_round_trip(tmp_path):
 def test_what_is_no_file_stays_what_it_is(tmp_path):
     """As /dev/stdout, which the superuser could replace."""
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("precious")
     (tmp_path / "link").symlink_to("file")
     with pytest.raises(GptError, match="not a regular file"):
         write_trace(tmp_path / "pipe", [], [])
     write_trace(tmp_path / "link", [], ["k"])
-    assert json.loads((tmp_path / "file").read_text())["detected_kernels"] == ["k"]
+    assert json.loads((tmp_path / "link").read_text())["detected_kernels"] == ["k"]
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "file"}
-    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "precious" and not (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize(

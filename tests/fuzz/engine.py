@@ -141,7 +141,8 @@ def _child(
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
         corpus = target.seeds(sample)
-        for data in corpus:
+        small = [b"", *(bytes([byte]) for byte in range(256))]  # which random changes hardly ever make
+        for data in [*corpus, *small]:
             if failure := _attempt(target, data):  # also loads what is imported late
                 _save(failures, target, data, *failure)
         _limit()

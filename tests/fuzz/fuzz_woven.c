@@ -6,6 +6,7 @@
 #include "hook/probe/arguments.c"
 #include "hook/probe/retell.c"
 #include "hook/probe/woven.c"
+#include "hook/watch/peek.c"
 
 static unsigned char room[1 << 20];
 

@@ -40,6 +40,7 @@ def samples(*names: str) -> Callable[[Sample], list[bytes]]:
 def read_file(data: bytes) -> None:
     """All that gpt-extract does with a file."""
     from gpt.extract.contents import Opener
+    from gpt.extract.unfound import iter_unfound
     from gpt.formats import cubin, nvinfo
     from gpt.formats.image import find_image
     from gpt.formats.source import Source
@@ -48,7 +49,10 @@ def read_file(data: bytes) -> None:
     if image is None:
         return
     opener = Opener(image.source)
-    for placed in list(image.iter_elements(scan=zlib.crc32(data) % 2 == 0)):
+    found = list(image.iter_elements(scan=zlib.crc32(data) % 2 == 0))
+    for _ in iter_unfound(image, found):
+        pass
+    for placed in found:
         item = opener.open(placed, keep=True)
         if item.data is not None and placed.element.type == "cubin":
             cubin.find_ptx(item.data)

@@ -31,7 +31,7 @@ def asked(folder, **more):
     words = {"kernels": "", "filter": "", "hook": "block_sched.py", "hook_path": "", "python": sys.executable}
     places = {"parent": str(folder / "trace"), "kept": str(folder / "kept")}
     read = {"sizes": {"block_sched": 16}, "probe": str(TOOLS / "block_sched.toml")}
-    return words | places | read | {"benchmark": False} | more
+    return words | places | read | {"benchmark": False, "second": False} | more
 
 
 def write(folder, *segments, **more):
@@ -156,7 +156,8 @@ def test_memusage(tmp_path):
 def test_a_kernel_that_could_not_be_probed(tmp_path, capfd):
     reason = records.make("unprobed", function=2, launches=4, reason="the pipeline failed")
     status, (folder,) = write(tmp_path, forge.trace(MODULE, FUNCTION, reason), kernels="a:b", filter="copy")
-    assert (status, capfd.readouterr().err) == (0, f"[info] trace in {folder}\n")
+    said = "gpt-neutrino: warning: -k a:b matches no kernel; the program looked up: _Z1kv\n"
+    assert (status, capfd.readouterr().err) == (0, f"{said}[info] trace in {folder}\n")
     kernel = folder / "kernel" / FOLDER
     assert [path.name for path in kernel.iterdir()] == ["process.log"]
     assert (kernel / "process.log").read_text().splitlines() == [

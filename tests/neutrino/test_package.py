@@ -155,10 +155,11 @@ def test_block_sched(tmp_path):
 
 
 def test_sums(tmp_path):
-    head = struct.pack("<8I2Q", 2, 1, 1, 3, 1, 1, 0, 1, 16, 48)
-    assert analysis(tmp_path, "gmem_bytes", head + struct.pack("<12Q", *range(12))) == "gmem_bytes:66\n"
+    head = struct.pack("<8I2Q", 2, 1, 1, 3, 1, 1, 0, 1, 8, 48)
+    assert analysis(tmp_path, "gmem_bytes", head + struct.pack("<12I", *range(12))) == "gmem_bytes:66\n"
     head = struct.pack("<8I2Q", 2, 1, 1, 64, 1, 1, 0, 1, 8, 48)
-    assert analysis(tmp_path, "tensorop_count", head + struct.pack("<4Q", 1, 2, 3, 4)) == "tensorop_count:10\n"
+    counts = [warp for warp in (1, 2, 3, 4) for _ in range(32)]
+    assert analysis(tmp_path, "tensorop_count", head + struct.pack("<128Q", *counts)) == "tensorop_count:10\n"
 
 
 def test_program_progress(tmp_path):

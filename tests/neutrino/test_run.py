@@ -131,7 +131,7 @@ def test_slowdown(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 24), ("dmat", 2 * 192 * 24 + 8)]
+    ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2 * 192 * 24 + 8)]
 )
 def test_memory(tmp_path, test, needed):
     """The loop over MODELS and TESTS: a line a process, each with the folder at its end; `max` of what lines say."""

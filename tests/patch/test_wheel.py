@@ -13,7 +13,7 @@ import pytest
 from gpt import stream
 from gpt.errors import GptError
 from gpt.patch.wheel import Wheels
-from tests.stages.tools import extract, located, run
+from tests.stages.tools import extract, kept, located, run
 
 USED = "_Z3onePf"
 
@@ -195,7 +195,7 @@ def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
 
 
 def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
-    done = run("gpt-patch", "-o", tmp_path / "out", data=extract("-r", wheel).out)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=kept(extract("-r", wheel).out))
     assert done.status == 0, done.err
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
 

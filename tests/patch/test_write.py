@@ -20,7 +20,7 @@ from gpt.patch.backup import keep_backup
 from gpt.patch.plan import Copy, Plan
 from gpt.patch.write import written
 from tests.patch import checks
-from tests.stages.tools import extract, located, patch, run
+from tests.stages.tools import extract, kept, located, patch, run
 from tests.tiers import first
 
 USED = "_Z3onePf\n"
@@ -220,8 +220,8 @@ def test_the_same_directory_is_refused(library, tmp_path):
 def test_two_libraries_of_one_name_are_refused(library, sample, tmp_path):
     (tmp_path / "other").mkdir()
     other = shutil.copy(sample("zstd"), tmp_path / "other" / library.name)
-    found = extract(library, other)
-    done = run("gpt-patch", "-o", tmp_path / "out", data=found.out)
+    found = kept(extract(library, other).out)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=found)
     assert done.status == 1
     assert f"'{library}' of this stream already has the name '{tmp_path}/out/{library.name}': --parents" in done.err
     assert [record["library"] for record in done.kind("patched")] == [str(library)]
@@ -357,7 +357,7 @@ def test_patching_that_ended_before_the_new_file_took_its_name(library):
 def test_a_signal_in_the_middle(sample, number, tmp_path):
     """Nothing is left, not even by SIGKILL, and the old output is as it was."""
     library = sample("large")
-    data = extract(library).out
+    data = kept(extract(library).out)
     for _ in range(50):  # on a busy machine it may be done between two looks
         (tmp_path / library.name).write_bytes(b"old")
         command = ["gpt-patch", "-o", tmp_path]

@@ -98,17 +98,35 @@ def test_shapes_print_back_token_for_token():
 @pytest.mark.parametrize("home", ["fresh", "torn", "file", "readonly"])
 def test_tables_in_the_cache_are_a_convenience(home, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if home == "torn":
-        (tmp_path / "cache" / "gpt").mkdir(parents=True)
-        (tmp_path / "cache" / "gpt" / "ptx-tables").write_bytes(b"\x80torn")
-    elif home == "file":
+    tables = tmp_path / "cache" / "gpt" / "ptx"
+    if home == "file":
         (tmp_path / "cache").write_text("no folder")
     elif home == "readonly":
-        (tmp_path / "cache" / "gpt" / "ptx-tables").mkdir(parents=True)
+        tables.parent.mkdir(parents=True)
+        tables.touch()
     for _ in range(2):
         parse.parser.cache_clear()
         assert one("ret;") == Instruction("ret")
-    assert (tmp_path / "cache" / "gpt" / "ptx-tables").is_file() == (home in ("fresh", "torn"))
+        for path in tables.glob("*"):
+            path.write_bytes(path.read_bytes()[:99] if home == "torn" else path.read_bytes())
+    assert len([*tables.glob("*")]) == (home in ("fresh", "torn"))
+    parse.parser.cache_clear()
+
+
+def test_tables_that_somebody_else_put_there_do_not_run(tmp_path, monkeypatch):
+    """They are a pickle."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    parse.parser.cache_clear()
+    assert one("ret;") == Instruction("ret")
+    (path,) = (tmp_path / "gpt" / "ptx").iterdir()
+    evil = b"cos\nmkdir\n(V" + str(tmp_path / "ran").encode() + b"\ntR."
+    head = path.read_bytes()[64:].partition(b"\n")[0]
+    for data in (evil, head + b"\n" + evil, path.read_bytes()[:64] + head + b"\n" + evil):
+        path.write_bytes(data)
+        (tmp_path / "gpt" / "ptx-tables").write_bytes(data)  # where earlier releases had it
+        parse.parser.cache_clear()
+        assert one("ret;") == Instruction("ret")
+    assert not (tmp_path / "ran").exists()
     parse.parser.cache_clear()
 
 

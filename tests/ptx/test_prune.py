@@ -136,8 +136,11 @@ def test_a_list_of_ranges_does_not_end_where_something_is_gone():
 .entry k() { a: ret; b: }
 .entry gone() { c: ret; d: }
 .section .debug_ranges { .b64 c .b64 d .b64 a .b64 b .b64 0 .b64 0 }
-.section .debug_info { .b64 c+4 .b8 99 .b64 gone .b32 .debug_ranges .b64 a .b64 k }
+.section .debug_info { .b64 c+4 .b8 99 .b64 gone .b32 .debug_ranges .b64 a .b64 k .b32 d-c .b32 b-a .b32 b-c }
 """
     found = prune.prune(scan.scan_module(text), ["k"]).decode()
     assert ".section .debug_ranges { .b64 1 .b64 1 .b64 a .b64 b .b64 0 .b64 0 }" in found
-    assert ".section .debug_info { .b64 0+4 .b8 99 .b64 0    .b32 .debug_ranges .b64 a .b64 k }" in found
+    data = (
+        ".section .debug_info { .b64 0   .b8 99 .b64 0    .b32 .debug_ranges .b64 a .b64 k .b32 0   .b32 b-a .b32 0   }"
+    )
+    assert data in found

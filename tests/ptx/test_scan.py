@@ -189,3 +189,12 @@ def test_35_megabytes_with_one_kernel_wanted_take_less_than_the_bound():
     found = pruned.statements(pruned.entries[0])
     assert time.process_time() - started < 1.5
     assert len(found) == 4 * 400 + 2
+
+
+def test_positions_in_any_base():
+    """As ptxas reads them; what follows is a statement of its own."""
+    text = ".entry k() { .loc 0x2 010 0xa add.u32 %r1, %r1, 1; .loc 1 5 9, function_name a+4, inlined_at 0x1 3 2 ret; }"
+    found = scan.scan_module(text.encode())
+    statements = found.statements(found.functions[0])
+    assert [statement.head for statement in statements] == [".loc", "add.u32", ".loc", "ret"]
+    assert [found.loc(statements[number]) for number in (0, 2)] == [(2, 8), (1, 5)]

@@ -36,9 +36,8 @@ def build(out: Path, source: str, *flags: str | Path) -> Path:
 
 def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:
     """A program that is linked with our library, as one is with NVIDIA's."""
-    (folder / "libcudart.so").symlink_to(hooked.runtime() / "sim" / "libcudart.so.13")
     program = folder / "program"
-    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{folder}", source, "-o", program)
+    cuda.nvcc("-cudart", "shared", "-arch=sm_80", *flags, f"-L{hooked.runtime() / 'sim'}", source, "-o", program)
     return program
 
 

@@ -196,4 +196,4 @@ def test_out_of_its_reach_a_program_helps_itself(run, away):
     assert process.stdout.readline() in ("0\n", "221\n" if "setuid" in away else "0\n")
     hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)  # the broker was not asked: it keeps them for longer
     _, err = process.communicate()
-    assert process.returncode == 0 and "supervisor" not in err
+    assert process.returncode == 0 and "supervisor of gpt-hook" not in err

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import graphing, hooked, probing
-from tests.runtime.controlling import STRESS, Server, check, check_graphs, ctl, kill_supervisor, order, status, toggle
+from tests.runtime.controlling import (
+    STRESS,
+    Server,
+    check,
+    check_graphs,
+    ctl,
+    kill_supervisor,
+    order,
+    order_alone,
+    status,
+    toggle,
+)
 from tests.tiers import soak
 
 pytestmark = pytest.mark.full
@@ -110,7 +121,10 @@ def test_other_probes_and_kernels(tmp_path, program):
     state = status(server.pid)
     assert (state["probes"], state["kernels"], state["filter"]) == ("block_sched", "", "other")
     launch_until(server, "with_probes", first + 4)
-    order(server.pid, "probe", "gmem_bytes", "-k", "other")  # no kernel that was looked up
+    done = ctl(server.pid, "probe", "gmem_bytes", "-k", "other", "--filter", "x")  # no kernel that was looked up
+    fact = "no kernel is chosen so far by -k other --filter x; it looked up: scale"
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"gpt-hook: warning: {server.pid}: {fact}\n"
     server.launch(3)
     state = status(server.pid)
     assert (state["with_probes"], state["probed"], state["pending"]) == (first + 4, 0, 0)
@@ -351,7 +365,7 @@ def test_the_supervisor_is_killed(tmp_path, program):
     order(server.pid, "enable")
     server.launch(1)
     kill_supervisor(server.pid)
-    order(server.pid, "probe", "sync_wait", "gmem_bytes", "block_sched")  # which no cache has
+    order_alone(server.pid, "probe", "sync_wait", "gmem_bytes", "block_sched")  # which no cache has
     server.launch(0)
     launch_until(server, "refused", 1)
     server.launch(3)
@@ -359,4 +373,5 @@ def test_the_supervisor_is_killed(tmp_path, program):
     assert state["with_probes"] == 0
     order(server.pid, "disable")
     trace = server.end()
-    assert "helper" in " ".join(probing.unprobed(trace))
+    reason = "gpt-hook's supervisor has ended, or is out of this process's reach"
+    assert reason in probing.unprobed(trace)

@@ -43,6 +43,59 @@ def test_a_program_of_nvcc(tmp_path):
 
 @needs_cxx
 @pytest.mark.full
+def test_a_forked_child(tmp_path):
+    (tmp_path / "forks.cu").write_text("""
+#include <cstdio>
+#include <sys/wait.h>
+#include <unistd.h>
+__global__ void kernel(int *to) { *to = 7; }
+#define CALL(call) do { int s_ = call; if (s_ != expected) printf("%s: %d\\n", #call, s_), wrong = 1; } while (0)
+static int *memory, wrong;
+static int check(int expected) {
+    int number; void *host; cudaStream_t stream; cudaEvent_t event; cudaFuncAttributes attributes;
+    CALL(cudaGetDevice(&number)); CALL(cudaSetDevice(0)); CALL(cudaMalloc(&host, 4)); CALL(cudaMallocHost(&host, 4));
+    CALL(cudaFuncGetAttributes(&attributes, kernel)); CALL(cudaStreamCreate(&stream)); CALL(cudaEventCreate(&event));
+    kernel<<<1, 1>>>(memory); CALL(cudaGetLastError()); CALL(cudaDeviceSynchronize());
+    CALL(cudaMemcpy(&number, memory, 4, cudaMemcpyDeviceToHost)); CALL(cudaFree(0));
+    if (expected) CALL(cudaDeviceReset());
+    return wrong;
+}
+static void in_child(int expected) {
+    int status;
+    if (!fork()) {
+        if (!expected) cudaMalloc(&memory, 4);
+        exit(check(expected));
+    }
+    wait(&status);
+    wrong |= status;
+}
+int main() {
+    in_child(0);
+    cudaMalloc(&memory, 4);
+    check(0);
+    in_child(cudaErrorInitializationError);
+    check(0);
+    puts(wrong ? "wrong" : "OK");
+}
+""")
+    program = compile_cuda(tmp_path, tmp_path / "forks.cu")
+    env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    done = subprocess.run([program], env=env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "OK\n", "")
+
+
+@needs_cxx
+@pytest.mark.full
+def test_nvidias_static_runtime_is_refused_with_advice(tmp_path):
+    (tmp_path / "a.cu").write_text("int main() { int n; return cudaGetDeviceCount(&n); }")
+    cuda.nvcc("-arch=sm_80", tmp_path / "a.cu", "-o", tmp_path / "a")
+    env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}
+    done = subprocess.run([tmp_path / "a"], env=env, capture_output=True, text=True)
+    assert done.returncode and "link the program with 'nvcc -cudart shared', see gpt-sim(7)" in done.stderr
+
+
+@needs_cxx
+@pytest.mark.full
 def test_the_default_stream_of_the_thread(tmp_path):
     program = compile_cuda(tmp_path, Path(__file__).with_name("cudart.cu"), "-default-stream", "per-thread")
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(hooked.runtime() / "sim")}

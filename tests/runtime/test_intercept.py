@@ -1,5 +1,6 @@
 """The three ways to the driver, and what must stay as it is without the hook."""
 
+import ctypes
 import subprocess
 
 import pytest
@@ -263,6 +264,30 @@ def test_a_library_where_the_driver_was(tmp_path, monkeypatch):
     assert hooked.traced(tmp_path, source, device="real").names == {"cuInit": 3}
 
 
+@pytest.mark.parametrize("calls", ["all", "none", "cuInit"])
+def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatch, calls):
+    functions = "int cuInit(unsigned f) { return f; } int cuDriverGetVersion(int *v) { *v = 13000; return 0; }"
+    hooked.compile_c(tmp_path / "libcuda.so.1", functions, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    linked = """
+    int cuInit(unsigned), cuDriverGetVersion(int *);
+    int play(void) { int v; return cuInit(0) | cuDriverGetVersion(&v) | v; }
+    """
+    library = hooked.compile_c(tmp_path / "libplugin.so", linked, *SHARED, tmp_path / "libcuda.so.1", prelude=False)
+    source = f"""
+    #include <sys/mman.h>
+    int main(void) {{
+        for (int i = 0; i < 4; i++) {{
+            void *plugin = dlopen("{library}", RTLD_NOW | RTLD_LOCAL);
+            assert(plugin && ((int (*)(void))dlsym(plugin, "play"))() == 13000 && !dlclose(plugin));
+            mmap(0, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); // what was there stays taken
+        }}
+    }}
+    """
+    trace = hooked.traced(tmp_path, source, device="real", options=("--calls", calls))
+    assert trace.names == {"all": {"cuInit": 4, "cuDriverGetVersion": 4}, "none": {}, "cuInit": {"cuInit": 4}}[calls]
+
+
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
     # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is the function that
     # calls last, so no function here may end in a jump.
@@ -348,6 +373,8 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         "ioctl",
         "sigaction",
         "signal",
+        *("execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat"),
+        *("posix_spawn", "posix_spawnp"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
     called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end"}
@@ -376,6 +403,41 @@ int main(void) {
     launch(function);
 }
 """
+
+
+ALONE = r"""
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+int main(void) {
+    begin();
+    void *f = kernel("foo");
+    int version, status = 0;
+    launch(f);
+    OK(cuDriverGetVersion(&version));
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    assert(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &(struct sock_fprog){5, code}, 0, 0));
+    for (int i = 0; i < 3; i++)
+        OK(cuDriverGetVersion(&version));
+    assert(dlsym(driver, "cuMemAlloc_v2") && dlsym(driver, "cuMemcpyHtoD_v2") && dlsym(driver, "cuInit"));
+    assert(!dlsym(driver, "cuOfTomorrow") && dlsym(RTLD_DEFAULT, "malloc") && !dlsym(RTLD_NEXT, "cuInit"));
+    write(1, "all", 3);
+    syscall(SYS_exit_group, 0);
+}
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_dl_find_object"), reason="glibc before 2.35")
+@pytest.mark.parametrize("calls", ["all", "none"])
+def test_a_filter_that_permits_nothing(tmp_path, calls):
+    program = hooked.compile_c(tmp_path / "client", ALONE)
+    done = hooked.run(tmp_path / "t.mp", program, options=("--calls", calls))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all", "")
 
 
 @pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])

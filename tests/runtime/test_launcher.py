@@ -241,3 +241,22 @@ def test_runtime_is_found_by_its_variable(tmp_path):
     assert (
         done.stderr == f"gpt-hook: error: {tmp_path}/libgpthook.so: not found: run 'make runtime', or set GPT_RUNTIME\n"
     )
+
+
+def test_force_deletes_nothing_of_another_user(tmp_path):
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    program = hooked.compile_c(tmp_path / "program", "int main(void) { begin(); return 0; }")
+    path = tmp_path / "t.mp"
+    assert hooked.run(path, program).returncode == 0
+    for name in ("t.mp.7", "t.mp.8", "t.mp.buffers", "t.mp.note"):
+        shutil.copy(path, tmp_path / name)
+    os.chown(tmp_path / "t.mp.7", 2002, 2002)
+    os.chown(tmp_path / "t.mp.buffers", 2002, 2002)
+    (tmp_path / "victim").write_text("precious")
+    path.unlink()
+    path.symlink_to("victim")
+    assert hooked.run(path, program, options=["-f"]).returncode == 0
+    assert sorted(path.name for path in tmp_path.glob("t.mp*")) == ["t.mp", "t.mp.7", "t.mp.buffers", "t.mp.note"]
+    assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "victim").read_text() == "precious"

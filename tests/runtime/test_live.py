@@ -284,7 +284,7 @@ def test_what_was_read_leaves_the_disk(tmp_path, private):
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"600000\n"), process.stdin.flush()
     assert process.stdout.readline() == b"done\n"
-    (path,) = private.glob("*/*")
+    (path,) = private.glob("*/[0-9]*")
     deadline = time.monotonic() + 20
     while path.stat().st_blocks * 512 > 5 << 20:
         assert time.monotonic() < deadline
@@ -302,7 +302,7 @@ def test_a_trace_that_is_truncated_meanwhile(tmp_path, private):
     records = stream.read_records(process.stdout, "live")
     while next(records)["kind"] != "sync":
         pass
-    (path,) = private.glob("*/*")
+    (path,) = private.glob("*/[0-9]*")
     os.truncate(path, 0)
     process.stdin.write(b"100\n"), process.stdin.close()
     assert all(record["kind"] != "end" for record in records)  # and the folder goes away: see `private`
@@ -356,6 +356,85 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
     assert process.wait() == 0
 
 
+def find_helper(private):
+    """The process that holds the lock in the folder, once the program writes its trace there."""
+    hooked.wait_until(lambda: [*private.glob("*/[0-9]*")])
+    (lock,) = private.glob("*/.helper")
+
+    def holders():
+        found = set()
+        for file in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                flags = (file.parents[1] / "fdinfo" / file.name).read_text() if file.samefile(lock) else ""
+            except OSError:  # it is gone
+                continue
+            if "lock:" in flags:
+                found.add(int(file.parts[2]))
+        return found
+
+    hooked.wait_until(lambda: len(holders()) == 1)  # gpt-hook has become the command
+    return holders().pop()
+
+
+@pytest.mark.parametrize("output", ["-", "|cat >/dev/null"])
+def test_a_helper_that_is_killed_ends_the_trace(tmp_path, private, output):
+    # A child launches at the same time; what is not of the run stays.
+    source = r"""
+    int main(void) {
+        char go;
+        begin();
+        fork();
+        void *context, *f;
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        f = kernel("foo");
+        launch(f);
+        close(0), open(GO, O_RDONLY), read(0, &go, 1);
+        for (int i = 0; i < 200000; i++)
+            launch(f);
+        while (wait(NULL) > 0)
+            ;
+        return 7;
+    }
+    """
+    os.mkfifo(tmp_path / "go")
+    flags = (f'-DGO="{tmp_path}/go"', "-includefcntl.h", "-includesys/wait.h")
+    program = hooked.compile_c(tmp_path / "client", source, *flags)
+    process = live(output, program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    hooked.wait_until(lambda: len([*private.glob("*/[0-9]*")]) == 2)
+    os.kill(find_helper(private), signal.SIGKILL)
+    (folder,) = private.glob("gpt-hook.*")
+    (folder / "mine").touch()
+    (tmp_path / "go").write_bytes(b"12")
+    _, err = process.communicate()
+    line = f"gpt-hook: error: {folder}: the helper that passes the stream on was killed; nothing more is recorded\n"
+    assert (process.returncode, err.decode()) == (7, line)
+    assert os.listdir(folder) == ["mine"]
+    (folder / "mine").unlink(), folder.rmdir()
+
+
+def test_a_short_program_tidies_up_where_the_helper_was_killed(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.flush()
+    assert process.stderr.readline() == b"done\n"
+    os.kill(find_helper(private), signal.SIGKILL)
+    process.stdin.close()
+    assert process.wait() == 7 and b"was killed; nothing more is recorded" in process.stderr.read()
+
+
+def test_gpt_hook_tidies_up_where_all_others_were_killed(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", "#include <signal.h>\n" + TOLD.replace("return 7", "pause()"))
+    process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.close()
+    assert process.stdout.readline() == b"done\n"
+    helper = find_helper(private)
+    (trace,) = private.glob("*/[0-9]*")
+    os.kill(helper, signal.SIGKILL)
+    os.kill(int(trace.name), signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not [*private.glob("gpt-hook.*")]
+
+
 @pytest.mark.full
 def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     folder = tmp_path / "runtime"
@@ -369,3 +448,16 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert (done.returncode, done.stderr) == (0, b"")
     found = segments(read(done.stdout))
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
+
+
+def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
+    """Where TMPDIR has no sticky bit, anybody can."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    (home := tmp_path / "home").mkdir()
+    (home / "notes.txt").write_text("precious")
+    swap = f'mv "$GPT_HOOK_FOLDER" "{tmp_path}/moved" && ln -s "{home}" "$GPT_HOOK_FOLDER"'
+    line = [hooked.runtime() / "gpt-hook", "run", "-q", "-o", "-", "--", "sh", "-c", swap]
+    subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, stdout=subprocess.PIPE, check=True)
+    assert (home / "notes.txt").read_text() == "precious"
+    assert not list((tmp_path / "moved").iterdir())

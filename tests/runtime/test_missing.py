@@ -9,7 +9,7 @@ from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
-from tests.runtime.slimmed import CLIENT, slim, two_kernels
+from tests.runtime.slimmed import CLIENT, FILL, slim, two_kernels
 from tests.tiers import first, full
 
 
@@ -37,12 +37,73 @@ def test_a_region_that_is_empty(demo, tmp_path, mode):
     trace = Trace(demo.parent / "t.mp")
     (diag,) = trace.of("diag")
     assert diag["where"] == str(library)
-    offset = diag["text"].partition(" at 0x")[2].partition(" ")[0]
+    offset = diag["text"].partition(" at 0x")[2].partition(",")[0]
     assert library.read_bytes()[int(offset, 16) :][:4] == b"\x50\xed\x55\xba"
-    fact = f"no code for this device in the fatbin at 0x{offset} (cuLibraryLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
+    status = "cuLibraryLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU 209"
+    fact = f"no code for this device in the fatbin at 0x{offset}, which had kernel '{FILL}' ({status})"
     assert diag["text"] == fact
-    assert line.startswith(f"gpt-hook: warning: {library}: {fact}; gpt-locate --used ")
+    advice = "to keep it, record this run with the original library and add the trace with gpt-locate --used"
+    assert line == f"gpt-hook: warning: {library}: {fact}; {advice}"
     assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # what was kept works
+
+
+def load(folder, library, device):
+    """What gpt-hook says when a device loads the library's fatbin, which it refuses."""
+    program = hooked.compile_c(folder / "load", CLIENT.replace("OK(load(", "return (load(") % library)
+    env = os.environ | {"GPT_SIM_ARCH": device}
+    done = hooked.run(folder / "t.mp", program, options=["-f"], env=env)
+    (line,) = told(done)
+    return line.partition(", which had ")[2].partition(" (cuLibraryLoadData: ")[0]
+
+
+@pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
+def test_only_code_for_other_devices_is_left(tmp_path, mode):
+    library = three_kernels(tmp_path)
+    shutil.copy(slim(library, tmp_path / "slim", mode=mode, keep="^(one|two)$"), library)
+    assert load(tmp_path, library, "8.0") == "kernels 'one', 'three', 'two'"
+
+
+def many_kernels(folder, count, name="kernel%03d"):
+    """A library of one region with so many kernels."""
+    source = "".join(f'extern "C" __global__ void {name % i}(int *p) {{ *p = {i}; }}\n' for i in range(count))
+    (folder / "two.c").write_text(
+        "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
+    )
+    fatbin = cuda.fatbin([("sm_90", "cubin", cuda.nvrtc_compile(source, "sm_90"))], "none")
+    return cuda.shared_library(folder / "libmany.so", [fatbin], sources=[folder / "two.c"])
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "said"),
+    [
+        (90, "kernel%03d", "kernels 'kernel000', 'kernel001', 'kernel002', 'kernel003', 'kernel004' and 85 more"),
+        (2, "k%d" + "x" * 300, f"kernels 'k0{'x' * 300}' and 1 more"),
+        (2, "k%d" + "x" * 700, ""),  # longer than the room there is
+    ],
+)
+def test_a_list_of_names_is_short(tmp_path, count, name, said):
+    library = many_kernels(tmp_path, count, name)
+    patched = slim(library, tmp_path / "slim", keep="none")
+    assert load(tmp_path, patched, "9.0") == said
+    again = slim(patched, tmp_path / "again", keep="none")
+    assert again.read_bytes() == patched.read_bytes()
+
+
+def test_names_in_a_file_are_not_trusted(tmp_path):
+    library = many_kernels(tmp_path, 2)
+    patched = slim(library, tmp_path / "slim", keep="none")
+    data = patched.read_bytes()
+    at = data.index(b"gpt-cut\0")
+    for block, said in (
+        (
+            b"gpt-cut\0" + b"\xff" * 8 + b"\x1b[2J\n\0",
+            "kernels '\\x1b[2J\\x0a', '000', 'kernel001' and 4294967292 more",
+        ),
+        (b"gpt-cut\0" + b"\xff" * 8 + b"\0" * 24, ""),
+        (b"gpt-cut\0" + bytes(8), ""),
+    ):
+        patched.write_bytes(data[:at] + block + data[at + len(block) :])
+        assert load(tmp_path, patched, "9.0") == said
 
 
 @pytest.mark.parametrize("mode", first("compact", "fill"))
@@ -66,7 +127,7 @@ def test_a_kernel_that_is_not_there(tmp_path):
     assert done.stdout == "0 500 " * 3
     fact = "no code for kernel 'two' (cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND 500)"
     assert done.stderr == (
-        f"gpt-hook: warning: {patched}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+        f"gpt-hook: warning: {patched}: {fact}; to keep it, give gpt-locate --keep 'two' or --used {trace}\n"
     )
     (diag,) = Trace(trace).of("diag")
     assert (diag["level"], diag["where"], diag["text"], diag["ref"]) == ("warning", str(patched), fact, "two")
@@ -88,7 +149,7 @@ def test_a_kernel_that_was_dropped(tmp_path):
     assert done.stdout == "0 500 " * 3
     fact = "no code for kernel 'two' (cuLibraryGetKernel: CUDA_ERROR_NOT_FOUND 500)"
     assert done.stderr == (
-        f"gpt-hook: warning: {patched}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+        f"gpt-hook: warning: {patched}: {fact}; to keep it, give gpt-locate --keep 'two' or --used {trace}\n"
     )
 
 
@@ -328,7 +389,7 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
     assert run_empty(tmp_path, library, *options) == ""  # nothing was cut: the program's own fault
     library.with_name(f"{library.name}.gpt-orig").touch()
     fact = "(cuCtxSynchronize: CUDA_ERROR_ILLEGAL_INSTRUCTION 715)"
-    keeps = f"gpt-locate --keep 'two' or --used {tmp_path}/t.mp keeps it"
+    keeps = f"to keep it, give gpt-locate --keep 'two' or --used {tmp_path}/t.mp"
     warning = f"gpt-hook: warning: {library}: no instruction in"
     assert run_empty(tmp_path, library, *options) == f"{warning} kernel 'two' {fact}; {keeps}\n"
     (diag,) = Trace(tmp_path / "t.mp").of("diag")
@@ -392,5 +453,8 @@ def test_code_that_is_found_missing_late(tmp_path, calls, cut, call, line):
         assert done.stderr == ""
         return
     fact = f"no code for kernel 'two' ({call}: CUDA_ERROR_NO_BINARY_FOR_GPU 209)"
-    assert done.stderr == f"gpt-hook: warning: {library}: {fact}; gpt-locate --keep 'two' or --used {trace} keeps it\n"
+    assert (
+        done.stderr
+        == f"gpt-hook: warning: {library}: {fact}; to keep it, give gpt-locate --keep 'two' or --used {trace}\n"
+    )
     assert Trace(trace).functions == ["one", "two"]

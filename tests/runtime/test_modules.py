@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import io
+import os
 import resource
+import stat
 import subprocess
 import sys
 
@@ -353,3 +355,24 @@ def test_images_in_files_have_digests_while_they_are_small(tmp_path):
     assert [r.get("sha256") for r in found[:4]] == [digest, None, digest, None]
     assert all(r["path"].startswith(str(tmp_path)) for r in found)
     assert ["sha256" in r for r in found[4:]] == [True] * 10 + [False] * 2
+
+
+@pytest.mark.parametrize("shape", ["link", "of another user", "others write", "fifo"])
+def test_what_somebody_else_put_in_place_of_a_saved_image_is_replaced(tmp_path, shape):
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    text = PTX + b"\n" * (99999 - len(PTX))
+    (folder := tmp_path / "kept").mkdir()
+    path = folder / f"{hashlib.sha256(text).hexdigest()}.ptx"
+    (tmp_path / "victim").write_text("precious")
+    match shape:
+        case "link":
+            path.symlink_to(tmp_path / "victim")
+        case "fifo":
+            os.mkfifo(path)
+        case _:
+            path.write_text("evil")
+            os.chown(path, 2002, 2002) if shape == "of another user" else path.chmod(0o666)
+    hooked.traced(tmp_path, LOADS, options=["--save-modules", folder])
+    assert stat.S_ISREG(path.lstat().st_mode) and path.read_bytes() == text
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runtime import hooked
 
-FILES = ("gpt-hook", "libgpthook.so", "libgptreplace.so", "sim/libcuda.so.1")
+FILES = ("gpt-hook", "libgpthook.so", "libgptreplace.so", "libgptcache.so", "sim/libcuda.so.1")
 
 
 @pytest.mark.parametrize("name", FILES)

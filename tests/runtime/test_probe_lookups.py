@@ -310,7 +310,8 @@ def test_what_helps_stands_in_one_table():
     source = (hooked.ROOT / "runtime/hook/write/coverage.c").read_text()
     pairs = re.findall(r'\{"([^"]*)",\s*"([^"]*)"\}', source)
     assert dict(pairs) == WAYS
-    hook = "".join(path.read_text() for path in (hooked.ROOT / "runtime/hook/probe").glob("*.c"))
+    folders = (hooked.ROOT / "runtime" / name for name in ("hook/probe", "common"))
+    hook = "".join(path.read_text() for folder in folders for path in folder.glob("*.c"))
     assert all(f'"{reason}' in hook for reason in WAYS)
     assert "\n## Kernels without PTX\n" in (hooked.ROOT / "README.md").read_text()
 

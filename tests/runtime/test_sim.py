@@ -38,6 +38,31 @@ def test_no_compute_capability(tmp_path, arch):
     assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: {fact}\n")
 
 
+NONSENSE = ["banana", "-1", "+1", "1x", " 1", "1 ", "0x10", "1.5", "1e6", "99999999999999999999"]
+INIT = 'int main(void) { driver = dlopen("libcuda.so.1", RTLD_NOW); return D(cuInit)(0) + D(cuInit)(0); }'
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "range_"),
+    [
+        ("GPT_SIM_DELAY", [*NONSENSE, "1000000001"], "microseconds from 0 to 1000000000"),
+        ("GPT_SIM_LOAD_DELAY", [*NONSENSE, "1000000001"], "microseconds from 0 to 1000000000"),
+        ("GPT_SIM_MEMORY", [*NONSENSE, "0", "18446744073709551616"], f"bytes from 1 to {2**64 - 1}"),
+        ("GPT_SIM_TIMEOUT", [*NONSENSE, "1000000001"], "seconds from 0 to 1000000000"),
+        ("GPT_SIM_RUN", ["banana", "None", "none "], None),
+    ],
+)
+def test_variables_that_mean_nothing(tmp_path, name, values, range_):
+    client = simulated.build(tmp_path / "client", INIT)
+    for value in values:
+        done = simulated.run(client, **{name: value})
+        fact = f"not a number of {range_}" if range_ else "neither none nor all"
+        assert (done.returncode, done.stderr) == (200, f"libcuda.so.1: error: {name}: {fact}: '{value}'\n")
+    for value in ("", "all" if name == "GPT_SIM_RUN" else "60"):
+        done = simulated.run(client, **{name: value})
+        assert (done.returncode, done.stderr) == (0, ""), value
+
+
 def test_an_image_may_go_when_it_is_loaded(play, tmp_path):
     cubin = cuda.nvrtc_compile('extern "C" __global__ void one(int *p) { *p = 1; }', "sm_90")
     (tmp_path / "code.cubin").write_bytes(cubin)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
+import sys
 from fnmatch import fnmatchcase
 
 from tests import cuda
 from tests.runtime import hooked
-from tests.runtime.simulated import DRIVER, ask
+from tests.runtime.simulated import DRIVER, FUNCTIONS, ask
 
 
 def constants(pattern: str) -> dict[str, int]:
@@ -39,13 +41,145 @@ def test_a_function_that_is_not_simulated_says_so_once():
     assert said == "libcuda.so.1: error: cuTexObjectCreate: not simulated: see gpt-sim(7)\n"
 
 
+# Functions that work before cuInit.
+NEEDS_NO_INIT = ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2"]
+NEEDS_NO_INIT += ["cuGetProcAddress_v2_ptsz", "cuGetExportTable", "cuInit", "cuProfilerInitialize"]
+
+FORKS = r"""
+import ctypes as c, os, re, sys
+cu, libc = c.CDLL(sys.argv[1]), c.CDLL(None)
+names = [m[1] + m[2] + v for m in re.finditer(r"^[XP]\((\w+), (\w*), \d+(?:, (\w+))?", open(sys.argv[2]).read(), re.M)
+         for v in ("", m[3] or "-") if v != "-"]
+open_ = set(sys.argv[3].split())
+answers = lambda: {cu[name]() for name in names if name not in open_ and not name.startswith("cuLogs")}
+version, text, found = c.c_int(), c.c_char_p(), c.c_void_p()
+
+def check_open(first):
+    assert cu.cuInit(0) == first
+    assert cu.cuDriverGetVersion(c.byref(version)) == 0 and version.value == 13000
+    assert cu.cuGetErrorName(3, c.byref(text)) == 0 and text.value == b"CUDA_ERROR_NOT_INITIALIZED"
+    assert cu.cuGetProcAddress_v2(b"cuMemAlloc", c.byref(found), 13000, c.c_uint64(0), None) == 0 and found.value
+
+def child(fork, status):
+    pid = fork()
+    if not pid:
+        try:
+            check_open(status)
+            os._exit(answers() != {3} if status else 0)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0, (fork, status)
+
+forks = [os.fork, lambda: libc.syscall(57)]  # libc doesn't see the second
+assert len(names) > 660 and answers() == {3}
+for fork in forks:
+    child(fork, 0)
+check_open(0)
+context = c.c_void_p()
+assert cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == cu.cuCtxSetCurrent(context) == 0
+for fork in forks:
+    child(fork, 3)
+assert cu.cuCtxSynchronize() == 0
+pid = os.fork()
+if not pid:  # a program that a child becomes has a driver of its own
+    program = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).cuInit(0))"
+    os.execv(sys.executable, [sys.executable, "-c", program, sys.argv[1]])
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_nothing_works_before_init_and_in_a_forked_child(tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS)
+    line = [sys.executable, "-W", "ignore", tmp_path / "forks.py", DRIVER, FUNCTIONS, " ".join(NEEDS_NO_INIT)]
+    done = subprocess.run(line, env=os.environ | {"GPT_SIM_FORK": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_multiprocessing_by_fork_is_refused():
+    code = """
+    import multiprocessing
+    def work(queue):
+        queue.put([cu.cuInit(0), cu.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(4)), cu.cuCtxSynchronize()])
+    forking = multiprocessing.get_context("fork")
+    queue = forking.Queue()
+    process = forking.Process(target=work, args=(queue,))
+    process.start()
+    answer(queue.get(timeout=60))
+    process.join()
+    """
+    assert ask(code)[0] == [[3, 3, 3]]
+
+
+# Calls that lack a place for their result: an H200 answers 1 to them, or crashes (the last four).
+NULL_RESULTS = """
+cuCtxGetApiVersion(context, N) cuCtxGetCurrent(N) cuCtxGetDevice(N) cuCtxGetDevice_v2(N, context) cuCtxGetFlags(N)
+cuCtxGetId(context, N) cuCtxGetLimit(N, 0) cuDeviceGet(N, 0) cuDeviceGetAttribute(N, 10, 0) cuDeviceGetCount(N)
+cuDeviceGetName(N, 20, 0) cuDeviceGetUuid(N, 0) cuDeviceGetUuid_v2(N, 0) cuDeviceTotalMem_v2(N, 0)
+cuDeviceGetPCIBusId(N, 20, 0) cuDeviceGetDefaultMemPool(N, 0) cuDeviceGetGraphMemAttribute(0, 0, N)
+cuDevicePrimaryCtxGetState(0, N, room) cuDevicePrimaryCtxGetState(0, room, N) cuDevicePrimaryCtxRetain(N, 0)
+cuDriverGetVersion(N) cuEventCreate(N, 0) cuFuncGetAttribute(N, 0, function) cuFuncGetModule(N, function)
+cuFuncGetName(N, function) cuFuncGetParamInfo(function, Z, N, N) cuFuncIsLoaded(N, function) cuGraphCreate(N, 0)
+cuGraphAddDependencies(graph, N, nodes, ONE) cuGraphAddDependencies(graph, nodes, N, ONE)
+cuGraphRemoveDependencies(graph, N, nodes, ONE) cuGraphRemoveDependencies_v2(graph, nodes, N, N, ONE)
+cuGraphAddEmptyNode(N, graph, N, Z) cuGraphClone(N, graph) cuGraphInstantiateWithFlags(N, graph, Z)
+cuGraphGetNodes(graph, room, N) cuGraphNodeGetType(nodes[0], N) cuKernelGetLibrary(N, kernel_)
+cuKernelGetName(N, kernel_) cuKernelGetFunction(N, kernel_) cuLibraryGetKernelCount(N, library)
+cuLibraryEnumerateKernels(N, 1, library) cuLibraryGetModule(N, library) cuLibraryGetKernel(N, library, "foo")
+cuMemAlloc_v2(N, ONE) cuMemAllocAsync(N, ONE, N) cuMemAllocManaged(N, ONE, 1) cuMemAllocPitch_v2(N, room, ONE, ONE, 4)
+cuMemAllocPitch_v2(room, N, ONE, ONE, 4) cuMemHostAlloc(N, ONE, 0) cuMemAddressReserve(N, ONE, Z, Z, Z)
+cuModuleEnumerateFunctions(N, 1, module) cuModuleGetFunction(N, module, "foo") cuModuleGetFunctionCount(N, module)
+cuModuleLoadData(N, PTX) cuOccupancyMaxActiveBlocksPerMultiprocessor(N, function, 32, Z)
+cuPointerGetAttribute(N, 2, memory) cuPointerGetAttributes(1, N, rooms, memory)
+cuPointerGetAttributes(1, kinds, N, memory) cuPointerGetAttributes(1, kinds, nulls, memory)
+cuStreamCreate(N, 0) cuStreamGetCtx(N, N) cuStreamGetFlags(N, N)
+cuStreamGetId(N, N) cuStreamGetPriority(N, N) cuStreamIsCapturing(N, N) cuUserObjectCreate(N, room, kinds, 1, 1)
+cuGetErrorName(1, N) cuGetErrorString(1, N) cuModuleGetLoadingMode(N) cuThreadExchangeStreamCaptureMode(N)
+"""
+# Calls whose results are optional.
+UNNEEDED_RESULTS = """
+cuCtxGetStreamPriorityRange(N, N) cuMemGetInfo_v2(N, N) cuStreamGetCtx_v2(N, N, N) cuGraphExecUpdate_v2(exec, graph, N)
+cuMemGetAddressRange_v2(N, N, memory)
+"""
+
+
+def test_null_results(play):
+    checks = [
+        f"    IS({status}, D({name}){arguments});"
+        for status, calls in ((1, NULL_RESULTS), (0, UNNEEDED_RESULTS))
+        for name, arguments in re.findall(r"(cu\w+)(\(.*?\))(?=\s)", calls)
+    ]
+    source = r"""
+    #define N (void *)0
+    #define Z (size_t)0
+    #define ONE (size_t)1
+    int main(void) {
+        begin();
+        void *context, *module, *function, *library, *kernel_, *graph, *exec, *nodes[2], *room[20];
+        void *rooms[] = {room}, *nulls[] = {0};
+        int kinds[] = {2};
+        uint64_t memory;
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(cuModuleLoadData(&module, PTX));
+        OK(cuModuleGetFunction(&function, module, "foo"));
+        OK(D(cuLibraryLoadData)(&library, PTX, N, N, 0, N, N, 0));
+        OK(D(cuLibraryGetKernel)(&kernel_, library, "foo"));
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddEmptyNode)(nodes, graph, N, Z));
+        OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        OK(D(cuMemAlloc_v2)(&memory, ONE));
+    """
+    play("\n".join([source, *checks, "}"]))
+
+
 def test_the_man_page_lists_what_is_not_simulated():
     page = (hooked.ROOT / "man" / "man7" / "gpt-sim.7").read_text()
     section = page[page.index(".Sh DRIVER API") : page.index(".Pp", page.index(".Sh DRIVER API"))]
     patterns = [word for line in re.findall(r"^\.Li (cu.*)", section, re.M) for word in line.strip(" ,").split()]
     patterns = [pattern for pattern in patterns if pattern not in (".", "cuGetProcAddress")]
-    symbols = subprocess.run(["nm", "-D", "--defined-only", DRIVER], capture_output=True, text=True, check=True).stdout
-    kinds = {name: kind for kind, name in re.findall(r" ([TW]) (cu\w+)", symbols)}
+    symbols = subprocess.run(["objdump", "-t", DRIVER], capture_output=True, text=True, check=True).stdout
+    places = re.findall(r"\s(\S+)\s+[0-9a-f]{16}\s+sim_(cu\w+)", symbols)
+    kinds = {name: "W" if place == "refused" else "T" for place, name in places}
     listed, used = {}, set()
     for name in kinds:
         base = re.sub(r"(_v\d)?(_pt[ds][sz])?$", "", name)

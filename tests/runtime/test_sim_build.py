@@ -86,9 +86,64 @@ def test_kernels_whose_long_names_differ_in_the_last_letter(sim_play, tmp_path):
 
 def test_cubins_are_refused(sim_play, tmp_path):
     (tmp_path / "code.cubin").write_bytes(cuda.nvrtc_compile(SOURCE, "sm_90"))
-    script = "assert cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[1]).read_bytes()) == 209"
+    script = """
+    for _ in range(2):  # it is said once
+        assert cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[1]).read_bytes()) == 209
+    """
     done = sim_play(script, tmp_path / "code.cubin")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and done.stderr == (
+        "libcuda.so.1: error: only code for sm_90; --device sim runs PTX (nvcc: -arch=compute_90; "
+        "numba-cuda: pip uninstall nvidia-nvjitlink; others: see gpt-sim(7))\n"
+    )
+
+
+def test_what_an_image_lacks_is_said(sim_play, tmp_path):
+    """Fatbins of CUDA's format: an element is its kind, version, sizes and architecture."""
+    script = """
+    import struct
+
+    def fatbin(*elements):
+        made = b""
+        for kind, arch, flags in elements:
+            payload = b".version 7.0\\n.target sm_100\\n.address_size 64\\n".ljust(64, b"\\0")
+            head = struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(payload), 0, 0, 7, 0, arch, 64, 0, flags, 0, 0)
+            made += head[:64].ljust(64, b"\\0") + payload
+        return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(made)) + made
+
+    def is_refused(status, image):
+        assert cu.cuModuleLoadData(byref(c_void_p()), image + b"\\0" * 64) == status
+
+    is_refused(209, fatbin((2, 80, 1), (2, 90, 1), (2, 80, 1)))
+    is_refused(209, fatbin((2, 80, 1), (1, 100, 1)))
+    is_refused(200, b"hello")
+    """
+    done = sim_play(script)
+    assert done.returncode == 0, done.stderr
+    said = [line.removeprefix("libcuda.so.1: error: ") for line in done.stderr.splitlines()]
+    assert said[0].startswith("only code for sm_80, sm_90; --device sim runs PTX (")
+    assert said[1] == "PTX for sm_100 only; the device is sm_90: set GPT_SIM_ARCH, see gpt-sim(7)"
+    assert said[2].startswith("an image that is neither PTX nor a fatbin") and len(said) == 3
+
+
+def test_kernels_that_launch_kernels_are_refused_by_name(sim_play, tmp_path):
+    head = ".version 9.5\n.target sm_70\n.address_size 64\n"
+    call = "{ .reg .b64 %p; .reg .b32 %r; mov.u64 %p, inner; ret; }\n"
+    runtime = ".extern .func (.param .b64 z) cudaGetParameterBufferV2(.param .b64 of);\n"
+    ask = "{ .param .b64 a; .param .b64 b; call (b), cudaGetParameterBufferV2, (a); ret; }\n"
+    texts = [
+        head + ".visible .entry inner() { ret; }\n.visible .entry outer()\n" + call,
+        head + runtime + ".visible .entry outer()\n" + ask,
+    ]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.ptx").write_text(text)
+    script = """
+    for path in sys.argv[1:]:
+        assert cu.cuModuleLoadData(byref(c_void_p()), Path(path).read_bytes() + b"\\0") == 218
+    """
+    done = sim_play(script, *(tmp_path / f"{number}.ptx" for number in range(2)))
+    assert done.returncode == 0, done.stderr
+    assert "kernel 'inner' for cudaLaunchDevice: kernels cannot launch kernels here, see gpt-sim(7)" in done.stderr
+    assert "function 'cudaGetParameterBufferV2' of CUDA's device runtime is missing here: see gpt-sim(7)" in done.stderr
 
 
 def test_the_hook_watches_what_runs(sim_play, tmp_path):

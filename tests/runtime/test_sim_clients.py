@@ -18,6 +18,7 @@ from tests.runtime import hooked
 TINYGRAD = ("tinygrad==0.14.0",)
 BINDINGS = ("cuda-bindings==13.5.0", "cuda-core==1.2.2")
 NUMBA = (*BINDINGS, "numba==0.68.1", "numba-cuda==0.30.4")
+STOCK = ("numba-cuda[cu13]==0.30.4", "cuda-toolkit==13.5.0")  # as PyPI has it, with nvjitlink
 TRITON = ("triton==3.9.0",)
 PROLOGUE = """
 import site, sys
@@ -213,6 +214,102 @@ def test_numba_cuda(play, probes):
     same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
     """
     play(NUMBA, script, probes)
+
+
+@pytest.mark.full
+def test_numba_cuda_as_pypi_has_it_says_what_to_do(tmp_path):
+    """In an environment of its own: there nvjitlink is found."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [python, "-m", "pip"]
+    done = subprocess.run([*pip, "install", "--retries=1", "-qq", *STOCK], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no packages: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
+    file = tmp_path / "saxpy.py"
+    file.write_text(PROLOGUE + dedent(SAXPY))
+    env = os.environ | {"GPT_SIM_RUN": "all", "HOME": str(tmp_path)}
+    line = hooked.command(
+        "run", "-f", "-o", tmp_path / "t.mp", "--device", "sim", "--", python, "-W", "ignore", file, tmp_path
+    )
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
+    said = [line for line in done.stderr.splitlines() if line.startswith("libcuda.so.1: ")]
+    assert done.returncode and len(said) == 1, done.stderr
+    assert "only code for sm_90; --device sim runs PTX (" in said[0]
+    assert "numba-cuda: pip uninstall nvidia-nvjitlink" in said[0]
+    subprocess.run([*pip, "uninstall", "-qq", "-y", "nvidia-nvjitlink"], check=True)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+SAXPY = """
+    import math
+    from numba import cuda, float32, int32, vectorize
+    from numba.cuda.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
+
+    @cuda.jit
+    def saxpy(a, x, y):
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = a * x[i] + y[i]
+
+    x, y = np.arange(100, dtype=np.float32), np.ones(100, dtype=np.float32)
+    saxpy[4, 32](np.float32(2), x, y)
+    same(y, 2 * x + 1)
+
+    @cuda.jit(device=True)
+    def power(value, exponent):
+        return math.exp(exponent * math.log(value))
+
+    @cuda.jit(fastmath=True)
+    def squares(values, count):
+        for i in range(cuda.grid(1), values.size, cuda.gridsize(1)):
+            values[i] = power(values[i], 2.0)
+            cuda.atomic.add(count, 0, 1)
+
+    values, count = np.arange(1, 200, dtype=np.float64), np.zeros(1, np.int32)
+    squares[2, 64](values, count)
+    same(values, np.arange(1, 200, dtype=np.float64) ** 2)
+    same(count, [199])
+
+    @cuda.reduce
+    def total(a, b):
+        return a + b
+
+    assert total(np.arange(1000, dtype=np.int64)) == 499500
+
+    @vectorize([float32(float32, float32)], target="cuda")
+    def hypotenuse(a, b):
+        return math.sqrt(a * a + b * b)
+
+    same(hypotenuse(x, x + 1), np.hypot(x, x + 1))
+
+    @cuda.jit
+    def tile(a, b, c):
+        left, right = cuda.shared.array((8, 8), float32), cuda.shared.array((8, 8), float32)
+        row, column = cuda.grid(2)
+        i, j = cuda.threadIdx.x, cuda.threadIdx.y
+        sum_ = float32(0)
+        for k in range(a.shape[1] // 8):
+            left[i, j], right[i, j] = a[row, 8 * k + j], b[8 * k + i, column]
+            cuda.syncthreads()
+            for n in range(8):
+                sum_ += left[i, n] * right[n, j]
+            cuda.syncthreads()
+        c[row, column] = sum_
+
+    a, b = (np.random.default_rng(seed).random((16, 16), dtype=np.float32) for seed in (1, 2))
+    c = np.zeros((16, 16), np.float32)
+    tile[(2, 2), (8, 8)](a, b, c)
+    same(c, a @ b)
+
+    @cuda.jit
+    def draw(states, out):
+        out[cuda.grid(1)] = xoroshiro128p_uniform_float32(states, cuda.grid(1))
+
+    out = cuda.device_array(64, np.float32)
+    draw[2, 32](create_xoroshiro128p_states(64, seed=1), out)
+    assert 0.3 < out.copy_to_host().mean() < 0.7
+"""
 
 
 @pytest.mark.full

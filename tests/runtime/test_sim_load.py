@@ -104,8 +104,9 @@ def test_a_function_that_is_not_there(check):
 
 
 def test_a_version_of_ptx_that_is_newer_than_cuda(check):
-    log = "PTX: line 2: .version 9.1: the newest that CUDA 13.0 knows is 9.0"
-    check("// one\n" + HEAD.format("9.1", "sm_70") + GOOD, 222, log)
+    log = "PTX: line 2: .version 9.6: the newest that is known here is 9.5"
+    check("// one\n" + HEAD.format("9.6", "sm_70") + GOOD, 222, log)
+    check(HEAD.format("9.5", "sm_90") + BAD, 218, f"kernel 'bad': {FAULT}")
 
 
 def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):

@@ -248,37 +248,46 @@ def test_what_is_destroyed_while_it_has_work(play):
     play(GATES + source)
 
 
-def test_a_forked_child_has_the_objects_and_none_of_the_work(play):
+def test_a_child_forked_amid_work_is_refused_and_ends(play):
     source = r"""
     #include <sys/wait.h>
-    static void fork_there(void *child) {
-        *(int *)child = fork();
-        if (!*(int *)child) {
-            void *context;
-            if (D(cuCtxGetCurrent)(&context))
-                _exit(3);
-            _exit(7);
+    static void *stream, *event, *f;
+    static void refused(void) {
+        uint64_t memory;
+        IS(3, cuInit(0));
+        IS(3, D(cuEventQuery)(event));
+        IS(3, D(cuStreamSynchronize)(stream));
+        IS(3, cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+        IS(3, D(cuMemAlloc_v2)(&memory, (size_t)4));
+        IS(3, D(cuCtxSynchronize)());
+    }
+    static void *allocate(void *count) { // has the driver's lock most of the time
+        void *context;
+        uint64_t memory;
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        while (*(atomic_int *)count) {
+            OK(D(cuMemAlloc_v2)(&memory, (size_t)4));
+            OK(D(cuMemFreeAsync)(memory, (void *)0));
         }
+        return 0;
+    }
+    static void fork_there(void *child) {
+        if ((*(int *)child = fork()))
+            return;
+        refused(); // and the child ends, as a thread of the driver's returns
     }
     int main(void) {
         begin();
-        void *stream, *event, *f = kernel("foo");
-        uint64_t memory;
-        OK(D(cuMemAlloc_v2)(&memory, (size_t)1000));
+        f = kernel("foo");
         OK(D(cuStreamCreate)(&stream, 1));
         OK(D(cuEventCreate)(&event, 0));
         close_stream(stream, 0);
         OK(D(cuEventRecord)(event, stream));
+        atomic_int count = 1;
         int child = fork(), status;
         if (!child) {
-            OK(D(cuEventQuery)(event));
-            OK(D(cuStreamSynchronize)(stream));
-            close_stream(stream, 1);
-            OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
-            IS(600, D(cuStreamQuery)(stream));
-            open_stream(1);
-            OK(D(cuMemFree_v2)(memory));
-            OK(D(cuCtxSynchronize)());
+            refused();
             exit(5);
         }
         IS(600, D(cuEventQuery)(event));
@@ -287,11 +296,26 @@ def test_a_forked_child_has_the_objects_and_none_of_the_work(play):
         OK(D(cuStreamSynchronize)(stream));
         OK(D(cuLaunchHostFunc)(stream, fork_there, &child));
         OK(D(cuStreamSynchronize)(stream));
-        assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        pthread_t thread;
+        pthread_create(&thread, 0, allocate, &count);
+        for (int i = 0; i < 50; i++) {
+            if (!(child = fork())) {
+                refused();
+                exit(6);
+            }
+            assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 6);
+        }
+        child = vfork();
+        if (!child)
+            execl("/bin/true", "true", (char *)0);
+        assert(waitpid(child, &status, 0) == child && !status);
+        count = 0;
+        pthread_join(thread, 0);
         OK(D(cuLaunchHostFunc)(stream, gate, (void *)2)); // pending as the process ends
     }
     """
-    play(GATES + source)
+    play(GATES + source, GPT_SIM_FORK="")
 
 
 def test_a_delay_of_all_work(play):

@@ -1,8 +1,11 @@
 """Answers as tables and Markdown: what a column's declaration means for those who read it."""
 
+import csv
 import math
+import re
 
 import pytest
+from markdown_it import MarkdownIt
 
 from gpt import packed, records
 from gpt.screen.answers import COLUMNS, MARKDOWN_SIZE, AnswerReport, AnswerTable
@@ -85,6 +88,71 @@ def test_markdown_means_what_it_shows_and_is_short():
     text = report.text()
     assert len(text.encode()) <= MARKDOWN_SIZE and text.replace("\n", "").isprintable()
     assert "<b>" not in text.replace("`a\\|b'c\\n<b>", "") and text.endswith("\n*There is more than fits.*\n")
+
+
+FORMULAS = [
+    "=1+1",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    " =1",
+    '"=1',
+    "'=1",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "\u200b=1",
+    "\uff1d1",
+    "\uff20x",
+    "a;=1",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_text_in_csv_is_a_formula(text):
+    report = AnswerReport("csv")
+    columns = [(text, "text", {}), ("n", "i64", {}), ("x", "f64", {})]
+    assert report.add(answer(columns, [(text, -5, -0.5)]) | {"incomplete": [text]}) is None
+    names, row, _, what, line = csv.reader(report.text().splitlines())
+    assert names[1:] == ["n", "x"] and row[1:] == ["-5", "-0.5"] and what == ["incomplete"]
+    for cell in (names[0], row[0], *line):
+        assert all(part.lstrip(' "')[0] not in "=+-@\t\r\n\u200b\uff1d\uff20" for part in cell.split(";"))
+
+
+@pytest.mark.parametrize("text", ["_Z3onePf", "operator-(int)", "a = b", "'quoted'", "2;3", "-".join("ab"), "#1", ""])
+def test_other_texts_in_csv_stay_as_they_are(text):
+    report = AnswerReport("csv")
+    assert report.add(answer([("name", "text", {}), ("n", "u8", {})], [(text, 1)])) is None
+    assert list(csv.reader(report.text().splitlines()))[1] == [text, "1"]
+
+
+@pytest.mark.parametrize("name", [r"a\|<img src=x>", r"\\|<b>x", "|`<i>`|", r"x\\\|<!--", "](http://a)[", "<script>"])
+def test_no_name_leaves_its_cell_in_markdown(name):
+    report = AnswerReport("md")
+    columns = [("name", "text", {}), ("under", "text?", {"shown": "under"}), ("n", "u8", {})]
+    assert report.add(answer(columns, [(name, None, 1), ("x", name, 1)], name=name, verdict=[name])) is None
+    github = re.compile(r"(?:\\[!-/:-@\[-`{-~]|[^|\n])+")  # a cell, as cmark-gfm reads one
+    for line in report.text().splitlines():
+        if line.startswith("| "):
+            assert len(github.findall(line.strip("| "))) == 2, line
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(report.text())
+    tags = set(re.findall(r"<[a-z0-9/!]+", html))
+    assert tags <= {
+        f"<{end}{tag}"
+        for tag in ("h2", "table", "thead", "tbody", "tr", "th", "td", "code", "strong", "p")
+        for end in ("", "/")
+    }
+
+
+def test_markdown_is_cut_between_lines():
+    report = AnswerReport("md")
+    for number in range(300):
+        columns = [("name", "text", {}), ("n", "u8", {})]
+        assert (
+            report.add(answer(columns, [(f"{'x' * (number % 7)}<img src=x>{'y' * 60}", 1)], name=f"a{number}")) is None
+        )
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(report.text())
+    assert len(report.text()) <= MARKDOWN_SIZE and "<img" not in html and "There is more than fits" in html
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])

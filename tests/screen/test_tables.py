@@ -28,7 +28,7 @@ SHOWN = (
 )
 KERNEL = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_"
 HOSTILE = "\x1b[31m[bold]:smile:\u202e\r\n\x9b2J"
-SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "bin": b"\x1b", "bool": True}
+SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "u32": (1 << 32) - 1, "bin": b"\x1b", "bool": True}
 
 
 def sample(type_, name):

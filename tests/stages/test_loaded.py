@@ -11,7 +11,7 @@ import pytest
 
 from gpt import records, stream
 from gpt.screen.units import human
-from tests.stages.tools import extract, located, run
+from tests.stages.tools import extract, kept, located, run
 
 
 def trace(path, *libraries, module=None, child=None):
@@ -170,7 +170,7 @@ def test_a_signed_file_is_not_replaced(sample, tmp_path):
 def test_what_needs_no_cut_stays_as_it_is(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     inode = library.stat().st_ino
-    done = run("gpt-patch", "--in-place", data=extract(library).out)
+    done = run("gpt-patch", "--in-place", data=kept(extract(library).out))
     assert [record["mode"] for record in done.kind("patched")] == ["copy"]
     assert library.stat().st_ino == inode
     assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]

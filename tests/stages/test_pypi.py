@@ -50,7 +50,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
     package = {**PACKAGES, **LARGE}[name]
     library = fetch(package)
     found = extract("-j2", library, measured=True)
-    assert found.status == 0, found.err
+    assert (found.status, found.err) == (0, "")  # no warning of what is not wrong
     elements = found.kind("element")
     largest = max(element["size"] for element in elements)  # nccl has one of 128 MiB
     assert found.memory < 300 * MIB + 2 * largest

@@ -114,6 +114,14 @@ def located(libraries: Path | list[Path], used: str, *options: str, arch: str = 
     return done.out
 
 
+def kept(found: bytes) -> bytes:
+    """What gpt-locate makes of a stream of libraries in which everything is used."""
+    options = ("--used", "/dev/null", "--keep", ".", "--allow-missing", "--keep-ptx", "--arch", "sm_75,sm_80,sm_90")
+    done = run("gpt-locate", *options, data=found)
+    assert done.status == 0, done.err
+    return done.out
+
+
 def patch(stream: bytes, *options: str | Path) -> dict[str, Any]:
     """gpt-patch on what `located` gave for one library: its `patched` record."""
     done = run("gpt-patch", *options, data=stream)

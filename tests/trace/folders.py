@@ -47,6 +47,29 @@ position = "ld.global:st.global"
 datamodel = "thread:16:count"
 before = "SAVE.u64 {CLOCK, ADDR};"
 """
+# As the compiler of the second generation writes what it makes of Python: SAVE has no semicolon, types a first value.
+COMPILED = """regs = 5
+CALLBACK = "block_sched_callback.py"
+dynamic = true
+
+[probe.thread_start_thread_end]
+level = "warp"
+pos = "kernel"
+before = "mov.u64 %NR0, %clock64;"
+after = "mov.u64 %NR2, %clock64;\\n{\\n .reg .b32 %tmp;\\n }\\nSAVE [ block_sched ] { %NR0, %NR1, %NR3 }mul.u64 %NR4;"
+
+[map.block_sched]
+level = "warp"
+type = "array"
+size = 16
+cap = 1
+
+[map.block_sched.regs]
+start = [ "u64", "None",]
+elapsed = [ "u32", "None",]
+cuid = [ "u32", "None",]
+
+"""
 SECOND = '''platform = "cuda"
 [map.block_sched]
 type = "array"
@@ -102,9 +125,10 @@ def neutrino(folder, probe, *results, log=True, name=NAME):
     return folder
 
 
-def write(folder, segment, probe=TOOLS / "block_sched.toml", **sizes):
+def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **sizes):
     """The folder that gpt-neutrino makes of a stream."""
     asked = {"kernels": "", "filter": "", "hook": "", "hook_path": "", "python": sys.executable, "benchmark": False}
+    asked["second"] = second
     (folder / "trace").mkdir()
     places = {"parent": str(folder / "trace"), "kept": str(folder / "kept"), "probe": str(probe), "sizes": sizes}
     Writer(asked | places).run(segment)

@@ -32,9 +32,16 @@ def launch_of(folder):
     return launch
 
 
-@pytest.mark.parametrize("form", [{}, {"total": True}, {"second": 32}])
-def test_a_result_of_each_generation(tmp_path, form):
-    probe = folders.SECOND if "second" in form else folders.BLOCK_SCHED
+@pytest.mark.parametrize(
+    ("form", "probe"),
+    [
+        ({}, folders.BLOCK_SCHED),
+        ({"total": True}, folders.BLOCK_SCHED),
+        ({"second": 32}, folders.SECOND),
+        ({"second": 32}, folders.COMPILED),
+    ],
+)
+def test_a_result_of_each_generation(tmp_path, form, probe):
     data = folders.result((2, 1, 1), (64, 1, 1), (16, WARPS), **form)
     folder = folders.neutrino(tmp_path / "Apr24_231539_77", probe, data, data)
     model = gpt.trace.open(folder)
@@ -87,8 +94,8 @@ def test_accesses_of_threads(tmp_path, unused):
 
 LAYOUTS = [
     (forge.probe_map("block_sched", begin="u64", elapsed="u32", sm="u32"), 16, "block_sched.toml"),
-    (forge.probe_map("gmem_bytes", level="thread", direct="u64", **{"async": "u64"}), 16, "gmem_bytes.toml"),
-    (forge.probe_map("tensorop_count", operations="u64"), 8, "tensorop_count.toml"),
+    (forge.probe_map("gmem_bytes", level="thread", sync_bytes="u32", async_bytes="u32"), 8, "gmem_bytes.toml"),
+    (forge.probe_map("tensorop_count", level="thread", operations="u64"), 8, "tensorop_count.toml"),
 ]
 
 

@@ -6,9 +6,10 @@ Copies are made at once: what waits for them never waits. An mbarrier is a word 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from gpt.asm.host.atomics import TYPES_OF, atomic
-from gpt.asm.host.memory import ACCESSED, PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store
+from gpt.asm.host.memory import PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store, wrapped
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
@@ -62,8 +63,10 @@ def _copy(use: Use) -> str:
     """cp.async: `size` bytes, of which all after the first `from` are zeros; or none at all if a predicate says so."""
     to, of, size, *rest = use.operands
     count = evaluate(size)
-    if count not in (4, 8, 16):
+    if count not in ((16,) if ".cg" in use.instruction.modifiers else (4, 8, 16)):
         raise Unsupported(f"cp.async of {count} bytes")
+    if use.words["L2_cache_hint"] and not rest:
+        raise Unsupported("'.L2::cache_hint' without a policy")
     if use.words["L2_cache_hint"]:
         rest.pop()
     where = f"unsigned char *m_ = {pointer(use, 'shared', bracketed(to), count)};"
@@ -103,7 +106,7 @@ def _bulk(use: Use) -> str:
     places = use.words["D"], use.words["W"]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
-        address = use.address_of(bracketed(operand))
+        address = wrapped(str(space), use.address_of(bracketed(operand)))
         lines.append(f"unsigned char *{name} = host_range_{space}(t, {use.site}, {address}, n_);")
     operation = use.words.get("O")
     if operation:
@@ -128,8 +131,14 @@ def _matrix(use: Use) -> str:
     registers, address = use.operands if load else reversed(use.operands)
     count = int(str(use.words["N"]))
     items = use.vector(registers, count)
+    if len(items) == 1 and not isinstance(registers, tree.Vector):
+        raise Unsupported(f"'{registers}' where a vector in braces is expected")
     given = ", ".join(["0"] * 4 if load else [use.value(item, _U32) for item in items])
-    row = pointer(use, "shared" if use.words["W"] else "", bracketed(address), 16)
+    where = bracketed(address)
+    if use.words["W"] or use.place(where):
+        row = pointer(use, "shared", where, 16)
+    else:  # hardware takes what is below 4 GiB as an address of shared memory
+        row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
     return (
@@ -139,18 +148,28 @@ def _matrix(use: Use) -> str:
     )
 
 
+_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; relaxed cluster: sm_90"
+_LOCAL: dict[str, str | Mapping[str, str]] = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
+_LOCAL_STATE: dict[str, str | Mapping[str, str]] = _SETS | _LOCAL
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
+_RELEASED = _REMOTE | {"S": "gpu sys"}
+_SENT = "u16 s16 b16 u32 s32 b32 u64 s64 b64 f32 f64"
+_SUMMED = {"add": "u32 s32 u64", "min": "u32 s32", "max": "u32 s32", "and": "b32", "or": "b32", "xor": "b32"}
+_SUMMED |= {"inc": "u32", "dec": "u32"}  # what red.async has
 _HINT = "{.L2::cache_hint}"
 _SHARED = {"shared": "shared", "shared::cta": "shared"}
 _BULK = (  # where to and where from, what shows that the bytes came, its operands
-    ("shared::cta shared::cluster", "global shared::cta", _BYTES, " bar"),
+    ("shared::cta shared::cluster", "global shared::cta", _BYTES, " bar:address"),
     ("global", "shared::cta", "bulk_group", ""),
-    ("shared::cluster", "global", f"{_BYTES}.multicast::cluster", " bar mask"),
+    ("shared::cluster", "global", f"{_BYTES}.multicast::cluster", " bar:address mask:u16"),
+)
+_REDUCED = (
+    "noftz: add; noftz: f16 bf16; add+f16 add+bf16: noftz; shared::cluster: u32 s32 u64 b32; shared::cluster: !max+u64"
 )
 _BULK_REDUCTIONS = (
     ("global", "shared::cta", f"bulk_group{_HINT}", ""),
-    ("global", "shared::cta", f"bulk_group{_HINT}", " h"),
-    ("shared::cluster", "shared::cta", _BYTES, " bar"),
+    ("global", "shared::cta", f"bulk_group{_HINT}", " h:b64"),
+    ("shared::cluster", "shared::cta", _BYTES, " bar:address"),
 )
 
 
@@ -160,47 +179,91 @@ def _between(to: str, of: str) -> dict[str, Mapping[str, str]]:
 
 
 ROWS = [
-    Row("mbarrier.init{.W}.b64", "= a n", lambda use: _change("*m_ = host_mbarrier(n_);", use), **_SETS),
-    Row("mbarrier.inval{.W}.b64", "= a", lambda use: _change("*m_ = 0;", use), **_SETS),
-    Row(f"mbarrier.expect_tx{_STATE}", "= a n", lambda use: _change("host_transfer(m_, n_);", use), **_SETS),
     Row(
-        f"mbarrier.complete_tx{_STATE}",
-        "= a n",
-        lambda use: _change("host_transfer(m_, -(int64_t)n_);", use),
-        **_SETS,
+        "mbarrier.init{.W}.b64",
+        "= a:address n:u32",
+        lambda use: _change("*m_ = host_mbarrier(n_);", use),
+        needs=": sm_80",
+        **_LOCAL,
+    ),
+    Row("mbarrier.inval{.W}.b64", "= a:address", lambda use: _change("*m_ = 0;", use), needs=": sm_80", **_LOCAL),
+    *(
+        Row(
+            f"mbarrier.{name}{_STATE}",
+            "= a:address n:u32",
+            partial(_change, f"host_transfer(m_, {count});"),
+            needs=f"{_ORDERED}; : sm_90; acquire release: !M=*",
+            **_SETS,
+        )
+        for name, count in (("expect_tx", "n_"), ("complete_tx", "-(int64_t)n_"))
     ),
     *(
-        Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, **_SETS)
+        Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, needs=f"{_ORDERED}; acquire: !M=*{needs}", **_SETS)
         for name in ("arrive", "arrive_drop")
-        for form in ("", ".expect_tx", ".noComplete")
-        for signature in ("= a", "= a b", "= a b c")
+        for form, needs, signatures in (
+            ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
+            (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
+            (".noComplete", "", ("= a:b64 b:address c:u32",)),
+        )
+        for signature in signatures
     ),
     *(
-        Row(f"mbarrier.{name}{form}{_STATE}", signature, _wait, **_SETS)
-        for name in ("test_wait", "try_wait")
-        for form in ("", ".parity")
-        for signature in ("p = a b", "p = a b hint")
+        Row(
+            f"mbarrier.{name}{form}{_STATE}",
+            f"p:pred = a:address {state}{hint}",
+            _wait,
+            needs=f"{needs}; M=*: 8.0",
+            **_LOCAL_STATE,
+        )
+        for name, hints, since in (("test_wait", ("",), "sm_80"), ("try_wait", ("", " hint:u32"), "sm_90"))
+        for hint in hints
+        for form, state in (("", "b:b64"), (".parity", "b:u32"))
+        for needs in [f"{_ORDERED}; release: !M=*; : {since}"]
     ),
-    Row("mbarrier.pending_count.b64", "d:u32 = a:u64", "host_pending({a})"),
+    Row("mbarrier.pending_count.b64", "d:u32 = a:u64", "host_pending({a})", needs=": sm_80"),
     *(
-        Row(f"cp.async.C.D.global{_HINT}{{.P}}", f"= a b size{more}", _copy, C="ca cg", D=_SHARED, P=PREFETCHES)
-        for more in ("", " from", " from hint")
+        Row(
+            f"cp.async.C.D.global{_HINT}{{.P}}",
+            f"= a:address b:address size:number{more}",
+            _copy,
+            needs=f": sm_80; : 7.0; : {'' if 'hint' in more else '!'}L2::cache_hint",
+            C="ca cg",
+            D=_SHARED,
+            P=PREFETCHES,
+        )
+        for more in ("", " from", " hint:b64", " from hint:b64")
     ),
-    Row("cp.async.commit_group", "", ""),
-    Row("cp.async.wait_group", "= a:u32", "(void){a};"),
-    Row("cp.async.wait_all", "", ""),
-    Row("cp.async.mbarrier.arrive{.W}.b64", "= a", lambda use: f"(void){_barrier(use, use.operands[0])};", **_SETS),
-    Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a", _arrive, **_SETS),
+    Row("cp.async.commit_group", "", "", needs=": sm_80"),
+    Row("cp.async.wait_group", "= n:number", "", needs=": sm_80"),
+    Row("cp.async.wait_all", "", "", needs=": sm_80"),
+    Row(
+        "cp.async.mbarrier.arrive{.W}.b64",
+        "= a:address",
+        lambda use: f"(void){_barrier(use, use.operands[0])};",
+        needs=": sm_80",
+        **_LOCAL,
+    ),
+    Row("cp.async.mbarrier.arrive.noinc{.W}.b64", "= a:address", _arrive, needs=": sm_80", **_LOCAL),
     *(
-        Row(f"cp.async.bulk.D.W.{end}{_HINT}", f"= a b size{more}{hint}", _bulk, **_between(to, of))
+        Row(
+            f"cp.async.bulk.D.W.{end}{_HINT}",
+            f"= a:address b:address size:u32{more}{hint}",
+            _bulk,
+            needs=needs,
+            **_between(to, of),
+        )
         for to, of, end, more in _BULK
-        for hint in ("", " h")
+        for hint, needs in (
+            ("", ": sm_90; : !L2::cache_hint"),
+            (" h:b64", ": sm_90; : L2::cache_hint; shared::cta: global"),
+        )
     ),
     *(
         Row(
             f"cp.reduce.async.bulk.D.W.{end}.O{{.noftz}}.T",
-            f"= a b size{more}",
+            f"= a:address b:address size:u32{more}",
             _bulk,
+            needs=f": sm_90; : {'' if 'h:b64' in more else '!'}L2::cache_hint; {_REDUCED}",
             **_between(to, of),
             O=name,
             T=types,
@@ -209,44 +272,62 @@ ROWS = [
         if name not in ("exch", "cas")
         for to, of, end, more in _BULK_REDUCTIONS
     ),
-    Row(f"st.async{{.weak}}{{.W}}.{_BYTES}{{.V}}.T", "= a b bar", _remote, **_REMOTE, T=ACCESSED),
-    Row("st.async{.mmio}.release.S.global.T", "= a b", store, **_REMOTE, T=ACCESSED),
+    Row(
+        f"st.async{{.weak}}{{.W}}.{_BYTES}{{.V}}.T",
+        "= a:address b bar:address",
+        _remote,
+        needs=": sm_90; V=v4: !u64; V=v4: !s64; V=v4: !b64; V=v4: !f64",
+        W={"shared::cluster": "shared"},
+        V={"v2": "2", "v4": "4"},
+        T="b32 u32 s32 b64 u64 s64 f32 f64",
+    ),
+    Row("st.async{.mmio}.release.S.global.T", "= a:address b", store, needs=": sm_100", **_RELEASED, T=_SENT),
     *(
         row
-        for name, types in TYPES_OF.items()
-        if name not in ("exch", "cas")
+        for name, of in _SUMMED.items()
         for row in (
             Row(
                 f"red.async{{.relaxed}}{{.S}}{{.W}}.{_BYTES}.O.T",
-                "= a b bar",
+                "= a:address b bar:address",
                 _remote,
+                needs=": sm_90; : relaxed; : cluster",
                 **_REMOTE,
                 O=name,
-                T=types,
+                T=of,
             ),
-            Row("red.async{.mmio}.release.S.global.O.T", "= a b", atomic, **_REMOTE, O=name, T=types),
+            Row(
+                "red.async{.mmio}.release.S.global.O.T",
+                "= a:address b",
+                atomic,
+                needs=": sm_100",
+                **_RELEASED,
+                O=name,
+                T=of,
+            ),
         )
     ),
-    Row("cp.async.bulk.commit_group", "", ""),
-    Row("cp.async.bulk.wait_group{.read}", "= a:u32", "(void){a};"),
+    Row("cp.async.bulk.commit_group", "", "", needs=": sm_90"),
+    Row("cp.async.bulk.wait_group{.read}", "= n:number", "", needs=": sm_90"),
     *(
-        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, lambda _: ";")
-        for hint, signature in (("", "= a b"), (".L2::cache_hint", "= a b h"))
+        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, lambda _: ";", needs=": sm_90")
+        for hint, signature in (("", "= a:address b:u32"), (".L2::cache_hint", "= a:address b:u32 h:b64"))
     ),
     *(
         Row(
             f"{opcode}.sync.aligned.m8n8.N{{.trans}}{{.W}}.b16",
             signature,
             _matrix,
+            needs=f": {'sm_75' if opcode == 'ldmatrix' else 'sm_90'}",
             N={"x1": "1", "x2": "2", "x4": "4"},
-            W=_SETS["W"],
+            **_LOCAL,
         )
-        for opcode, signature in (("ldmatrix", "d = a"), ("stmatrix", "= a b"))
+        for opcode, signature in (("ldmatrix", "d = a:address"), ("stmatrix", "= a:address b"))
     ),
     Row(
         "movmatrix.sync.aligned.m8n8.trans.b16",
         "d:b32 = a:b32",
-        "struct host_matrix x_ = {{0, 1, 0, {{{a}}}}}; "
+        needs=": sm_75; : 7.8",
+        code="struct host_matrix x_ = {{0, 1, 0, {{{a}}}}}; "
         "t->services->meet({thread}, {site}, ~0u, host_move_matrix, &x_); {d} = x_.elements[0];",
     ),
 ]

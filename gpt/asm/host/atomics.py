@@ -27,6 +27,7 @@ TYPES_OF = {  # of the operations
     "min": f"u32 s32 u64 s64 {_HALVES}",
     "max": f"u32 s32 u64 s64 {_HALVES}",
 }
+_SPACES = ("global", "shared", "shared::cta", "shared::cluster")
 _SEMANTICS = "relaxed acquire release acq_rel"
 _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
 
@@ -52,19 +53,31 @@ def atomic(use: Use) -> str:
     return " ".join(["{", *lines, "}"])
 
 
+_NEEDS = (
+    "S=*: !G=*; cluster shared::cluster: sm_90; f16 f16x2 bf16 bf16x2: noftz; noftz: f16 f16x2 bf16 bf16x2;"
+    "V=*: f32 f16 f16x2 bf16 bf16x2; V=*: W=global !W=*; V=*: sm_90; V=v8: f16 bf16; L2::cache_hint: W=global !W=*;"
+    "L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
+    "cas: !L2::cache_hint"
+)
+_EXTREMES = "f16 f16x2 bf16 bf16x2: V=*"  # min and max of halves
+
+
 def _rows() -> Iterator[Row]:
     for name, types in TYPES_OF.items():
         for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
-            for hint in ("", " h"):
+            for hint, hinted in (("", "!L2::cache_hint"), (" h:b64", "L2::cache_hint")):
                 for opcode, written in (("atom", "d "), ("red", "")):
+                    if opcode == "red" and name in ("exch", "cas"):
+                        continue
                     yield Row(
                         f"{opcode}{order}{{.noftz}}{{.L2::cache_hint}}{{.V}}.T",
-                        f"{written}= a b{' c' if name == 'cas' else ''}{hint}",
+                        f"{written}= a:address b{' c' if name == 'cas' else ''}{hint}",
                         atomic,
-                        M=_SEMANTICS,
+                        needs=f"{_NEEDS}; : {hinted}{f'; {_EXTREMES}' * (name in ('min', 'max'))}",
+                        M=_SEMANTICS if opcode == "atom" else "relaxed release",
                         S=SCOPES,
                         G=SCOPES,
-                        W=SPACES,
+                        W={word: SPACES[word] for word in _SPACES},
                         O=name,
                         V=VECTORS,
                         T=types,
@@ -74,17 +87,17 @@ def _rows() -> Iterator[Row]:
 ROWS = [
     *_rows(),
     Row("membar.S", "", _FENCED, S="cta gl sys"),
-    Row("fence{.M}.S", "", _FENCED, M="sc acq_rel acquire release", S=SCOPES),
+    Row("fence{.M}.S", "", _FENCED, needs="cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
     # Proxies: memory is one
-    Row("fence.proxy.P", "", _FENCED, P="alias async"),
-    Row("membar.proxy.P", "", _FENCED, P="alias async"),
-    Row("fence.proxy.async.W", "", _FENCED, W="global shared::cta shared::cluster"),
+    Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; : 7.5", P="alias async"),
+    Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
+    Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90", W="global shared::cta shared::cluster"),
     *(
-        Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, M=order)
+        Row(f"fence{proxy}.M.sync_restrict::{space}.cluster", "", _FENCED, needs=": sm_90", M=order)
         for proxy in ("", ".proxy.async::generic")
         for space, order in (("shared::cluster", "acquire"), ("shared::cta", "release"))
     ),
-    Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, S=SCOPES),
-    Row("fence.proxy.tensormap::generic.acquire.S", "= a size", _FENCED, S=SCOPES),
-    Row("fence.mbarrier_init.release.cluster", "", _FENCED),
+    Row("fence.proxy.tensormap::generic.release.S", "", _FENCED, needs=": sm_90", S=SCOPES),
+    Row("fence.proxy.tensormap::generic.acquire.S", "= a:address size:128", _FENCED, needs=": sm_90", S=SCOPES),
+    Row("fence.mbarrier_init.release.cluster", "", _FENCED, needs=": sm_90"),
 ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpt.asm.host.names import Label, Place, Register, Unsupported
 from gpt.asm.host.parts import ModuleCode
-from gpt.asm.host.table import TYPES, Match
+from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import Use
 from gpt.asm.host.variables import element_of, size_of
 from gpt.errors import MalformedError
@@ -58,7 +58,7 @@ class Body:
         self.head = head
         self.is_kernel = head.kind == ".entry"
         self._scope = self._whole = Scope()
-        self._used: dict[str, int] = {}  # how many things have a name in C
+        self._used = 0  # how many things have a name in C
         self._registers: dict[str, str] = {}  # those that are used, with their types, by name
         self._arrays: list[str] = []
         self._lines: list[str] = []
@@ -116,7 +116,7 @@ class Body:
             found = scope.plain.get(name)
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
                 count, one = scope.counted[number[1]]
-                found = Register(f"{one.name}_{number[2]}", one.type, one.width) if int(number[2]) < count else None
+                found = replace(one, name=f"{one.name}_{number[2]}") if int(number[2]) < count else None
             if found:
                 return self._component(found, parts)
         return None
@@ -127,7 +127,7 @@ class Body:
             places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
             if len(parts) != 1 or places.get(parts[0][1:], 4) >= register.width:
                 return None if parts else register
-            register = Register(f"{register.name}_{places[parts[0][1:]]}", register.type)
+            register = replace(register, name=f"{register.name}_{places[parts[0][1:]]}", width=1)
         elif parts:
             return None
         self._registers[register.name] = str(register.type)
@@ -149,11 +149,12 @@ class Body:
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
     def new_name(self, prefix: str, name: str) -> str:
-        """A name in C for something of a name in PTX."""
-        plain = prefix + name.lstrip("%").replace("$", "S").replace("%", "P")
-        number = self._used.get(plain, 0)
-        self._used[plain] = number + 1
-        return f"{plain}__{number}" if number else plain
+        """Return a name in C for something of a name in PTX: of a number of its own, for `a` of two is `a_0` and `a_1`,
+        and something else may be called that.
+        """
+        self._used += 1
+        plain = re.sub(r"\W", "", name, flags=re.ASCII)
+        return f"{prefix}{plain}__{self._used}"
 
     # Declarations
 
@@ -207,9 +208,9 @@ class Body:
         type_ = TYPES[types[0]]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
-            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, width)
+            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, types[0], width)
         else:
-            register = Register(self.new_name("n_", declarator.name), type_, width)
+            register = Register(self.new_name("n_", declarator.name), type_, types[0], width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(
@@ -226,8 +227,8 @@ class Body:
         self._arrays.append(f"unsigned char {name}[{size or 1}] __attribute__((aligned({max(align, 16)}))) = {{0}};")
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
-        address = f"(uint64_t){name}" if state == "param" else f"host_offset(t, {name})"
-        scope.places[declarator.name] = Place(state, address, size, element_of(specifiers, declarator))
+        element = element_of(specifiers, declarator)
+        scope.places[declarator.name] = Place(state, f"host_offset(t, {name})", size, element, name)
 
     def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:
         """A parameter, or a result: the first C parameters after the thread are results."""
@@ -236,32 +237,37 @@ class Body:
         element = element_of(parameter.specifiers, parameter.declarator)
         if self.is_kernel:
             own = self.code.parameters(self.item)[number]
-            scope.places[name] = Place("param", f"(uint64_t)parameters + {own.offset}", own.size, element)
+            pointer = f"parameters + {own.offset}"
+            scope.places[name] = Place("param", f"{own.offset}ull", own.size, element, pointer)
         elif "reg" in words:
             self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
-            scope.places[name] = Place("param", f"(uint64_t)p{number}", size, element)
+            scope.places[name] = Place("param", f"host_offset(t, p{number})", size, element, f"p{number}")
 
     def _enter(self) -> list[str]:
         """Statements before those of the function: parameters that are registers get their values."""
         params = self._in_registers(self.head.params, len(self.head.returns or ()))
-        return [f"{register.name} = *({register.type} *){name};" for name, register in params]
+        return [f"{register.name} = {place};" for place, register in params]
 
     def _leave(self) -> list[str]:
         """Statements after those of the function: results that are registers are given back."""
         results = self._in_registers(self.head.returns, 0)
-        return ["leave:;", *(f"*({register.type} *){name} = {register.name};" for name, register in results)]
+        return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
     def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, Register]]:
-        """Which C parameters of the function are registers in PTX."""
+        """The registers among them, those of a vector one by one, each after where it lies in a C parameter."""
         found = []
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
-                register = self.find_register(parameter.declarator.name)
+                name = parameter.declarator.name
+                register = self.find_register(name)
                 if not register:
                     raise Unsupported(f"parameter '{parameter}'")
-                found.append((f"p{first + number}", register))
+                for index, part in enumerate("xyzw"[: register.width]):
+                    one = self.find_register(name, (f".{part}",)) if register.width > 1 else register
+                    assert one
+                    found.append((f"(({one.type} *)p{first + number})[{index}]", one))
         return found
 
     def use_stack(self) -> None:
@@ -277,9 +283,9 @@ class Body:
             self._counter = len(self._lines)
             self._lines.append("")
         self._count += 1
-        match = self._match(instruction)
-        if not match:
-            raise Unsupported("not supported")
+        match = self.code.find(instruction)
+        if isinstance(match, str):
+            raise Unsupported(match)
         text = Use(self, instruction, match).write()
         if instruction.guard:
             register = self.find_register(instruction.guard.register)
@@ -289,9 +295,6 @@ class Body:
         self._lines.append(text)
         if instruction.opcode in ENDS or "%clock" in self._text:
             self._end_block()
-
-    def _match(self, instruction: tree.Instruction) -> Match | None:
-        return self.code.table.find(instruction.opcode, instruction.modifiers, len(instruction.operands))
 
     def _end_block(self) -> None:
         if self._counter is not None:

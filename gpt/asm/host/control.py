@@ -8,6 +8,7 @@ from itertools import zip_longest
 from gpt.asm.host.names import Unsupported, c_function
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
+from gpt.asm.host.variables import WIDTHS
 from gpt.ptx import tree
 
 # Functions that no module defines: what a call of one is, with its results r0 and arguments p0, p1, ...
@@ -71,22 +72,38 @@ def _call(use: Use) -> str:
         for number, (formal, actual) in enumerate(zip(formals or (), actuals, strict=True)):
             place = use.body.find_place(actual.name) if isinstance(actual, tree.Name) else None
             if place and place.space == "param":
-                arguments.append(f"(unsigned char *)({place.address})")
+                arguments.append(f"(unsigned char *)({place.pointer})")
                 continue
-            type_, local = _type(formal), f"{name}{number}_"
-            raw = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+            (type_, items), local = _registers(use, formal, actual), f"{name}{number}_"
+            values = ["0"] * len(items) if name == "r" else [use.value(item, type_) for item in items]
+            before.append(f"{type_} {local}[] = {{{', '.join(values)}}};")
             if name == "r":
-                before.append(f"{raw} {local} = 0;")
-                after.append(use.assign(actual, raw, local))
-            else:
-                before.append(f"{raw} {local} = {use.value(actual, raw)};")
-            arguments.append(f"(unsigned char *)&{local}")
+                after += [use.assign(item, type_, f"{local}[{at}]") for at, item in enumerate(items)]
+            arguments.append(f"(unsigned char *){local}")
     return " ".join(["{", *before, f"{called}({', '.join(arguments)});", *after, "}"])
 
 
 def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
     assert isinstance(group, tree.Group)
     return group.items
+
+
+def _registers(use: Use, formal: tree.Parameter, actual: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...]]:
+    """What holds an argument or takes a result that isn't in a variable: registers of one type, or a constant.
+
+    A vector goes with one of as many and as large elements. ptxas takes others of the same size, but makes code of them
+    that gives other numbers on an H200.
+    """
+    type_ = _type(formal)
+    type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
+    width = next((WIDTHS[s.word] for s in formal.specifiers if s.word in WIDTHS), 1)
+    found = use.body.find_register(actual.name) if isinstance(actual, tree.Name) and not actual.parts else None
+    given = found.width if found else 1
+    if given == width == 1 or actual == tree.Name("_"):
+        return type_, (actual,) * width
+    if not found or (found.width, found.type.bits) != (width, type_.bits):
+        raise Unsupported(f"'{actual}' for the {'vector ' * (width > 1)}parameter '{formal}'")
+    return found.type, tuple(use.vector(actual))
 
 
 def _type(parameter: tree.Parameter) -> Type:
@@ -105,6 +122,8 @@ def _serve(
 ) -> str:
     """A call of a function of the device's own."""
     if name not in _SERVICES:
+        if name.startswith(("cuda", "__cuda")):  # kernels that launch kernels call these
+            raise Unsupported(f"function '{name}' of CUDA's device runtime is missing here: see gpt-sim(7)")
         raise Unsupported(f"function '{name}' is not defined here")
     lines, after = [], []
     for number, (parameter, operand) in enumerate(zip_longest(head.params or (), given)):
@@ -120,7 +139,7 @@ def _serve(
 def _stored(use: Use, operand: tree.Operand, type_: Type) -> str:
     """A value in a .param variable, or in a register."""
     place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
-    return f"*({type_} *)({place.address})" if place and place.space == "param" else use.value(operand, type_)
+    return f"*({type_} *)({place.pointer})" if place and place.space == "param" else use.value(operand, type_)
 
 
 def _prototype(use: Use, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
@@ -174,8 +193,8 @@ ROWS = [
     Row("exit", "", _exit),
     Row("trap", "", _TRAP),
     Row("brkpt", "", _TRAP),
-    Row("alloca.T", "d = a", _allocate, T="u32 u64"),
-    Row("alloca.T", "d = a b", _allocate, T="u32 u64"),
-    Row("stacksave.T", "= a", _save, T="u32 u64"),
-    Row("stackrestore.T", "= a", _restore, T="u32 u64"),
+    Row("alloca.T", "d = a", _allocate, needs=": 7.3", T="u32 u64"),
+    Row("alloca.T", "d = a align:number", _allocate, needs=": 7.3", T="u32 u64"),
+    Row("stacksave.T", "= a", _save, needs=": 7.3", T="u32 u64"),
+    Row("stackrestore.T", "= a", _restore, needs=": 7.3", T="u32 u64"),
 ]

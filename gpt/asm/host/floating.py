@@ -1,6 +1,6 @@
 """Floating point: arithmetic, comparison, conversion. runtime/host/math.h says what is exact and what is not.
 
-Its functions are named for the type: f32_add, bf16x2_add. Modifiers that PTX has for some types only fit all.
+Its functions are named for the type: f32_add, bf16x2_add.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ INTEGERS = "u8 s8 u16 s16 u32 s32 u64 s64"
 COMPARE = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan"
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 SIGNED = {"xorsign.abs": "_xorsign"}
+FAMILIES = ": sm_100a sm_110a sm_120a"
 F8 = "e4m3x2 e5m2x2"
 F6 = "e2m3x2 e3m2x2"
+
+_FTZ = "ftz: f16 f16x2 f32"  # what has subnormal numbers to flush
+_BF16 = "bf16 bf16x2: sm_90"
 
 _CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, which come in both orders
 _CLAMPS = {"A": "relu satfinite", "B": "relu satfinite"}
@@ -32,13 +36,15 @@ _ARITHMETIC = [
                 f"{name}{{.R}}{{.ftz}}{{.sat}}.T",
                 "d = a b",
                 f"{{T.name}}_{name}({{a}}, {{b}}, ROUND{{R}}, FLAG{{ftz}} | FLAG{{sat}})",
+                needs=f"rz rm rp: f32 f64; {_FTZ}; sat: f16 f16x2 f32; {_BF16}",
                 R=MODES,
                 T=ALL,
             ),
             Row(
                 f"{name}{{.R}}{{.ftz}}.f32x2",
-                "d:b64 = a:b64 b:b64",
+                "d:f32x2 = a:f32x2 b:f32x2",
                 f"f32x2_{name}({{a}}, {{b}}, ROUND{{R}}, FLAG{{ftz}})",
+                needs=": sm_100",
                 R=MODES,
             ),
         )
@@ -48,55 +54,98 @@ _ARITHMETIC = [
             f"{name}{{.R}}{{.sat}}.f32.T",
             "d:f32 = a b:f32",
             f"f32_{name}((float)read_{{T.name}}({{a}}, FLAG), {{b}}, ROUND{{R}}, FLAG{{sat}})",
+            needs=": sm_100",
             R=MODES,
             T=HALVES,
         )
         for name in ("add", "sub")
     ),
-    *(
-        Row(
-            f"{name}.R{{.ftz}}{{.oob}}{{.M}}.T",
-            "d = a b c",
-            "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{oob} | FLAG{M})",
-            R=MODES,
-            M="sat relu",
-            T=types,
-        )
-        for name, types in (("fma", ALL), ("mad", "f32 f64"))
+    Row(
+        "fma.R{.ftz}{.oob}{.M}.T",
+        "d = a b c",
+        "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{oob} | FLAG{M})",
+        needs="rz rm rp: bf16 bf16x2 f32 f64; ftz sat: f16 f16x2 f32; ftz: !oob; oob relu: f16 f16x2 bf16 bf16x2;"
+        "oob: sm_90; relu bf16 bf16x2: sm_80",
+        R=MODES,
+        M="sat relu",
+        T=ALL,
     ),
-    # Of targets before sm_20: JIT compilers make the fused one of it (the PTX manual, mad)
-    Row("mad{.sat}.f32", "d:f32 = a:f32 b:f32 c:f32", "f32_fma({a}, {b}, {c}, ROUND_rn, FLAG_ftz | FLAG{sat})"),
+    Row(
+        "mad.R{.ftz}{.sat}.T",
+        "d = a b c",
+        "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{sat})",
+        needs="ftz sat: f32",
+        R=MODES,
+        T="f32 f64",
+    ),
+    # JIT compilers make the fused one of it (the PTX manual, mad)
+    Row(
+        "mad{.sat}.f32",
+        "d:f32 = a:f32 b:f32 c:f32",
+        "f32_fma({a}, {b}, {c}, ROUND_rn, FLAG_ftz | FLAG{sat})",
+        needs=": <sm_20",
+    ),
     Row(
         "fma.R{.ftz}.f32x2",
-        "d:b64 = a:b64 b:b64 c:b64",
+        "d:f32x2 = a:f32x2 b:f32x2 c:f32x2",
         "f32x2_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz})",
+        needs=": sm_100",
         R=MODES,
     ),
     Row(
         "fma.R{.sat}.f32.T",
         "d:f32 = a b c:f32",
         "f32_fma((float)read_{T.name}({a}, FLAG), (float)read_{T.name}({b}, FLAG), {c}, ROUND{R}, FLAG{sat})",
+        needs=": sm_100",
         R=MODES,
         T=HALVES,
     ),
-    Row("div.R{.ftz}.T", "d = a b", "{T.name}_div({a}, {b}, ROUND{R}, FLAG{ftz})", R=MODES, T="f32 f64"),
+    Row(
+        "div.R{.ftz}.T",
+        "d = a b",
+        "{T.name}_div({a}, {b}, ROUND{R}, FLAG{ftz})",
+        needs="ftz: f32",
+        R=MODES,
+        T="f32 f64",
+    ),
     Row("div.approx{.ftz}.f32", "d:f32 = a:f32 b:f32", "f32_div_approx({a}, {b}, FLAG{ftz})"),
     Row("div.full{.ftz}.f32", "d:f32 = a:f32 b:f32", "f32_div({a}, {b}, ROUND, FLAG{ftz})"),
     *(
-        Row(f"{name}.R{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, ROUND{{R}}, FLAG{{ftz}})", R=MODES, T="f32 f64")
-        for name in ("rcp", "sqrt")
+        Row(
+            f"{name}.R{{.ftz}}.T",
+            "d = a",
+            f"{{T.name}}_{name}({{a}}, ROUND{{R}}, FLAG{{ftz}})",
+            needs=needs,
+            R=MODES,
+            T="f32 f64",
+        )
+        for name, needs in (("rcp", ""), ("sqrt", "ftz: f32"))
     ),
     *(
         Row(f"{name}.approx{{.ftz}}.f32", "d:f32 = a:f32", f"f32_{name}_approx({{a}}, FLAG{{ftz}})")
-        for name in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
+        for name in ("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2")
     ),
-    *(
-        Row(f"{name}.approx{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})", T=f"{HALVES} {PAIRS}")
-        for name in ("ex2", "tanh")
+    Row("tanh.approx.f32", "d:f32 = a:f32", "f32_tanh_approx({a}, FLAG)", needs=": sm_75; : 7.0"),
+    Row("tanh.approx.T", "d = a", "{T.name}_tanh({a}, FLAG)", needs=f": sm_75; : 7.0; {_BF16}", T=f"{HALVES} {PAIRS}"),
+    Row(
+        "ex2.approx{.ftz}.T",
+        "d = a",
+        "{T.name}_ex2({a}, FLAG{ftz})",
+        needs=f": sm_75; : 7.0; f16 f16x2: !ftz; bf16 bf16x2: ftz; {_BF16}",
+        T=f"{HALVES} {PAIRS}",
     ),
     Row("rcp.approx.ftz.f64", "d:f64 = a:f64", "f64_rcp_approx({a})"),
     Row("rsqrt.approx{.ftz}.f64", "d:f64 = a:f64", "f64_rsqrt_approx({a}, FLAG{ftz})"),
-    *(Row(f"{name}{{.ftz}}.T", "d = a", f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})", T=ALL) for name in ("abs", "neg")),
+    *(
+        Row(
+            f"{name}{{.ftz}}.T",
+            "d = a",
+            f"{{T.name}}_{name}({{a}}, FLAG{{ftz}})",
+            needs=f"{_FTZ}; bf16 bf16x2: sm_80",
+            T=ALL,
+        )
+        for name in ("abs", "neg")
+    ),
     *(
         row
         for name in ("min", "max")
@@ -105,6 +154,7 @@ _ARITHMETIC = [
                 f"{name}{{.ftz}}{{.NaN}}{{.X}}.T",
                 "d = a b",
                 f"{{T.name}}_{name}({{a}}, {{b}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{X}})",
+                needs=f"{_FTZ}; f64: !NaN; f64: !X=xorsign.abs; xorsign.abs: sm_86; NaN f16 f16x2 bf16 bf16x2: sm_80",
                 X=SIGNED,
                 T=ALL,
             ),
@@ -112,6 +162,7 @@ _ARITHMETIC = [
                 f"{name}{{.ftz}}{{.NaN}}{{.abs}}.f32",
                 "d:f32 = a:f32 b:f32 c:f32",
                 f"f32_{name}_3({{a}}, {{b}}, {{c}}, FLAG{{ftz}} | FLAG{{NaN}} | FLAG{{abs}})",
+                needs=": sm_100",
             ),
         )
     ),
@@ -127,6 +178,7 @@ _COMPARISON = [
         T="f32 f64",
     ),
 ]
+_COMPARED = f"ftz: T=f16 T=f16x2 T=f32; {_BF16}"
 _TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
 _LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
 for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and with a predicate
@@ -134,18 +186,60 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
     _set = f"set.C{_b}{{.ftz}}.D.T", f"d:D = a b{_c}"
     _halves = f"PAIR({_LOW}{_with} ? HALF_{{D.name}} : 0, {_HIGH}{_with} ? HALF_{{D.name}} : 0)"
     _COMPARISON += [
-        Row(*_setp, f"bool r_ = {_TEST}; p_ = r_{_with}; q_ = !r_{_with};", C=COMPARE, B=BOOLEAN, T=FLOATS),
-        Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", C=COMPARE, B=BOOLEAN, T=PAIRS),
+        Row(
+            *_setp,
+            f"bool r_ = {_TEST}; p_ = r_{_with}; q_ = !r_{_with};",
+            needs=_COMPARED,
+            C=COMPARE,
+            B=BOOLEAN,
+            T=FLOATS,
+        ),
+        Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T=PAIRS),
         Row(
             *_set,
             f"{_TEST}{_with} ? TRUE_{{D.name}} : 0",
+            needs=f"ftz: !D=bf16; {_COMPARED}; D=u16 D=s16: T=f16 T=bf16; D=f32: T=f32 T=f64; D=f16: !T=bf16",
             C=COMPARE,
             B=BOOLEAN,
             D="u16 s16 u32 s32 f16 bf16 f32",
             T=FLOATS,
         ),
-        Row(*_set, _halves, C=COMPARE, B=BOOLEAN, D=f"u32 s32 {PAIRS}", T=PAIRS),
+        Row(
+            *_set,
+            _halves,
+            needs=f"{_COMPARED}; D=f16x2: T=f16x2; D=bf16x2: T=bf16x2",
+            C=COMPARE,
+            B=BOOLEAN,
+            D=f"u32 s32 {PAIRS}",
+            T=PAIRS,
+        ),
     ]
+
+_BETWEEN_FLOATS = (  # the words before the types, the types, and what they need
+    ("{.sat}", "f16.f16", ""),
+    ("", "bf16.bf16", ": sm_90"),
+    ("{.ftz}{.sat}", "f32.f32", ""),
+    ("{.sat}", "f64.f64", ""),
+    ("{.R}", "f16.bf16", ": sm_90"),
+    ("{.R}", "bf16.f16", ": sm_90"),
+    (".R{.ftz}{.sat}", "f16.f32", ""),
+    (".R{.ftz}", "bf16.f32", ": sm_80"),
+    (".R{.sat}", "f16.f64", ""),
+    (".R", "bf16.f64", ": sm_90"),
+    (".R{.ftz}{.sat}", "f32.f64", ""),
+    ("{.ftz}{.sat}", "f32.f16", ""),
+    ("{.R}{.ftz}", "f32.bf16", ": sm_80; ftz: sm_90"),
+    ("{.sat}", "f64.f16", ""),
+    ("{.R}", "f64.bf16", ": sm_90"),
+    ("{.ftz}{.sat}", "f64.f32", ""),
+)
+
+
+def _flags(words: str) -> tuple[str, str]:
+    """What a form's words for rounding, and its others, are in C."""
+    others = [f"FLAG{{{word}}}" for word in ("ftz", "sat") if word in words]
+    return "ROUND{R}" if "R" in words else "ROUND", " | ".join(others) or "FLAG"
+
 
 _CONVERSION = [
     Row(
@@ -153,6 +247,7 @@ _CONVERSION = [
         "d:D = a",
         "({D})host_to_integer(read_{T.name}({a}, FLAG{ftz}), ROUND{R},"
         " {D.bits}, IS_SIGNED({D}), NAN_INTEGER({D}, {T}))",
+        needs="ftz: f32; bf16: !sat; bf16: !u8; bf16: !s8; bf16: sm_90",
         R=INTEGRAL,
         D=INTEGERS,
         T=FLOATS,
@@ -161,33 +256,55 @@ _CONVERSION = [
         "cvt.R{.ftz}{.sat}.D.T",
         "d:D = a",
         "integer_{D.name}((uint64_t){a}, IS_SIGNED({T}), ROUND{R}, FLAG{sat})",
+        needs="ftz: f32; bf16: !sat; bf16: !u8; bf16: !s8; bf16: sm_90",
         R=MODES,
         D=FLOATS,
         T=INTEGERS,
     ),
-    Row(
-        "cvt.R{.ftz}{.sat}.D.T",
-        "d:D = a",
-        "write_{D.name}(host_integral(read_{T.name}({a}, FLAG{ftz}), ROUND{R}), ROUND, FLAG{ftz} | FLAG{sat})",
-        R=INTEGRAL,
-        D=FLOATS,
-        T=FLOATS,
+    *(  # to an integral number
+        Row(
+            f"cvt.R{words}.{name}.{name}",
+            f"d:{name} = a:{name}",
+            f"write_{name}(host_integral(read_{name}({{a}}, {flags}), ROUND{{R}}), ROUND, {flags})",
+            needs=needs,
+            R=INTEGRAL,
+        )
+        for words, name, needs in (
+            ("{.sat}", "f16", ""),
+            ("", "bf16", ": sm_90"),
+            ("{.ftz}{.sat}", "f32", ""),
+            ("{.sat}", "f64", ""),
+        )
+        for flags in _flags(words)[1:]
     ),
-    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)"),
+    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80"),
+    *(
+        Row(
+            f"cvt{words}.{types}",
+            f"d:{to} = a:{of}",
+            f"write_{to}(read_{of}({{a}}, {flags}), {mode}, KEEP_{of} | {flags})",
+            needs=needs,
+            R=MODES,
+        )
+        for words, types, needs in _BETWEEN_FLOATS
+        for to, of in [types.split(".")]
+        # F2F and F2FP to f16 have no .FTZ: what is subnormal is rounded like other numbers
+        for mode, flags in [_flags(words.replace("{.ftz}", "") if types == "f16.f32" else words)]
+    ),
     Row(
-        "cvt{.R}{.ftz}{.sat}{.A}{.B}.D.T",
-        "d:D = a",
-        "write_{D.name}(read_{T.name}({a}, FLAG{ftz}), ROUND{R},"
-        f" KEEP_{{T.name}} | FLAG{{ftz}} | FLAG{{sat}} | {_CLAMPED})",
-        R=MODES,
-        D=FLOATS,
-        T=FLOATS,
+        "cvt.R{.A}{.B}.D.f32",
+        "d:D = a:f32",
+        f"write_{{D.name}}(read_f32({{a}}, FLAG), ROUND{{R}}, KEEP_f32 | {_CLAMPED})",
+        needs="relu bf16: sm_80; relu: 7.0; satfinite: 8.1",
+        R="rn rz",
+        D=HALVES,
         **_CLAMPS,
     ),
     Row(
         "cvt.R{.A}{.B}.tf32.f32",
         "d:b32 = a:f32",
         f"write_tf32({{a}}, ROUND{{R}}, {_CLAMPED})",
+        needs="rna: !relu; : sm_80; rn rz: sm_90; rn+satfinite rz+satfinite: sm_100",
         R="rn rz rna",
         **_CLAMPS,
     ),
@@ -196,18 +313,20 @@ _CONVERSION = [
         "d:D = a:f32 b:f32",
         f"PAIR(write_{{D.name}}((double){{b}}, ROUND{{R}}, {_CLAMPED}),"
         f" write_{{D.name}}((double){{a}}, ROUND{{R}}, {_CLAMPED}))",
+        needs=": sm_80",
         R="rn rz",
         D=PAIRS,
         **_CLAMPS,
     ),
     *(
         row
-        for formats, width in ((F8, 8), (F6, 8), ("e2m1x2", 4))
+        for formats, width, needs in ((F8, 8, ": sm_89"), (F6, 8, FAMILIES), ("e2m1x2", 4, FAMILIES))
         for row in (
             Row(
                 "cvt.rn{.A}{.B}.D.f32",
                 "d:D = a:f32 b:f32",
                 f"narrow_two(FORMAT_{{D.name}}, {width}, (double){{a}}, (double){{b}}, {_CLAMPED})",
+                needs=f"{needs}; : satfinite",
                 D=formats,
                 **_CLAMPS,
             ),
@@ -215,6 +334,7 @@ _CONVERSION = [
                 "cvt.rn{.A}{.B}.D.f16x2",
                 "d:D = a:f16x2",
                 f"narrow_two(FORMAT_{{D.name}}, {width}, HIGH_f16x2({{a}}, FLAG), LOW_f16x2({{a}}, FLAG), {_CLAMPED})",
+                needs=f"{needs}; : satfinite",
                 D=formats,
                 **_CLAMPS,
             ),
@@ -222,6 +342,7 @@ _CONVERSION = [
                 "cvt.rn{.relu}.f16x2.T",
                 "d:f16x2 = a",
                 f"widen_two(FORMAT_{{T.name}}, {width}, {{a}}, FLAG{{relu}})",
+                needs=needs,
                 T=formats,
             ),
         )
@@ -230,6 +351,7 @@ _CONVERSION = [
         "cvt.R{.satfinite}.ue8m0x2.f32",
         "d:ue8m0x2 = a:f32 b:f32",
         "host_ue8m0((double){a}, ROUND{R}, FLAG{satfinite}) << 8 | host_ue8m0((double){b}, ROUND{R}, FLAG{satfinite})",
+        needs=FAMILIES,
         R="rz rp",
     ),
     Row(
@@ -237,8 +359,14 @@ _CONVERSION = [
         "d:ue8m0x2 = a:bf16x2",
         "host_ue8m0(HIGH_bf16x2({a}, FLAG), ROUND{R}, FLAG{satfinite}) << 8"
         " | host_ue8m0(LOW_bf16x2({a}, FLAG), ROUND{R}, FLAG{satfinite})",
+        needs=FAMILIES,
         R="rz rp",
     ),
-    Row("cvt.rn.bf16x2.ue8m0x2", "d:bf16x2 = a:ue8m0x2", "PAIR(bf16_of_ue8m0({a} & 0xff), bf16_of_ue8m0({a} >> 8))"),
+    Row(
+        "cvt.rn.bf16x2.ue8m0x2",
+        "d:bf16x2 = a:ue8m0x2",
+        "PAIR(bf16_of_ue8m0({a} & 0xff), bf16_of_ue8m0({a} >> 8))",
+        needs=FAMILIES,
+    ),
 ]
 ROWS = [*_ARITHMETIC, *_COMPARISON, *_CONVERSION]

@@ -21,6 +21,7 @@ LOGICAL = f"{PLAIN} pred"
 EQUAL = {"eq": "==", "ne": "!="}
 COMPARE = EQUAL | {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 SET = "u32 s32 f32 f16 bf16"  # what set gives
+_ORDER = "lt le gt ge: !T=b16; lt le gt ge: !T=b32; lt le gt ge: !T=b64; lo ls hi hs: T=u16 T=u32 T=u64; D=bf16: sm_90"
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 # A function of two bits by its table, bit 2b+c for b and c: so lop3's is a choice between two by its first operand.
@@ -61,6 +62,8 @@ def _move(use: Use) -> str:
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     to, of = use.operands
+    if isinstance(to, tree.Vector) != isinstance(of, tree.Vector) and type_.name[0] != "b" and not use.words["V"]:
+        raise Unsupported(f"a vector where .{type_.name} is expected")
     if use.words["V"]:
         width = int(str(use.words["V"]))
         values = [use.value(one, type_) for one in use.vector(of, width)]
@@ -86,20 +89,39 @@ def _part(type_: Type, count: int) -> Type:
     return TYPES[name]
 
 
+def _holds(type_: Type, other: Type) -> bool:
+    """Whether an integer type has all values of another, so that nothing saturates."""
+    return (
+        type_.bits > other.bits
+        if type_.is_signed > other.is_signed
+        else (type_.is_signed == other.is_signed and type_.bits >= other.bits)
+    )
+
+
 class _Sum(NamedTuple):
-    """Of add, sub and mad with a carry: operands, the two that are added, and how."""
+    """An addition of two terms and a carry, which is `carry` where the flag isn't read.
+
+    Hardware has one flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` the flag says
+    that nothing was borrowed, and `addc` may follow `sub.cc`.
+    """
 
     operands: str
     first: str
     second: str
-    add: str = "__builtin_add_overflow"
-    sign: str = "+"
+    carry: int = 0
+
+    def make(self, carry: str) -> str:
+        """The sum of these and a carry in C, which sets the flag."""
+        return (
+            f"bool k_ = __builtin_add_overflow({self.first}, {self.second}, &{{d}}); "
+            f"cc = k_ | __builtin_add_overflow({{d}}, ({{T.unsigned}}){carry}, &{{d}});"
+        )
 
 
 _LONG = "d:T.unsigned = a:T.unsigned b:T.unsigned"
 _PRODUCTS = {
     ("add", "addc"): _Sum(_LONG, "{a}", "{b}"),
-    ("sub", "subc"): _Sum(_LONG, "{a}", "{b}", "__builtin_sub_overflow", "-"),
+    ("sub", "subc"): _Sum(_LONG, "{a}", "~{b}", 1),
     ("mad.lo", "madc.lo"): _Sum(f"{_LONG} c:T.unsigned", "({T.unsigned})({a} * {b})", "{c}"),
     ("mad.hi", "madc.hi"): _Sum(
         "d:T.unsigned = a b c:T.unsigned", "({T.unsigned})(({T.wide}){a} * {b} >> {T.bits})", "{c}"
@@ -117,14 +139,14 @@ ROWS = [
         "d = a",
         _move,
         V={"v2": "2", "v4": "4"},
-        T=f"{INTEGERS} {PLAIN} b128 f16 f16x2 bf16 bf16x2 f32 f64 pred",
+        T=f"{INTEGERS} {PLAIN} b128 f32 f64 pred",
     ),
     # Arithmetic
     Row("add.T", "d = a b", "{a} + {b}", T=INTEGERS),
     Row("add.sat.s32", "d:s32 = a:s32 b:s32", "saturate_s32((int64_t){a} + {b})"),
     Row("sub.T", "d = a b", "{a} - {b}", T=INTEGERS),
     Row("sub.sat.s32", "d:s32 = a:s32 b:s32", "saturate_s32((int64_t){a} - {b})"),
-    Row("add.T", "d = a b", "each_16({a}, {b}, ADD)", T="u16x2 s16x2"),
+    Row("add.T", "d = a b", "each_16({a}, {b}, ADD)", needs=": sm_90", T="u16x2 s16x2"),
     Row("mul.lo.T", "d = a b", "({T.unsigned.wide}){a} * {b}", T=SMALL),
     Row("mul.lo.T", "d = a b", "{a} * {b}", T="u64 s64"),
     Row("mul.hi.T", "d = a b", "({T.wide}){a} * {b} >> {T.bits}", T=INTEGERS),
@@ -150,12 +172,12 @@ ROWS = [
     Row("neg.T", "d = a", "-{a}", T="s16 s32 s64"),
     Row("min.T", "d = a b", "{a} < {b} ? {a} : {b}", T=INTEGERS),
     Row("max.T", "d = a b", "{a} > {b} ? {a} : {b}", T=INTEGERS),
-    Row("min.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} < {b} ? {a} : {b})"),
-    Row("max.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} > {b} ? {a} : {b})"),
-    Row("min.T", "d = a b", "each_{T.name}({a}, {b}, MIN, 0)", T="u16x2 s16x2"),
-    Row("max.T", "d = a b", "each_{T.name}({a}, {b}, MAX, 0)", T="u16x2 s16x2"),
-    Row("min.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MIN, 1)"),
-    Row("max.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MAX, 1)"),
+    Row("min.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} < {b} ? {a} : {b})", needs=": sm_90"),
+    Row("max.relu.s32", "d:s32 = a:s32 b:s32", "relu_s32({a} > {b} ? {a} : {b})", needs=": sm_90"),
+    Row("min.T", "d = a b", "each_{T.name}({a}, {b}, MIN, 0)", needs=": sm_90", T="u16x2 s16x2"),
+    Row("max.T", "d = a b", "each_{T.name}({a}, {b}, MAX, 0)", needs=": sm_90", T="u16x2 s16x2"),
+    Row("min.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MIN, 1)", needs=": sm_90"),
+    Row("max.relu.s16x2", "d:s16x2 = a:s16x2 b:s16x2", "each_s16x2({a}, {b}, MAX, 1)", needs=": sm_90"),
     Row("dp4a.A.B", "d:u32 = a:u32 b:u32 c:u32", "dp4a({a}, {b}, {c}, {A}, {B})", A=_SIGNED, B=_SIGNED),
     Row(
         "dp2a.H.A.B",
@@ -165,20 +187,14 @@ ROWS = [
         A=_SIGNED,
         B=_SIGNED,
     ),
-    # Of several words: cc is the carry, or the borrow
+    # Numbers of several words
     *(
         row
         for name, of in _PRODUCTS.items()
         for row in (
-            Row(f"{name[0]}.cc.T", of.operands, f"cc = {of.add}({of.first}, {of.second}, &{{d}});", T=WORDS),
-            Row(f"{name[1]}.T", of.operands, f"{{d}} = {of.first} {of.sign} {of.second} {of.sign} cc;", T=WORDS),
-            Row(
-                f"{name[1]}.cc.T",
-                of.operands,
-                f"bool k_ = {of.add}({of.first}, {of.second}, &{{d}}); "
-                f"cc = k_ | {of.add}({{d}}, ({{T.unsigned}})cc, &{{d}});",
-                T=WORDS,
-            ),
+            Row(f"{name[0]}.cc.T", of.operands, of.make(str(of.carry)), T=WORDS),
+            Row(f"{name[1]}.T", of.operands, f"{{d}} = {of.first} + {of.second} + cc;", T=WORDS),
+            Row(f"{name[1]}.cc.T", of.operands, of.make("cc"), T=WORDS),
         )
     ),
     # Bits
@@ -217,29 +233,47 @@ ROWS = [
         "szext.M.T",
         "d = a b:u32",
         "szext_{T.name}({a}, {b}, {M})",
+        needs=": 7.6",
         M=_CLAMP,
         T="u32 s32",
     ),
-    Row("bmsk.M.b32", "d:b32 = a:b32 b:b32", "bmsk({a}, {b}, {M})", M=_CLAMP),
+    Row("bmsk.M.b32", "d:b32 = a:u32 b:u32", "bmsk({a}, {b}, {M})", needs=": 7.6", M=_CLAMP),
     # Choices
     Row("selp.T", "d = a b c:pred", "{c} ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
     Row("slct.T.s32", "d = a b c:s32", "{c} >= 0 ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
     Row("slct.T.f32", "d = a b c:f32", "{c} >= 0 ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
     Row("slct.ftz.T.f32", "d = a b c:f32", "{c} > -0x1p-126f ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
-    Row("setp.C.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C=COMPARE, T=f"{INTEGERS} {PLAIN}"),
+    Row(
+        "setp.C.T",
+        "p:pred q:pred = a b",
+        "{p} = {a} {C} {b}; {q} = !{p};",
+        needs=_ORDER,
+        C=COMPARE,
+        T=f"{INTEGERS} {PLAIN}",
+    ),
     Row(
         "setp.C.B.T",
         "p:pred q:pred = a b c:pred",
         "{p} = ({a} {C} {b}) {B} {c}; {q} = !({a} {C} {b}) {B} {c};",
+        needs=_ORDER,
         C=COMPARE,
         B=BOOLEAN,
         T=f"{INTEGERS} {PLAIN}",
     ),
-    Row("set.C.D.T", "d:D = a b", "{a} {C} {b} ? TRUE_{D.name} : 0", C=COMPARE, D=SET, T=f"{INTEGERS} {PLAIN}"),
+    Row(
+        "set.C.D.T",
+        "d:D = a b",
+        "{a} {C} {b} ? TRUE_{D.name} : 0",
+        needs=_ORDER,
+        C=COMPARE,
+        D=SET,
+        T=f"{INTEGERS} {PLAIN}",
+    ),
     Row(
         "set.C.B.D.T",
         "d:D = a b c:pred",
         "({a} {C} {b}) {B} {c} ? TRUE_{D.name} : 0",
+        needs=_ORDER,
         C=COMPARE,
         B=BOOLEAN,
         D=SET,
@@ -247,7 +281,11 @@ ROWS = [
     ),
     # Conversion of integers to integers
     Row("cvt.D.T", "d:D = a", "({D}){a}", D=BYTES, T=BYTES),
-    Row("cvt.sat.D.T", "d:D = a", "saturate({a}, {D.bits}, {D.sign})", D=BYTES, T=BYTES),
+    *(
+        Row("cvt.sat.D.T", "d:D = a", "saturate({a}, {D.bits}, {D.sign})", D=to, T=" ".join(of))
+        for to in BYTES.split()
+        if (of := [type_ for type_ in BYTES.split() if not _holds(TYPES[to], TYPES[type_])])
+    ),
     Row("cvt.pack.sat.D.s32", "d:b32 = a:s32 b:s32", _PACK, D="u16 s16"),
     Row("cvt.pack.sat.D.s32.b32", "d:b32 = a:s32 b:s32 c:b32", f"{_PACK} | {{c}} << 2 * {{D.bits}}", D="u8 s8"),
     Row("cvt.pack.sat.M.s32.b32", "d:b32 = a:s32 b:s32 c:b32", "pack_{M}({a}, {b}, {c})", M="u4 s4 u2 s2"),

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from gpt.asm.host.memory import CHECKED, SPACES, bracketed
+from gpt.asm.host.memory import CHECKED, SPACES, bracketed, checked
 from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import TYPES, Row
 from gpt.asm.host.use import Use
+from gpt.ptx import tree
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
 BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
@@ -24,6 +25,27 @@ _MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # the shapes,
     ("s4", "u4"): ((8, 8, 32), (16, 8, 32), (16, 8, 64)),
     ("b1",): ((8, 8, 128), (16, 8, 128), (16, 8, 256)),
 }
+_MMA_NEEDS: dict[
+    object, str
+] = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
+    ("f16", (16, 8, 16)): ": sm_80",
+    ("f64", (8, 8, 4)): ": sm_80",
+    "f64": ": sm_90; : 7.8",
+    "bf16": ": sm_80",
+    "tf32": ": sm_80",
+    **dict.fromkeys(("e4m3", "e5m2"), ": sm_89; : 8.4"),
+    ("s8", (8, 8, 16)): ": sm_75",
+    ("u8", (8, 8, 16)): ": sm_75",
+    "s8": ": sm_80",
+    "u8": ": sm_80",
+    ("s4", (8, 8, 32)): ": sm_75",
+    ("u4", (8, 8, 32)): ": sm_75",
+    "s4": ": sm_80",
+    "u4": ": sm_80",
+    ("b1", (8, 8, 128)): ": sm_75; and: sm_80",
+    "b1": ": sm_80",
+}
+_WMMA_NEEDS = dict.fromkeys(("bf16", "tf32", "f64"), ": sm_80") | {"b1": ": sm_75; and: sm_80"}
 _TALL = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
 _WMMA: dict[str, tuple[tuple[int, int, int], ...]] = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), _TALL),
@@ -101,34 +123,43 @@ def _mma() -> Iterator[Row]:
         for (m, n, k), a, b in product(shapes, types, types):
             for d in _sums(a):
                 shape = Shape(m, n, k, a, b, d, d)
+                needs = _MMA_NEEDS.get((a, (m, n, k)), _MMA_NEEDS.get(a, ""))
                 ends = f"{d}.{a}.{b}.{d}"
                 if a == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
-                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc")
+                        yield one.row(f"{head}.{shape.name}.row.col.{ends}.{name}.popc", needs=needs)
                 elif d == "s32":
                     for clamps in ("", ".satfinite"):
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")
-                        yield one.row(f"{head}.{shape.name}.row.col{clamps}.{ends}")
+                        yield one.row(f"{head}.{shape.name}.row.col{clamps}.{ends}", needs=needs)
                 else:
-                    yield shape.row(f"{head}.{shape.name}.row.col{'{.R}' if d == 'f64' else ''}.{ends}", R="rn")
+                    yield shape.row(
+                        f"{head}.{shape.name}.row.col{'{.R}' if d == 'f64' else ''}.{ends}", needs=needs, R="rn"
+                    )
     for c, d, a, b in product(_sums("f16"), _sums("f16"), ("row", "col"), ("row", "col")):
+        if (c, d) == ("f32", "f16"):
+            continue
         more = f", .column_a = {int(a == 'col')}, .column_b = {int(b == 'col')}"
         shape = Shape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
         yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}")
 
 
 def _wmma() -> Iterator[Row]:
-    sets = {"L": "row col", "M": "row col"}
     seen = set()
     for type_, shapes in _WMMA.items():
+        narrow = type_ in ("s4", "u4", "b1")
+        sets = {"L": "row", "M": "col"} if narrow else {"L": "row col", "M": "row col"}
+        sets["needs"] = _WMMA_NEEDS.get(type_, "")
         for m, n, k in shapes:
             for c, d in product(_sums(type_), repeat=2):
                 shape = Shape(m, n, k, type_, type_, c, d, "wmma")
                 if type_ == "f16":
                     yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}.{d}.{c}", **sets)
                 ends = f"{d}.{type_}.{type_}.{c}"
-                if type_ == "b1":
+                if type_ == "f16":
+                    pass
+                elif type_ == "b1":
                     for name, value in (("xor", 0), ("and", 1)):
                         one = shape._replace(more=f", .conjunction = {value}")
                         yield one.row(f"wmma.mma.{name}.popc.sync.aligned.L.M.{shape.name}.{ends}", **sets)
@@ -137,7 +168,8 @@ def _wmma() -> Iterator[Row]:
                         one = shape._replace(more=f", .clamps = {int(bool(clamps))}")
                         yield one.row(f"wmma.mma.sync.aligned.L.M.{shape.name}.{ends}{clamps}", **sets)
                 else:
-                    yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}{{.R}}.{ends}", **sets, R="rn")
+                    rounds = "{.R}" * (type_ == "f64")
+                    yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}{rounds}.{ends}", **sets, R="rn")
                 for matrix, kind in (("a", type_), ("b", type_), ("c", c)):
                     if (matrix, shape.name, kind, shape.elements(matrix)) not in seen:
                         seen.add((matrix, shape.name, kind, shape.elements(matrix)))
@@ -166,13 +198,15 @@ def _move(use: Use, shape: Shape, matrix: str, type_: str) -> str:
     stride = use.value(use.operands[2], TYPES["u32"]) if len(use.operands) > 2 else columns if by_rows == "1" else rows
     space = str(use.words["W"])
     place = use.place(bracketed(address))
-    if space not in ("", *CHECKED) or (place and place.space != space):
+    if space not in CHECKED or (place and place.space != space):
         raise Unsupported("a matrix there")
     bits, count = BITS[type_], shape.elements(matrix)
     registers = TYPES[type_ if type_ in ("f32", "f64") else "b32"]
     items = use.vector(fragment, count * bits // registers.bits)
+    if len(items) == 1 and not isinstance(fragment, tree.Vector):
+        raise Unsupported(f"'{fragment}' where a vector in braces is expected")
     given = "0" if load else ", ".join(use.value(item, registers) for item in items)
-    check = f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, from_ + at_ * {bits} / 8, {max(bits // 8, 1)})"
+    check = checked(use, space, f"from_ + at_ * {bits} / 8", max(bits // 8, 1))
     does = "host_put(d_, {0}, i_, {1}, at_);" if load else "memcpy({1}, (char *)d_ + i_ * {0} / 8, {0} / 8);"
     lines = [
         shape.code.format(),

@@ -28,7 +28,10 @@ EVICTIONS = "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last
 EVICTIONS_2 = "L2::evict_normal L2::evict_first L2::evict_last"
 PREFETCHES = "L2::64B L2::128B L2::256B"
 VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
-CHECKED = {"global": "host_global", "shared": "host_shared", "local": "host_local", "const": "host_constant"}
+CHECKED = {"": "generic", "global": "global", "shared": "shared", "local": "local", "const": "constant"}
+WINDOWS = ("shared", "local", "const", "param")  # their addresses have 32 bits
+_STARTS = {"global": "0", "shared": "t->shared", "local": "t->local", "const": "t->constant", "param": "t->local"}
+_ADDRESS = TYPES["u64"]
 
 
 def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
@@ -37,18 +40,28 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
     Without a space the address is generic.
     """
     if place := use.place(address):
-        offset = _offset(address, place.element)
-        own = place.space if space in ("", place.space) else ""
-        inside = offset is not None and 0 <= offset <= place.size - size and offset % size == 0
-        if inside and own in ("local", "param", "shared"):
-            base = f"t->shared + {place.address}" if own == "shared" else place.address
-            if own == "local":
-                base = base.removeprefix("host_offset(t, ").removesuffix(")")
-            return f"({base} + {offset})"
-        if own != place.space and place.space not in ("global", "param"):
-            raise Unsupported(f"an address of .{place.space} as one of .{space or 'generic'}")
-    text = use.address_of(address)
-    return f"{CHECKED.get(space, 'host_generic')}(t, {use.site}, {text}, {size})"
+        if space != place.space and (space or place.space not in ("global", "shared", "local")):
+            wanted = f"one of .{space}" if space else "a generic one"
+            raise Unsupported(f"an address of .{place.space} as {wanted}")
+        space, offset = place.space, _offset(address, place.element)
+        if place.pointer and offset is not None and 0 <= offset <= place.size - size and offset % size == 0:
+            return f"({place.pointer} + {offset})"
+    return checked(use, space, use.address_of(address, 0 if space in WINDOWS else 64), size)
+
+
+def checked(use: Use, space: str, address: str, size: int | str) -> str:
+    """The pointer for an address, both in C, of which a check is made when the thread is there."""
+    address = wrapped(space, address)
+    if space != "param":
+        return f"host_{CHECKED[space]}(t, {use.site}, {address}, {size})"
+    if not use.body.is_kernel:  # what a function is given lies in local memory
+        return f"host_local(t, {use.site}, {address}, {size})"
+    return f"host_parameter(t, {use.site}, parameters, {_parameter_size(use)}, {address}, {size})"
+
+
+def wrapped(space: str, address: str) -> str:
+    """An address in C as the space has it, of whatever register it was made: hardware adds in 32 bits there."""
+    return f"(uint32_t)({address})" if space in WINDOWS else address
 
 
 def _offset(address: tree.Operand, element: int) -> int | None:
@@ -109,9 +122,24 @@ def _is_parameter(use: Use) -> str:
     """Whether an address is one of the kernel's parameters."""
     if not use.body.is_kernel:
         raise Unsupported("not supported in device functions")
-    size = max((one.offset + one.size for one in use.body.code.parameters(use.body.item)), default=0)
-    address = use.value(use.operands[1], TYPES["u64"])
-    return use.assign(use.operands[0], TYPES["pred"], f"{address} - (uint64_t)parameters < {size}")
+    address = use.value(use.operands[1], _ADDRESS)
+    return use.assign(use.operands[0], TYPES["pred"], f"{address} - (uint64_t)parameters < {_parameter_size(use)}")
+
+
+def _parameter_size(use: Use) -> int:
+    """Bytes of the kernel's parameters."""
+    return max((one.offset + one.size for one in use.body.code.parameters(use.body.item)), default=0)
+
+
+def _change_space(use: Use) -> str:
+    """cvta: an address of a space as a generic one, or `to` one of the space. Only that of shared memory is cut off."""
+    space, value = str(use.words["W"]), use.value(use.operands[1], _ADDRESS)
+    start = "parameters" if space == "param" and use.body.is_kernel else _STARTS[space]
+    if use.words["to"]:
+        value = f"{value} - (uint64_t){start}"
+    else:
+        value = f"(uint64_t){start} + {wrapped(space, value) if space == 'shared' else value}"
+    return use.assign(use.operands[0], _ADDRESS, value)
 
 
 _SETS: dict[str, str | Mapping[str, str]] = {
@@ -125,44 +153,101 @@ _SETS: dict[str, str | Mapping[str, str]] = {
     "V": VECTORS,
     "T": ACCESSED,
 }
+_WIDE = "V=v8+b32 V=v8+u32 V=v8+s32 V=v8+f32 V=v4+b64 V=v4+u64 V=v4+s64 V=v4+f64"  # of 256 bits
+_NEEDS = (
+    "relaxed acquire release: cta cluster gpu sys; cta cluster gpu sys: relaxed acquire release; cluster: sm_90;"
+    "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"
+    "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; F=*: !C=*; E=*: !volatile; E=*: !mmio;"
+    "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
+    f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
+    "L2::cache_hint: !volatile; volatile: !const; volatile: !param; volatile: !param::func; volatile: !param::entry;"
+    "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
+    "b128: sm_70"
+)
+_HINTED, _PLAIN_NEEDS = f"{_NEEDS}; : L2::cache_hint", f"{_NEEDS}; : !L2::cache_hint"
+_LOAD_SETS = _SETS | {"O": {word: ORDERS[word] for word in ORDERS if word != "release"}, "C": "ca cg cs lu cv"}
+_STORE_SETS = _SETS | {
+    "O": {word: ORDERS[word] for word in ORDERS if word != "acquire"},
+    "W": {word: SPACES[word] for word in SPACES if word not in ("const", "param::entry")},
+    "C": "wb cg cs wt",
+}
 _UNCHANGED = "L2::evict_unchanged L2::evict_first"
 _WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
 
 
-_WINDOWS = {  # where they begin
-    **dict.fromkeys(("global", "param", "param::entry"), "0"),
-    **dict.fromkeys(("shared", "shared::cta", "shared::cluster"), "(uint64_t)t->shared"),
-    "const": "(uint64_t)t->constant",
-    "local": "(uint64_t)t->local",
-}
 ROWS = [
     *(
         row
-        for more in ("", " h:b64")
+        for more, needs in (("", _PLAIN_NEEDS), (" h:b64", _HINTED))
         for row in (
-            Row(f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}", f"d = a:u64{more}", _load, **_SETS),
-            Row(f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS}", f"= a:u64 b{more}", store, **_SETS),
+            Row(
+                f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}",
+                f"d = a:address{more}",
+                _load,
+                needs=needs,
+                **_LOAD_SETS,
+            ),
+            Row(
+                f"st{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{_WORDS.replace('{.P}', '')}",
+                f"= a:address b{more}",
+                store,
+                needs=needs,
+                **_STORE_SETS,
+            ),
         )
     ),
-    Row("ldu{.W}{.V}.T", "d = a:u64", _load, **_SETS),
+    Row(
+        "ldu{.W}{.V}.T",
+        "d = a:address",
+        _load,
+        needs="V=v4: !b64; V=v4: !u64; V=v4: !s64; V=v4: !f64; b128: !V=*",
+        W={"global": "global"},
+        V={"v2": "2", "v4": "4"},
+        T=ACCESSED,
+    ),
     *(
-        Row(f"isspacep.{word}", "d:pred = a:u64", f"{{a}} - (uint64_t)t->{space} < t->{space}_size")
+        Row(
+            f"isspacep.{word}",
+            "d:pred = a:u64",
+            f"{{a}} - (uint64_t)t->{space} < t->{space}_size",
+            needs="shared::cta: sm_90",
+        )
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
     ),
-    *(Row(f"isspacep.{word}", "d = a", _is_parameter) for word in ("param", "param::entry")),
+    *(Row(f"isspacep.{word}", "d:pred = a:u64", _is_parameter, needs=": 7.7") for word in ("param", "param::entry")),
     Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
     # Caches: what is said about them has no effect
-    Row("prefetch{.W}.L", "= a", "", W="global local", L="L1 L2 L2::evict_last L2::evict_normal"),
-    Row("prefetchu.L1", "= a", ""),
-    Row("applypriority{.global}.L2::evict_normal", "= a b", ""),
-    Row("discard{.global}.L2", "= a b", ""),
-    *(
-        Row("createpolicy.fractional.P{.Q}.b64", signature, "0", P=EVICTIONS_2 + " L2::evict_unchanged", Q=_UNCHANGED)
-        for signature in ("d:b64 =", "d:b64 = a")
+    Row(
+        "prefetch{.W}.L",
+        "= a:address",
+        "",
+        needs="L2::evict_last L2::evict_normal: !local; L2::evict_last L2::evict_normal: sm_80",
+        W="global local",
+        L="L1 L2 L2::evict_last L2::evict_normal",
     ),
-    Row("createpolicy.range{.global}.P{.Q}.b64", "d:b64 = a b c", "0", P=EVICTIONS_2, Q=_UNCHANGED),
-    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}"),
-    Row("cvta.W.u64", "d:u64 = a:u64", "{a} + {W}", W=_WINDOWS),
-    Row("cvta.to.W.u64", "d:u64 = a:u64", "{a} - {W}", W=_WINDOWS),
+    Row("prefetchu.L1", "= a:address", ""),
+    Row("applypriority{.global}.L2::evict_normal", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    Row("discard{.global}.L2", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    *(
+        Row(
+            "createpolicy.fractional.P{.Q}.b64",
+            signature,
+            "0",
+            needs=": sm_80; : 7.4",
+            P=EVICTIONS_2 + " L2::evict_unchanged",
+            Q=_UNCHANGED,
+        )
+        for signature in ("d:b64 =", "d:b64 = a:f32")
+    ),
+    Row(
+        "createpolicy.range{.global}.P{.Q}.b64",
+        "d:b64 = a:address b:u32 c:u32",
+        "0",
+        needs=": sm_80; : 7.4",
+        P=EVICTIONS_2,
+        Q=_UNCHANGED,
+    ),
+    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80; : 7.4"),
+    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=SPACES),
 ]

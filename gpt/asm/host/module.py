@@ -9,8 +9,10 @@ from functools import cached_property, partial
 
 from gpt.asm.host.body import Body
 from gpt.asm.host.names import Place, Unsupported, c_function
+from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
+from gpt.asm.host.table import Match
 from gpt.asm.host.variables import Variable, declared
 from gpt.errors import MalformedError
 from gpt.ptx import params, tree
@@ -19,12 +21,10 @@ from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
-from gpt.ptx.tokens import NAME
 
 MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
-_ALIAS = re.compile(rf"\.alias\s+{NAME}\s*,\s*({NAME})", re.ASCII)
 _NARROW = re.compile(r"\.address_size\s+32\b")
 _BLOCK = (".maxntid", ".reqntid")
 
@@ -46,7 +46,7 @@ class Code:
         # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
-        self.table = TABLE
+        self._dialect = Dialect.of(self.module.skeleton, self.module.version)
         self.faults: dict[tuple[str, str], None] = {}
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
@@ -86,6 +86,10 @@ class Code:
         """The number of a new site."""
         self._sites.append(f"{self.module.line(offset)}: {text}")
         return len(self._sites) - 1
+
+    def find(self, instruction: tree.Instruction) -> Match | str:
+        """The row that an instruction fits, or why there is none."""
+        return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self._dialect)
 
     # Names
 
@@ -132,6 +136,10 @@ class Code:
         """Whether a name is that of a device function, defined or not."""
         return name in self._functions
 
+    def is_kernel(self, name: str) -> bool:
+        """Whether a name is that of a kernel."""
+        return any(item.name == name for item in self.module.entries)
+
     def is_defined(self, name: str) -> bool:
         """Whether the module has a function's body."""
         return name in self._aliases or self.module.find(name) is not None
@@ -163,10 +171,10 @@ class Code:
         self.shared = Shared(self)
 
     def _alias(self, item: Item) -> None:
-        found = _ALIAS.match(self.module.skeleton, item.start)
-        if not found or not self.is_function(item.name) or not self.module.find(found[1]):
+        function = self.module.aliases.get(item.name, "")
+        if not self.is_function(item.name) or not self.module.find(function):
             raise Unsupported(f"'{item.name}' is not an alias of a function that is defined here")
-        self._aliases[item.name] = found[1]
+        self._aliases[item.name] = function
 
     def _where(self, offset: int) -> Callable[[], str]:
         return lambda: self.module.where(offset)

@@ -74,10 +74,11 @@ _PRECEDENCE = (
 
 @dataclass(frozen=True)
 class Register:
-    """A register: its name in C and its type. One of a vector type has `width` components, NAME_0, ..."""
+    """A register: its name and type in C, its type in PTX. One of a vector type has `width` components, NAME_0, ..."""
 
     name: str
     type: Type
+    declared: str
     width: int = 1
 
 
@@ -86,12 +87,14 @@ class Place:
     """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known.
 
     `element` is the bytes of an element, those of a vector being elements, too; 0 of what is not an array.
+    `pointer` is where it lies in the host, in C, empty if a running thread has to look that up.
     """
 
     space: str  # global, const, shared, local, param, function
     address: str
     size: int = 0
     element: int = 0
+    pointer: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Unsupported(Exception):
 
 def c_function(name: str) -> str:
     """The name of a function in C."""
-    return f"f_{name.replace('%', '$P')}"
+    return f"f_{name.replace('$', '$$').replace('%', '$P')}"  # no two become one
 
 
 def literal(value: int, type_: Type) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpt.asm.host.names import Label, Place, Register
-from gpt.asm.host.table import Table
+from gpt.asm.host.table import Match
 from gpt.ptx import params, tree
 from gpt.ptx.scan import Item, Module, Statement
 
@@ -14,7 +14,9 @@ class ModuleCode(Protocol):
     """A module (module.py)."""
 
     module: Module
-    table: Table
+
+    def find(self, instruction: tree.Instruction) -> Match | str:
+        """The row that an instruction fits, or why there is none."""
 
     def fault(self, offset: int, text: str) -> None:
         """Something that no C is made of."""
@@ -36,6 +38,9 @@ class ModuleCode(Protocol):
 
     def targets(self) -> str:
         """The name of the table of what indirect calls may call."""
+
+    def is_kernel(self, name: str) -> bool:
+        """Whether a name is that of a kernel."""
 
     def parameters(self, item: Item) -> list[params.Param]:
         """Where the parameters of a kernel are."""

@@ -77,7 +77,8 @@ class Shared:
             if found := self._variables.get(key):
                 if found.dynamic:
                     return Place("shared", _DYNAMIC, element=found.element)
-                return Place("shared", f"{self._offsets[key]}ull", found.size, found.element)
+                offset = self._offsets[key]
+                return Place("shared", f"{offset}ull", found.size, found.element, f"t->shared + {offset}")
         return None
 
     def needs(self, kernel: str) -> tuple[int, int]:

@@ -19,6 +19,8 @@ a PTX type, `{T.name}` the word, `{T.bits}` its size. Any other word that is the
 is absent, so that `ROUND{R}` and `FLAG{sat}` name constants of device.h; of a set given as a dict it is the value.
 `{thread}` and `{site}` are the first arguments of services; an instruction that uses `{site}` gets one.
 
+A row's `needs` say which of its words go together, and which need a later target (needs.py).
+
 A row whose code is a function writes what no template can: it is called with the Use (use.py) of the instruction.
 """
 
@@ -31,12 +33,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gpt.asm.host.needs import Dialect, parse_rules
 from gpt.ptx.types import PACKED, SIZES
 
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d|u?e\dm\d")
 _ORDERED = {"mma", "wmma"}  # words say of which operand they are by their order
+_PHRASES = {
+    "bar",
+    "barrier",
+    "cp",
+    "createpolicy",
+    "fence",
+    "mbarrier",
+    "red",
+    "st",
+}  # first words belong to the opcode
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 
@@ -95,6 +108,7 @@ TYPES = {
     **{name: Type(name, 8 * SIZES[plain]) for name, plain in PACKED.items()},
     **{f"{kind}128": Type(f"{kind}128", 128) for kind in "bus"},
 }
+Code = str | Callable[[Any], str]
 Word = Type | str  # what stands for a word of an instruction in code
 
 
@@ -113,6 +127,16 @@ class Match:
 
     row: Row
     words: Mapping[str, Word]
+    texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`, `T=*`
+
+    def refusal(self, dialect: Dialect) -> str:
+        """Return why a module of a dialect can't have this instruction, or "" if it can."""
+        return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
+
+    def find_type(self, slot: Slot) -> Type | None:
+        """Return the type of an operand, or None if its row leaves it open."""
+        first = slot.type.partition(".")[0]
+        return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), Type) else None
 
     def type_of(self, slot: Slot) -> Type:
         """The type of an operand."""
@@ -128,7 +152,7 @@ class Row:
     """How instructions of a form are written in C."""
 
     def __init__(
-        self, form: str, signature: str, code: str | Callable[[Any], str], **sets: str | Mapping[str, str]
+        self, form: str, signature: str, code: Code, *, needs: str = "", **sets: str | Mapping[str, str]
     ) -> None:
         self.form = form
         self.opcode = re.split(r"[.{]", form, maxsplit=1)[0]
@@ -136,7 +160,8 @@ class Row:
         written, _, read = signature.rpartition("=")
         self.written = tuple(_slots(written))
         self.read = tuple(_slots(read))
-        self._sets = {name: _words(given) for name, given in sets.items()}
+        self.rules = parse_rules(needs)
+        self.words = {name: _words(given) for name, given in sets.items()}
 
     def takes(self, count: int) -> bool:
         """Whether it has so many operands."""
@@ -145,45 +170,60 @@ class Row:
     def match(self, modifiers: tuple[str, ...]) -> Match | None:
         """The words of an instruction with these modifiers, in this order; None if it is another one."""
         found = self._pattern.fullmatch("".join(modifiers))
-        words = {_c_name(part): part for part, _ in self._parts}
+        words = {_c_name(part): part for part, _ in self.parts}
         if not found:
             return None
-        return Match(self, {name: self._word(words[name], text) for name, text in found.groupdict().items()})
+        given = {words[name]: text and text[1:] for name, text in found.groupdict().items()}
+        return self._match(given)
 
     def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
         """The same in any order, but for that of types."""
+        if self.opcode in _PHRASES and modifiers[: len(self._phrase)] != self._phrase:
+            return None
         types = [word for word in modifiers if _is_type(word[1:])]
         others = [word for word in modifiers if not _is_type(word[1:])]
-        words: dict[str, Word] = {}
-        for part, optional in self._parts:
-            fits = self._sets.get(part) or {part: ""}
+        given: dict[str, str | None] = {}
+        for part, optional in self.parts:
+            fits = self.words.get(part) or {part: ""}
             if types and types[0][1:] in fits:
                 text: str | None = types.pop(0)
             elif text := next((other for other in others if other[1:] in fits), None):
                 others.remove(text)
             elif not optional:
                 return None
-            if optional or part in self._sets:
-                words[_c_name(part)] = self._word(part, text)
-        return None if types or others else Match(self, words)
+            if optional or part in self.words:
+                given[part] = text and text[1:]
+        return None if types or others else self._match(given)
+
+    def _match(self, given: Mapping[str, str | None]) -> Match:
+        words = {_c_name(part): self._word(part, text) for part, text in given.items()}
+        texts = {text for part, word in given.items() if word for text in (word, f"{part}={word}", f"{part}=*")}
+        fixed = {part for part, optional in self.parts if not optional and part not in self.words}
+        return Match(self, words, frozenset(texts | fixed))
 
     def _word(self, part: str, text: str | None) -> Word:
-        known = self._sets.get(part)
-        return "" if text is None else known[text[1:]] if known else f"_{_c_name(text[1:])}"
+        known = self.words.get(part)
+        return "" if text is None else known[text] if known else f"_{_c_name(text)}"
 
     @cached_property
-    def _parts(self) -> list[tuple[str, bool]]:
+    def parts(self) -> list[tuple[str, bool]]:
         """The words of the form, and which of them may be absent."""
         return [(part[1] or part[2], bool(part[1])) for part in _PART.finditer(self.form)]
 
     @cached_property
+    def _phrase(self) -> tuple[str, ...]:
+        """Return the leading words that every form of this row has."""
+        fixed = itertools.takewhile(lambda part: not part[1] and part[0] not in self.words, self.parts)
+        return tuple(f".{part}" for part, _ in fixed)
+
+    @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("".join(itertools.starmap(self._piece, self._parts)))
+        return re.compile("".join(itertools.starmap(self._piece, self.parts)))
 
     def _piece(self, part: str, optional: bool) -> str:
-        if not optional and part not in self._sets:
+        if not optional and part not in self.words:
             return rf"\.{re.escape(part)}"
-        texts = map(re.escape, self._sets.get(part, [part]))
+        texts = map(re.escape, self.words.get(part, [part]))
         return rf"(?P<{_c_name(part)}>\.(?:{'|'.join(texts)})){'?' if optional else ''}"
 
 
@@ -210,17 +250,54 @@ class Table:
     """Rows by opcode."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[Row]] = {}
         for row in rows:
-            self._rows.setdefault(row.opcode, []).append(row)
-        self._known: dict[tuple[str, tuple[str, ...], int], Match | None] = {}
+            self.rows.setdefault(row.opcode, []).append(row)
+        self._known: dict[tuple[str, tuple[str, ...], int, Dialect], Match | str] = {}
 
-    def find(self, opcode: str, modifiers: tuple[str, ...], count: int) -> Match | None:
-        """The first row for an instruction, whose modifiers keep their dots here, with so many operands, or None."""
-        key = opcode, modifiers, count
+    def find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
+        """The first row that takes an instruction, whose modifiers keep their dots here, with so many operands.
+
+        If none does, why: what is said of the first row that has such words.
+        """
+        key = opcode, modifiers, count, dialect
         if key not in self._known:
-            rows = [row for row in self._rows.get(opcode, ()) if row.takes(count)]
-            ways = (Row.match,) if opcode in _ORDERED else (Row.match, Row.match_any_order)
-            fits = (way(row, modifiers) for way in ways for row in rows)
-            self._known[key] = next((match for match in fits if match), None)
+            self._known[key] = self._find(opcode, modifiers, count, dialect)
         return self._known[key]
+
+    def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
+        if ".xorsign" in modifiers and ".abs" in modifiers:  # two words that say one thing
+            at = modifiers.index(".xorsign")
+            modifiers = (*modifiers[:at], ".xorsign.abs", *(word for word in modifiers[at + 1 :] if word != ".abs"))
+        rows = [row for row in self.rows.get(opcode, ()) if row.takes(count)]
+        refused = ""
+        for way in (Row.match,) if opcode in _ORDERED else (Row.match, Row.match_any_order):
+            for row in rows:
+                if match := way(row, modifiers):
+                    refusal = match.refusal(dialect)
+                    if not refusal:
+                        return match
+                    refused = refused or refusal
+        return refused or self._reason(opcode, modifiers, count)
+
+    def _reason(self, opcode: str, modifiers: tuple[str, ...], count: int) -> str:
+        """Say how an instruction differs from the nearest forms of the table."""
+        rows = self.rows.get(opcode, ())
+        if not rows:
+            return "not supported"
+        for at, word in enumerate(modifiers):
+            fewer = modifiers[:at] + modifiers[at + 1 :]
+            if any(row.takes(count) and row.match_any_order(fewer) for row in rows):
+                return f"'{word}' doesn't go with the rest"
+        for row in rows:
+            for part, optional in row.parts:
+                if not optional and row.takes(count):
+                    for word in row.words.get(part, {part: ""}):
+                        if row.match_any_order((*modifiers, f".{word}")):
+                            return f"needs one of {' '.join('.' + one for one in row.words.get(part, {part: ''}))}"
+        counts = {len(row.read) + bool(row.written) for row in rows if row.match_any_order(modifiers)}
+        if counts:
+            return f"{count} operands, not {' or '.join(map(str, sorted(counts)))}"
+        known = {word for row in rows for part, _ in row.parts for word in row.words.get(part, {part: ""})}
+        strange = [word for word in modifiers if word[1:] not in known]
+        return f"'{strange[0]}' of '{opcode}' isn't supported" if strange else "not supported"

@@ -6,12 +6,13 @@ Instructions without a mask, from before `.sync`, meet when no other thread can 
 
 from __future__ import annotations
 
-from gpt.asm.host.names import Unsupported
+from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row
 from gpt.asm.host.use import Use
 from gpt.ptx import tree
 
 _PRED, _U32 = TYPES["pred"], TYPES["u32"]
+_UNSYNCED = ": <sm_70 <6.4"  # without a mask
 _MODES = "up down bfly idx"
 
 _SHUFFLE = (
@@ -32,10 +33,23 @@ _REDUCE = (
 )
 
 
+def _is_barrier(number: int) -> bool:
+    return 0 <= number < 16
+
+
+def _is_count(threads: int) -> bool:
+    return threads > 0 and threads % 32 == 0
+
+
 def _barrier(kind: str, use: Use, first: int = 0) -> str:
     """The call of the service: the barrier's number, how many threads, and a predicate for those that reduce."""
     operands = list(use.operands[first:])
     value = use.value(operands.pop(), _PRED) if first else "0"
+    for operand, fits, said in zip(
+        operands, (_is_barrier, _is_count), ("a barrier, 0 to 15", "full warps"), strict=False
+    ):
+        if isinstance(operand, tree.Number | tree.Prefixed) and not fits(evaluate(operand)):
+            raise Unsupported(f"'{operand}' where {said} is expected")
     number = use.value(operands[0], _U32)
     threads = use.value(operands[1], _U32) if len(operands) > 1 else "0"
     return f"t->services->barrier(t, {use.site}, HOST_BARRIER_{kind}, {number} & 15, {threads}, {value})"
@@ -56,6 +70,13 @@ def _reduce(use: Use) -> str:
     return use.assign(use.operands[0], _PRED, f"{_barrier(kind, use, 1)} != 0")
 
 
+def _set_registers(use: Use) -> str:
+    """Nothing: registers are as many as they are."""
+    if evaluate(use.operands[0]) not in range(24, 257, 8):
+        raise Unsupported(f"'{use.operands[0]}' where a multiple of 8 from 24 to 256 is expected")
+    return ""
+
+
 def _elect(use: Use) -> str:
     results, mask = use.operands
     if not isinstance(results, tree.Expression) or len(results.operands) != 2:
@@ -69,58 +90,69 @@ def _elect(use: Use) -> str:
 
 
 ROWS = [
-    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:b32", _SHUFFLE % "{m}", M=_MODES),
-    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", M=_MODES),
+    Row("shfl.sync.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32 m:u32", _SHUFFLE % "{m}", M=_MODES),
+    Row("shfl.M.b32", "d:b32 p:pred = a:b32 b:b32 c:b32", _SHUFFLE % "0", needs=_UNSYNCED, M=_MODES),
     *(
         row
         for name, result in _VOTES.items()
         for row in (
-            Row(f"vote.sync.{name}.pred", "p:pred = a:pred m:b32", _VOTE % ("{m}", result)),
-            Row(f"vote.{name}.pred", "p:pred = a:pred", _VOTE % ("0", result)),
+            Row(f"vote.sync.{name}.pred", "p:pred = a:pred m:u32", _VOTE % ("{m}", result)),
+            Row(f"vote.{name}.pred", "p:pred = a:pred", _VOTE % ("0", result), needs=_UNSYNCED),
         )
     ),
-    Row("vote.sync.ballot.b32", "p:b32 = a:pred m:b32", _VOTE % ("{m}", "x_.result")),
-    Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result")),
-    Row("match.any.sync.T", "d:b32 p:pred = a:T m:b32", _MATCH % "x_.same", T="b32 b64"),
-    Row("match.all.sync.T", "d:b32 p:pred = a:T m:b32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
-    Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="add min max", T="u32 s32"),
-    Row("redux.sync.O.T", "d = a m:b32", _REDUCE, O="and or xor", T="b32"),
+    Row("vote.sync.ballot.b32", "p:b32 = a:pred m:u32", _VOTE % ("{m}", "x_.result")),
+    Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result"), needs=_UNSYNCED),
+    Row("match.any.sync.T", "d:b32 p:pred = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
+    Row("match.all.sync.T", "d:b32 p:pred = a:T m:u32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
+    Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="add min max", T="u32 s32"),
+    Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="and or xor", T="b32"),
     Row(
         "redux.sync.O{.abs}{.NaN}.f32",
-        "d:f32 = a:f32 m:b32",
+        "d:f32 = a:f32 m:u32",
         "struct host_extreme_f32 x_ = {{{a}, {O}, FLAG{abs} | FLAG{NaN}}}; "
         "t->services->meet({thread}, {site}, {m}, host_reduce_f32, &x_); {d} = x_.value;",
+        needs=": sm_100a",
         O={"min": "0", "max": "1"},
     ),
     Row("activemask.b32", "d:b32 =", "t->services->meet({thread}, {site}, 0, host_nothing, 0)"),
-    Row("elect.sync", "d = m", _elect),
-    Row("bar.warp.sync", "= m:b32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);"),
+    Row("elect.sync", "d = m:u32", _elect, needs=": sm_90"),
+    Row("bar.warp.sync", "= m:u32", "t->services->meet({thread}, {site}, {m}, host_nothing, 0);"),
     *(
         row
-        for name in ("barrier{.cta}", "bar{.cta}")
+        for name, aligned in (("barrier{.cta}", "{.aligned}"), ("bar{.cta}", ""))
         for row in (
-            *(Row(f"{name}.sync{{.aligned}}", signature, _synchronize) for signature in ("= a", "= a b")),
-            Row(f"{name}.arrive{{.aligned}}", "= a b", _arrive),
             *(
-                Row(f"{name}.red.O{{.aligned}}.{type_}", signature, _reduce, O=kinds)
-                for signature in ("d = a c", "d = a b c")
+                Row(f"{name}.sync{aligned}", signature, _synchronize, needs="cta: 7.8")
+                for signature in ("= a:u32", "= a:u32 b:u32")
+            ),
+            Row(f"{name}.arrive{aligned}", "= a:u32 b:u32", _arrive, needs="cta: 7.8"),
+            *(
+                Row(f"{name}.red.O{aligned}.{type_}", signature.format(type_), _reduce, needs="cta: 7.8", O=kinds)
+                for signature in ("d:{} = a:u32 c:pred", "d:{} = a:u32 b:u32 c:pred")
                 for type_, kinds in (("pred", {"and": "AND", "or": "OR"}), ("u32", {"popc": "POPC"}))
             ),
         )
     ),
     # A cluster is a block: all that matters is that threads wait for those that arrive
-    Row("barrier.cluster.arrive{.S}{.aligned}", "", "", S="release relaxed"),
+    Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90", S="release relaxed"),
     Row(
         "barrier.cluster.wait{.acquire}{.aligned}",
         "",
         "t->services->barrier({thread}, {site}, HOST_BARRIER_SYNC, HOST_BARRIERS - 1, 0, 0);",
+        needs=": sm_90",
     ),
-    Row("getctarank{.shared::cluster}.T", "d:u32 = a", "0", T="u32 u64"),
-    Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", T="u32 u64"),
+    Row("getctarank{.shared::cluster}.T", "d:u32 = a", "0", needs=": sm_90", T="u32 s32 u64 s64"),
+    Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", needs=": sm_90", T="u32 s32 u64 s64"),
     # Time
     Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});"),
     # What has no effect here: blocks and grids start in order, registers are as many as they are
-    Row("griddepcontrol.O", "", "", O="wait launch_dependents"),
-    Row("setmaxnreg.O.sync.aligned.u32", "= a:u32", "(void){a};", O="inc dec"),
-    Row("pmevent{.mask}", "= a:u32", "(void){a};"),
+    Row("griddepcontrol.O", "", "", needs=": sm_90", O="wait launch_dependents"),
+    Row(
+        "setmaxnreg.O.sync.aligned.u32",
+        "= n:number",
+        _set_registers,
+        needs=": sm_90a sm_100a sm_110a sm_120a",
+        O="inc dec",
+    ),
+    Row("pmevent{.mask}", "= n:number", ""),
 ]

@@ -10,8 +10,11 @@ from gpt.asm.host.names import SPECIAL, Place, Register, Unsupported, constant, 
 from gpt.asm.host.parts import FunctionCode
 from gpt.asm.host.table import TYPES, Match, Slot, Type
 from gpt.ptx import tree
+from gpt.ptx.types import BYTES, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
+_TAKE_SPECIAL = {"mov", "cvt"}
+_TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
 
 
 class Use:
@@ -35,6 +38,7 @@ class Use:
     def write(self) -> str:
         """The instruction in C: statements. Raises Unsupported."""
         row = self.match.row
+        self._check_operands()
         if callable(row.code):
             text: str = row.code(self)
             return text
@@ -51,7 +55,6 @@ class Use:
             if len(written) != 1:
                 raise Unsupported("more than one result")
             type_ = self.match.type_of(row.written[0])
-            self._check(written[0], type_)
             return self.assign(written[0], type_, f"({row.code.format_map(names)})")
         if len(written) > len(row.written):
             raise Unsupported("more results than it has")
@@ -68,19 +71,59 @@ class Use:
             after += [self.assign(item, type_, f"{variable}[{number}]") for number, item in enumerate(items)]
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
+    def _check_operands(self) -> None:
+        """Check operands against the types in the row, as strictly as ptxas does. Raises Unsupported."""
+        row, operands = self.match.row, list(self.operands)
+        opcode = self.instruction.opcode
+        for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
+            if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
+                raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
+        written = _parts(operands.pop(0)) if row.written and operands else []
+        for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
+            if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
+                raise Unsupported(f"address '{operand}' without brackets")
+            if (slot.type == "number" or slot.type.isdecimal()) and slot.type not in ("number", str(evaluate(operand))):
+                raise Unsupported(f"'{operand}' where {slot.type} is expected")
+            type_ = self.match.find_type(slot)
+            if slot.count is not None and len(self.vector(operand)) == 1 and not isinstance(operand, tree.Vector):
+                raise Unsupported(f"'{operand}' where a vector in braces is expected")
+            if not type_:
+                continue
+            if isinstance(operand, tree.Vector):
+                if slot.count is None and not self.words.get("V") and opcode != "mov":
+                    raise Unsupported(f"'{operand}' where one register is expected")
+            else:
+                self._check(operand, type_)
+
     def _check(self, operand: tree.Operand, type_: Type) -> None:
-        """A register has the size of the type, but that of a conversion may be larger. Raises Unsupported."""
-        if isinstance(operand, tree.Name) and (found := self.body.find_register(operand.name, operand.parts)):
-            bits = found.type.bits
-            if "pred" in (found.type.name, type_.name) or found.width > 1 or self.instruction.opcode == "isspacep":
-                return  # said elsewhere; isspacep takes addresses of 32 bits, too
-            if bits < type_.bits or (bits > type_.bits and self.instruction.opcode != "cvt"):
-                raise Unsupported(f"'{operand}' has {bits} bits, not {type_.bits}")
+        """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
+        opcode = self.instruction.opcode
+        match operand:
+            case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
+                types = [word for word in self.words.values() if isinstance(word, Type)]
+                if opcode not in _TAKE_SPECIAL or type_.bits > TYPES[special[0]].bits or not _are_integers(types):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
+            case tree.Name(name, parts):
+                found = self.body.find_register(name, parts) or self.body.find_register(name)
+                if found and found.width == 1 and not self._takes(type_, found.declared):
+                    raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
+                if not found and opcode not in _TAKE_VARIABLES and self.body.find_place(name):
+                    raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
+            case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
+                if not takes_constant(type_.name, text):
+                    raise Unsupported(f"'{operand}' where .{type_.name} is expected")
+
+    def _takes(self, type_: Type, declared: str) -> bool:
+        """Return True if ptxas takes a register for an operand of a type."""
+        opcode = self.instruction.opcode
+        if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
+            return True
+        exact = ".bf16" in self.instruction.modifiers  # cvt takes no larger registers then
+        return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
         type_ = self.match.type_of(slot)
         if slot.count is None:
-            self._check(operand, type_)
             return self.value(operand, type_)
         items = ", ".join(self.value(item, type_) for item in self.vector(operand, slot.count))
         return f"(({type_}[]){{{items}}})"
@@ -133,6 +176,10 @@ class Use:
     def register(self, name: str, parts: tuple[str, ...] = ()) -> Register:
         """A register by its name, or a component of one. Raises Unsupported if there is none."""
         found = self.body.find_register(name, parts)
+        if not found and self.body.code.is_kernel(name):
+            raise Unsupported(
+                f"kernel '{name}' for cudaLaunchDevice: kernels cannot launch kernels here, see gpt-sim(7)"
+            )
         if not found:
             raise Unsupported(f"'{name}{''.join(parts)}' is not a declared register")
         if found.width > 1:
@@ -156,16 +203,21 @@ class Use:
         first = first.base if isinstance(first, tree.Index) else first
         return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
 
-    def address_of(self, operand: tree.Operand) -> str:
-        """An address, of what stands in brackets, as a C expression of 64 bits. Raises Unsupported."""
+    def address_of(self, operand: tree.Operand, least: int = 0) -> str:
+        """An address, of what stands in brackets, as a C expression of 64 bits. A register in it has at least so many
+        bits. Raises Unsupported.
+        """
         match operand:
             case tree.Name(name, ()) if place := self.body.find_place(name):
                 return place.address
-            case tree.Name():
+            case tree.Name(name, parts):
+                found = self.body.find_register(name, parts)
+                if found and (found.type.is_float or found.type.name == "pred" or found.type.bits < least):
+                    raise Unsupported(f"'{operand}' of type .{found.type.name} as an address")
                 return self.value(operand, ADDRESS)
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
                 offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
-                return f"{self.address_of(base)} + {literal(offset, ADDRESS)}"
+                return f"{self.address_of(base, least)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
                 if not place.element:
                     raise Unsupported(f"'{base}' is not an array")
@@ -198,6 +250,10 @@ def convert(value: str, given: Type, wanted: Type) -> str:
     if wanted.is_float:
         return f"as_{wanted.name}({value})"
     return f"({wanted})bits_{given.name}({value})" if given.is_float else f"({wanted}){value}"
+
+
+def _are_integers(types: Sequence[Type]) -> bool:
+    return bool(types) and all(type_.name[1:].isdecimal() and type_.name[0] in "bus" for type_ in types)
 
 
 def _parts(operand: tree.Operand) -> list[tree.Operand]:

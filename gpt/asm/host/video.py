@@ -71,6 +71,9 @@ def _lanes(use: Use) -> str:
     words, (to, a, b, c) = use.words, use.operands
     result, of_a, of_b = _types(use)
     opcode = use.instruction.opcode
+    for operand in (a, b, c):
+        if not isinstance(operand, tree.Name):
+            raise Unsupported(f"'{operand}' where a register is expected")
     count = int(opcode[-1])
     target, places = _selected(to, count, "3210"[-count:])
     first, of_first = _selected(a, count, "3210"[-count:])
@@ -102,25 +105,37 @@ _SECOND = "add min max"
 _COMPARE = "eq ne lt le gt ge"
 _TYPES = {"D": _WORDS, "A": _WORDS, "B": _WORDS}
 _FIVE = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
-_SIGNATURES = ("d = a b", "d = a b c")
+_SIGNATURES = ("d:D = a:A b:B", "d:D = a:A b:B c:D")
+_SET_SIGNATURES = ("d:u32 = a:A b:B", "d:u32 = a:A b:B c:u32")
 
 ROWS = [
     *(
-        Row(f"{opcode}.D.A.B{{.sat}}{mode}{{.Q}}", signature, _scalar, M="clamp wrap", Q=_SECOND, **_TYPES)
-        for opcodes, mode in ((_FIVE, ""), (("vshl", "vshr"), ".M"))
+        Row(
+            f"{opcode}.D.A.B{{.sat}}{mode}{'{.Q}' * (' c' in signature)}",
+            signature,
+            _scalar,
+            needs=needs,
+            M="clamp wrap",
+            Q=_SECOND,
+            **_TYPES,
+        )
+        for opcodes, mode, needs in ((_FIVE, "", ""), (("vshl", "vshr"), ".M", ": B=u32"))
         for opcode in opcodes
         for signature in _SIGNATURES
     ),
     *(
-        Row("vset.A.B.C{.Q}", signature, _scalar, A=_WORDS, B=_WORDS, C=_COMPARE, Q=_SECOND)
-        for signature in _SIGNATURES
+        Row(f"vset.A.B.C{second}", signature, _scalar, A=_WORDS, B=_WORDS, C=_COMPARE, Q=_SECOND)
+        for signature, second in zip(_SET_SIGNATURES, ("", "{.Q}"), strict=True)
     ),
-    Row("vmad.D.A.B{.po}{.sat}{.N}", "d = a b c", _mad, N={"shr7": "7", "shr15": "15"}, **_TYPES),
+    Row("vmad.D.A.B{.po}{.sat}{.N}", "d:D = a:A b:B c:D", _mad, N={"shr7": "7", "shr15": "15"}, **_TYPES),
     *(
-        Row(f"{opcode}{count}.D.A.B{form}", "d = a b c", _lanes, **_TYPES)
+        Row(f"{opcode}{count}.D.A.B{form}", "d:D = a:A b:B c:D", _lanes, **_TYPES)
         for opcode in (*_FIVE, "vavrg")
         for count in (2, 4)
         for form in ("{.sat}", "{.add}")
     ),
-    *(Row(f"vset{count}.A.B.C{{.add}}", "d = a b c", _lanes, A=_WORDS, B=_WORDS, C=_COMPARE) for count in (2, 4)),
+    *(
+        Row(f"vset{count}.A.B.C{{.add}}", _SET_SIGNATURES[1], _lanes, A=_WORDS, B=_WORDS, C=_COMPARE)
+        for count in (2, 4)
+    ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt.errors import GptError, MalformedError
 from gpt.printable import printable
@@ -29,6 +29,7 @@ TOP = {
     "name",
     "version",
     "license",
+    "regs",  # how many registers probes share, as Neutrino's compiler writes it: they show in the snippets
 }
 FIRST = {"position", "pos", "datamodel", "before", "after", "no_pred", "sample", "leader", "budget", "level"}
 PROBE = {"position", "pos", "level", "register", "before", "after", "no_pred", "sample"}
@@ -37,6 +38,21 @@ MAP = {"type", "level", "size", "cap", "data", "regs", "fields", "leader", "budg
 
 def parse_toml(source: str, path: str) -> ProbeFile:
     """Probes in TOML. Raises MalformedError, GptError with file and line."""
+    return _parse(source, path, _TomlReader.read)
+
+
+def parse_maps(source: str, path: str) -> tuple[tuple[Map, ...], str | None]:
+    """The maps of a probe file, and its callback: all that says what a result holds.
+
+    Code of the second generation is not looked at: compilers write some that ptxas refuses. Raises as `parse_toml`.
+    """
+    return _parse(source, path, _TomlReader.read_maps)
+
+
+T = TypeVar("T")
+
+
+def _parse(source: str, path: str, read: Callable[[_TomlReader], T]) -> T:
     source = source.replace("\r\n", "\n")
     try:
         tables = tomllib.loads(source)
@@ -48,7 +64,7 @@ def parse_toml(source: str, path: str) -> ProbeFile:
     except RecursionError:
         raise MalformedError("TOML: nested too deep", path) from None
     try:
-        return _TomlReader(source, path, tables).read()
+        return read(_TomlReader(source, path, tables))
     except GptError as error:  # it may quote a text of many lines
         raise type(error)(printable(error.fact), error.where) from error
 
@@ -73,6 +89,28 @@ class _TomlReader:
         return 1
 
     def read(self) -> ProbeFile:
+        second = self.is_second()
+        maps, probes = self.second() if second else self.first()
+        if not probes:
+            raise GptError("no probe in it", self.path)
+        registers = infer_types(probes, list(self.registers.values()), self.path)
+        parts = tuple(probes), tuple(maps), tuple(registers)
+        return ProbeFile(self.path, *parts, self.callback(), self.source, second)
+
+    def read_maps(self) -> tuple[tuple[Map, ...], str | None]:
+        if not self.is_second():
+            found = self.read()
+            return found.maps, found.callback
+        return tuple(self.maps().values()), self.callback()
+
+    def callback(self) -> str | None:
+        callback = self.tables.get("analyze_hook", self.tables.get("callback", self.tables.get("CALLBACK")))
+        if callback is not None and not isinstance(callback, str):
+            raise MalformedError("'analyze_hook' is not a string", self.where("analyze_hook"))
+        return callback
+
+    def is_second(self) -> bool:
+        """Whether it is of the second generation. Raises MalformedError if there is something that neither has."""
         tables = self.tables
         second = any(_holds_tables(tables.get(name)) for name in ("probe", "map"))
         for key, value in tables.items():
@@ -82,14 +120,7 @@ class _TomlReader:
                 raise MalformedError(f"unknown key '{key}'", self.where(key))
             if second and key not in ("map", "probe"):
                 raise MalformedError(f"table '{key}' beside [probe.*] and [map.*]", self.where(key))
-        maps, probes = self.second() if second else self.first()
-        if not probes:
-            raise GptError("no probe in it", self.path)
-        registers = infer_types(probes, list(self.registers.values()), self.path)
-        callback = tables.get("analyze_hook", tables.get("callback", tables.get("CALLBACK")))
-        if callback is not None and not isinstance(callback, str):
-            raise MalformedError("'analyze_hook' is not a string", self.where("analyze_hook"))
-        return ProbeFile(self.path, tuple(probes), tuple(maps), tuple(registers), callback, self.source)
+        return second
 
     # First generation: every table is a probe with its own map
 
@@ -154,13 +185,16 @@ class _TomlReader:
 
     # Second generation: [map.NAME] and [probe.NAME]
 
-    def second(self) -> tuple[list[Map], list[Probe]]:
+    def maps(self) -> dict[str, Map]:
         maps: dict[str, Map] = {}
-        tables = self.tables.get("map", {})
-        for name, table in tables.items():
+        for name, table in self.tables.get("map", {}).items():
             if not isinstance(table, dict):
                 raise MalformedError(f"map '{name}' is not a table", self.where("map", name))
             maps[name] = self.map(name, table)
+        return maps
+
+    def second(self) -> tuple[list[Map], list[Probe]]:
+        maps = self.maps()
         probes = []
         for name, table in self.tables.get("probe", {}).items():
             self.check(name, table, PROBE, "probe", name)

@@ -1,8 +1,9 @@
 """How the state goes down the calls: which functions need it, and the parameter more that they get.
 
 The functions on the way from a kernel to a probe in a device function get a parameter more, as do their prototypes
-and calls. Around such a call, and at the ends of such a function, the registers go to the state's memory and come
-back. A kernel with a probe in a function that another kernel calls, too, is left alone.
+and calls, also under a name that `.alias` gives them. Around such a call, and at the ends of such a function, the
+registers go to the state's memory and come back. If something else names such a function, which would call it without
+the parameter, the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -36,30 +37,52 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
     if not waiting:
         return
     callers = defaultdict(list)
-    expected = Counter(item.name for item in module.items if item.kind == "func")  # where it is named
     for function in functions:
         for name in _calls(module, function).values():
-            callers[name].append(function)
-            expected[name] += 1
+            callers[_defined(module, name)].append(function)
     while waiting:
         function = waiting.pop()
         if not function.stateful:
             function.stateful = True
             waiting += callers[function.item.name]
-    named = Counter(NAME.findall(module.skeleton))
+    others = _other_uses(module, functions)
     for function in functions:
         name = function.item.name
         if not function.stateful or function is entry:
             continue
-        reason, params = "", parse_params(module, function.item) or ()
-        if named[name] != expected[name]:
-            reason = "which another kernel calls"
-        elif any(s.word == ".reg" for p in params for s in p.specifiers):
-            reason = "whose parameters are registers"
+        reason, params = others.get(name, ""), parse_params(module, function.item) or ()
+        if any(s.word == ".reg" for p in params for s in p.specifiers):
+            reason = reason or "whose parameters are registers"
         elif any(None in p.declarator.dimensions for p in params):  # an array of no size has to be the last one
-            reason = "whose arguments vary in number"
+            reason = reason or "whose arguments vary in number"
         if reason:
             raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
+
+
+def _other_uses(module: Module, functions: Sequence[Surveyed]) -> dict[str, str]:
+    """The functions that something other than a declaration, an alias or a call of ours names, and what does so."""
+    own = {function.item: function for function in functions}
+    found: dict[str, str] = {}
+    for item in module.items:
+        if item.kind in ("section", "alias"):
+            continue
+        named = Counter(NAME.findall(module.skeleton, item.start, item.end))
+        named.subtract([item.name] if item.kind == "func" else ())
+        function = own.get(item)
+        if function:
+            named.subtract(_calls(module, function).values())
+            named.subtract(statement.head.partition(".")[0] for statement in function.statements)  # sin, min
+        is_foreign = item.kind == "entry" and not function
+        reason = "which another kernel calls" if is_foreign else f"whose name is in '{item.name}', not in a call"
+        for name, count in named.items():
+            if count > 0:
+                found.setdefault(_defined(module, name), reason)
+    return found
+
+
+def _defined(module: Module, name: str) -> str:
+    """The name under which a function is defined."""
+    return module.aliases.get(name, name)
 
 
 def _calls(module: Module, function: Surveyed) -> dict[int, str]:
@@ -76,7 +99,7 @@ def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, s
     """Adds the parameter to functions, prototypes and calls, and moves the registers."""
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
-        if item.kind == "func" and item.name in stateful:
+        if item.kind == "func" and _defined(module, item.name) in stateful:
             at, before, after = room(module, item)
             to.add(at, DECLARE, [f"{before}.param .b64 {state.prefix}in{after}"])
     for function in functions:
@@ -89,7 +112,7 @@ def _pass_on(
 ) -> None:
     used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
     for number, name in _calls(module, function).items():
-        if name in stateful:
+        if _defined(module, name) in stateful:
             at, before, after = _find_argument(module, statements[number], name)
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{after}"])
             to.add(in_front(statements, number), STATE_OUT, state.store(used, code))

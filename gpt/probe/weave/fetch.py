@@ -144,7 +144,8 @@ class Fetcher:
         name = self.copies.get(base.name, base.name)
         if type_ is None:  # a variable
             name = code.make("b64", "mov.u64", name)
-        elif SIZES[type_] == 4:
+        elif SIZES[type_] < 8:
+            name = code.make("b32", "cvt.u32.u16", name) if SIZES[type_] == 2 else name
             low = code.make("b32", "add.u32", name, offset) if offset else code.make("b32", "mov.b32", name)
             return code.make("b64", "cvt.u64.u32", low)
         if offset:

@@ -34,6 +34,7 @@ from gpt.patterns import compiled
 from gpt.probe.weave.calls import LeftAlone, in_front
 from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens
+from gpt.ptx.prune import iter_sums
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement
 from gpt.ptx.types import STORED, integer
@@ -204,7 +205,7 @@ class Variables:
             elif item.kind == "variable":
                 self._clear(item, to)
             elif item.kind == "section":
-                for _, start, end in self._references(item.start, item.end):
+                for start, end in iter_sums(module, item, self._offsets):
                     to.replace(start, end, "0")
             elif item.body:
                 self._function(item, cut, to)

@@ -13,7 +13,7 @@ from gpt import records
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.formats.paths import open_regular, read_at_most
 from gpt.packed import TYPES
-from gpt.probe.model import Map, ProbeFile
+from gpt.probe.model import Map
 from gpt.probe.read.load import MAX_SOURCE
 from gpt.ptx.types import SIZES
 
@@ -60,26 +60,27 @@ def read_maps(folder: Path) -> list[FolderMap]:
             data = read_at_most(file, MAX_SOURCE + 1)
         if len(data) > MAX_SOURCE:
             raise MalformedError(f"larger than {MAX_SOURCE >> 20} MiB", str(path))
-        found = _parse(data.decode("utf-8-sig", "replace"), path)
-        return [_make_map(found, map_) for map_ in found.maps]
+        maps, callback = _parse(data.decode("utf-8-sig", "replace"), path)
+        return [_make_map(maps, callback, map_) for map_ in maps]
     raise MissingError("no probe.toml, so nothing says what its records are: put the probe file there", str(folder))
 
 
-def _parse(source: str, path: Path) -> ProbeFile:
+def _parse(source: str, path: Path) -> tuple[tuple[Map, ...], str | None]:
     if path.suffix == ".py":
         from gpt.probe.read.python import compile_python  # it is not executed
 
-        return compile_python(source, str(path))
-    from gpt.probe.read.toml import parse_toml
+        found = compile_python(source, str(path))
+        return found.maps, found.callback
+    from gpt.probe.read.toml import parse_maps
 
-    return parse_toml(source, str(path))
+    return parse_maps(source, str(path))
 
 
-def _make_map(file: ProbeFile, map_: Map) -> FolderMap:
+def _make_map(maps: Sequence[Map], callback: str | None, map_: Map) -> FolderMap:
     fields = [(field.name, _type(field.type)) for field in map_.fields]
     size = max(map_.size, sum(SIZES[type_] for _, type_ in fields))
-    hook = Path(file.callback or "").name
-    named = [map_.name, *([tool for tool in TOOLS if hook.startswith(tool)] if len(file.maps) == 1 else [])]
+    hook = Path(callback or "").name
+    named = [map_.name, *([tool for tool in TOOLS if hook.startswith(tool)] if len(maps) == 1 else [])]
     tool = next((name for name in named if name in TOOLS), None)
     if tool is None:
         return FolderMap(map_.name, map_.level, size, map_.capacity, fields)

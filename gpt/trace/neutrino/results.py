@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from gpt.errors import MalformedError, MissingError, TruncatedError
 
-HEADER, SECTION = struct.Struct("<8I"), struct.Struct("<2Q")
+HEADER, SECTION, SECOND = struct.Struct("<8I"), struct.Struct("<2Q"), struct.Struct("<2IQ")
 COUNT, WARP = 8, 32
 MOST_SECTIONS = 64
 CHUNK = 32 << 20  # bytes of records that are looked at together

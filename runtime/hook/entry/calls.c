@@ -12,6 +12,7 @@
 
 #include "cuda_abi.h"
 #include "decode.h"
+#include "hook/probe/driver_calls.h"
 #include "hook/probe/launch.h"
 #include "hook/probe/settings.h"
 #include "hook/watch/call.h"
@@ -21,6 +22,7 @@
 #include "hook/watch/objects.h"
 #include "hook/watch/peek.h"
 #include "hook/watch/sites.h"
+#include "hook/watch/streamops.h"
 #include "hook/write/calm.h"
 #include "hook/write/clock.h"
 #include "hook/write/compiler.h"
@@ -45,11 +47,10 @@ static uint64_t read_value(const struct frame *frame, uint8_t where) {
     return 0;
 }
 
+// Once the driver has taken it: it may refuse the call before it looks at what `args[0]` points to.
 static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
     const CUDA_MEMCPY3D *copy3 = (const void *)frame->args[0];
     const CUDA_MEMCPY2D *copy2 = (const void *)frame->args[0];
-    if (!copy3)
-        return;
     if (deep) {
         row->to = copy3->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->dstHost : copy3->dstDevice;
         row->from = copy3->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->srcHost : copy3->srcDevice;
@@ -67,10 +68,6 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
     row->bytes = slot->values[2] & ARG_IN ? read_value(frame, slot->values[2]) : 0;
     row->stream = read_value(frame, slot->values[3]);
     switch (slot->special) {
-    case SPECIAL_COPY_2D:
-    case SPECIAL_COPY_3D:
-        read_copy(row, frame, slot->special == SPECIAL_COPY_3D);
-        break;
     case SPECIAL_TIMES_2:
     case SPECIAL_TIMES_4:
         row->bytes *= slot->special == SPECIAL_TIMES_2 ? 2 : 4;
@@ -88,21 +85,23 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
 // The one place that knows the arguments of functions that launch.
 static struct launch decode_launch(const struct frame *frame, const struct slot *slot) {
     if (slot->special == SPECIAL_LAUNCH_EX) {
-        const CUlaunchConfig *config = (const void *)frame->args[0];
+        CUlaunchConfig config;
         struct launch launch = {
             .function = frame->args[1], .params = (void **)frame->args[2], .extra = (void **)frame->args[3]};
-        if (!config)
+        if (!hook_read((const void *)frame->args[0], &config, sizeof(config)))
             return launch;
-        launch.stream = (uint64_t)config->hStream;
-        launch.shared = config->sharedMemBytes;
-        memcpy(launch.grid, &config->gridDimX, sizeof(launch.grid));
-        memcpy(launch.block, &config->blockDimX, sizeof(launch.block));
-        for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++) {
-            const CUlaunchAttribute *attribute = &config->attrs[i];
-            if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-                memcpy(launch.cluster, &attribute->value.clusterDim, sizeof(launch.cluster));
-            else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-                launch.cooperative = attribute->value.cooperative != 0;
+        launch.stream = (uint64_t)config.hStream;
+        launch.shared = config.sharedMemBytes;
+        memcpy(launch.grid, &config.gridDimX, sizeof(launch.grid));
+        memcpy(launch.block, &config.blockDimX, sizeof(launch.block));
+        CUlaunchAttribute attribute;
+        for (uint32_t i = 0; config.attrs && i < config.numAttrs && i < 64 &&
+                             hook_read(&config.attrs[i], &attribute, sizeof(attribute));
+             i++) {
+            if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+                memcpy(launch.cluster, &attribute.value.clusterDim, sizeof(launch.cluster));
+            else if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+                launch.cooperative = attribute.value.cooperative != 0;
         }
         return launch;
     }
@@ -234,6 +233,8 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
 static void run(handler *handler, struct frame *frame) {
     HOOK_CALM;
     int error = errno;
+    if (UNLIKELY(hook_probing))
+        hook_find_probe_calls(); // a handler may be the first that needs one
     handler(frame);
     errno = error;
 }
@@ -241,6 +242,15 @@ static void run(handler *handler, struct frame *frame) {
 static void wait_is_over(struct frame *frame) {
     (void)frame;
     hook_after_wait();
+}
+
+// Handlers call it too, and without the stub's registers: that it is resolved is seen to here, once for all.
+static void *find_real(struct slot *slot) {
+    void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+    if (LIKELY(real != (void *)hook_resolve))
+        return real;
+    hook_resolve_slot(slot);
+    return __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
 }
 
 uint64_t hook_enter(struct frame *frame) {
@@ -251,7 +261,7 @@ uint64_t hook_enter(struct frame *frame) {
     }
     frame->flags = __atomic_load_n(&slot->flags, __ATOMIC_RELAXED);
     struct thread *thread = hook_this_thread();
-    frame->real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+    frame->real = find_real(slot);
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;
@@ -294,6 +304,8 @@ static void read_results(struct row *row, const struct frame *frame, const struc
     case LAYOUT_MEMORY:
         if (slot->values[0] & ARG_OUT)
             memory->to = read_value(frame, slot->values[0]);
+        if (slot->special == SPECIAL_COPY_2D || slot->special == SPECIAL_COPY_3D)
+            read_copy(memory, frame, slot->special == SPECIAL_COPY_3D);
         if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
             memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
         break;
@@ -350,6 +362,8 @@ void hook_leave(struct frame *frame) {
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);
+    if (UNLIKELY(frame->flags & (SLOT_TIMED | SLOT_AFTER)) && done)
+        hook_know_stream(hook_stream_of(frame));
     if (UNLIKELY(frame->flags & SLOT_AFTER) && !slot->known->first)
         run(slot->known->probe_after, frame);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_has_probed())

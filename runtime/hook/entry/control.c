@@ -72,7 +72,8 @@ static int listen_here(void) {
     int size = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, GPT_CONTROL_NAME, getpid(),
                         getenv(GPT_CONTROL));
     int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (file >= 0 && !bind(file, (void *)&address, (socklen_t)(sizeof(sa_family_t) + 1) + (socklen_t)size) &&
+    if (file >= 0 && !setsockopt(file, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) &&
+        !bind(file, (void *)&address, (socklen_t)(sizeof(sa_family_t) + 1) + (socklen_t)size) &&
         !listen(file, SOMAXCONN))
         return file;
     if (file >= 0)
@@ -94,9 +95,12 @@ static void tell(struct gpt_state *state) {
     state->probed = counts.probed, state->pending = counts.pending, state->refused = counts.refused;
     state->with_probes = atomic_load(&hook_watched->probed);
     state->without = hook_unprobed_total();
+    if (!counts.probed && !counts.pending && !counts.refused)
+        put(state->others, sizeof(state->others), counts.others);
     put(state->probes, sizeof(state->probes), order->probes);
     put(state->kernels, sizeof(state->kernels), order->kernels);
     put(state->filter, sizeof(state->filter), order->filter);
+    put(state->broker, sizeof(state->broker), gpt_find_broker());
     state->version = GPT_CONTROL_VERSION;
     state->recording = atomic_load(&hook_recording);
     state->since = hook_periods.since;
@@ -126,7 +130,6 @@ static const char *use_probes(const char *texts, size_t size) {
     if (!kept)
         return "memory ran out";
     struct order made = {.identity = found[GPT_IDENTITY],
-                         .pipeline = found[GPT_PIPELINE],
                          .probes = found[GPT_NAMES],
                          .kernels = found[GPT_KERNELS],
                          .filter = found[GPT_FILTER]};
@@ -155,20 +158,20 @@ static bool has_gone(int client) {
     return poll(&file, 1, 0) > 0 && file.revents & POLLHUP;
 }
 
-// One order of the same user or root. Others learn nothing.
+// One order of the same user or root. Others, and processes in a sandbox, learn nothing.
 static void hear(int client) {
     static struct gpt_state state;
     static struct {
         struct gpt_order order;
         char texts[GPT_MOST_ORDER];
     } message;
-    struct ucred peer;
-    socklen_t size = sizeof(peer);
-    ssize_t got;
+    int files[GPT_FILES];
+    pid_t sender = 0;
     setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
                sizeof(struct timeval));
-    if (getsockopt(client, SOL_SOCKET, SO_PEERCRED, &peer, &size) || (peer.uid && peer.uid != geteuid()) ||
-        (got = recv(client, &message, sizeof(message), 0)) < (ssize_t)sizeof(message.order) ||
+    ssize_t got = gpt_receive(client, &message, sizeof(message), files, &sender);
+    gpt_close(files);
+    if (got < (ssize_t)sizeof(message.order) || gpt_refuse_peer(client, sender, GPT_WISH_ORDER) ||
         has_gone(client))
         return;
     memset(&state, 0, sizeof(state));

@@ -28,6 +28,7 @@
 #include "hook/watch/graphs.h"
 #include "hook/watch/modules.h"
 #include "hook/watch/sites.h"
+#include "hook/watch/streamops.h"
 #include "hook/watch/suffixes.h"
 #include "hook/write/clock.h"
 #include "hook/write/layout.h"

@@ -35,8 +35,6 @@ struct answer {
 };
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
-uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
-void hook_resolve(void);
 
 // Slots of named functions are there before any code runs. What else is known of them is found when the
 // program asks for them or calls them: most processes use none.
@@ -156,6 +154,16 @@ uint64_t hook_resolve_slot(struct slot *slot) {
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     errno = error;
     return early;
+}
+
+// The driver that lay there was closed. A library that is linked to it may be loaded again, with another one.
+void hook_unresolve(struct span driver) {
+    for (struct slot *slot = hook_slots; slot < hook_slots + HOOK_NAMES; slot++) {
+        void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
+        if ((uintptr_t)real >= driver.start && (uintptr_t)real < driver.end)
+            __atomic_compare_exchange_n(&slot->real, &real, (void *)hook_resolve, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE);
+    }
 }
 
 // dlsym

@@ -4,8 +4,10 @@
 #define GPT_INTERCEPT_H
 
 #include "hook/watch/call.h"
+#include "hook/watch/linker.h"
 
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
+void hook_unresolve(struct span driver);
 extern handler hook_on_get_proc_address;
 
 #endif

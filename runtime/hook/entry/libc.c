@@ -1,5 +1,5 @@
-// The functions of libc that this library defines, beside dlsym (intercept.c) and those that end a process
-// (exits.c); and libc's own.
+// The functions of libc that this library defines, beside dlsym (intercept.c), those that end a process
+// (exits.c) and those that start a program (starts.c); and libc's own.
 
 #include <errno.h>
 #include <signal.h>
@@ -16,6 +16,7 @@
 #include "hook/write/compiler.h"
 #include "hook/write/live.h"
 #include "hook/write/thread.h"
+#include "intercept.h"
 #include "libc.h"
 #include "scopes.h"
 
@@ -23,6 +24,15 @@ void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char 
 int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
 void (*(*hook_real_signal)(int, void (*)(int)))(int);
 void (*hook_real_quick_exit)(int);
+int (*hook_real_execve)(const char *, char *const *, char *const *);
+int (*hook_real_execv)(const char *, char *const *), (*hook_real_execvp)(const char *, char *const *);
+int (*hook_real_execvpe)(const char *, char *const *, char *const *);
+int (*hook_real_fexecve)(int, char *const *, char *const *);
+int (*hook_real_execveat)(int, const char *, char *const *, char *const *, int);
+int (*hook_real_posix_spawn)(pid_t *, const char *, const posix_spawn_file_actions_t *,
+                             const posix_spawnattr_t *, char *const *, char *const *);
+int (*hook_real_posix_spawnp)(pid_t *, const char *, const posix_spawn_file_actions_t *,
+                              const posix_spawnattr_t *, char *const *, char *const *);
 
 // A sanitizer asks for symbols, and calls these, before it is ready for code of its own. What it asks for
 // then gets an answer too.
@@ -34,6 +44,14 @@ EARLY void hook_find_real(void) {
     hook_real_signal = hook_next_function("signal");
     hook_real_ioctl = hook_next_function("ioctl");
     hook_real_quick_exit = hook_next_function("quick_exit");
+    hook_real_execve = hook_next_function("execve");
+    hook_real_execv = hook_next_function("execv");
+    hook_real_execvp = hook_next_function("execvp");
+    hook_real_execvpe = hook_next_function("execvpe");
+    hook_real_fexecve = hook_next_function("fexecve");
+    hook_real_execveat = hook_next_function("execveat");
+    hook_real_posix_spawn = hook_next_function("posix_spawn");
+    hook_real_posix_spawnp = hook_next_function("posix_spawnp");
     hook_real_dlopen = hook_next_function("dlopen");
     hook_real_dlclose = hook_next_function("dlclose");
     hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
@@ -57,7 +75,9 @@ EXPORT int dlclose(void *handle) {
     error = errno;
     if (recorded)
         hook_after_close();
-    hook_forget_driver();
+    struct span driver;
+    if (hook_forget_driver(&driver))
+        hook_unresolve(driver);
     errno = error;
     return status;
 }

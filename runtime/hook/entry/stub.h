@@ -67,7 +67,9 @@ extern const char hook_stubs[], hook_stubs_end[];
 uint64_t
 hook_enter(struct frame *frame); // gives how many words of stack arguments the real function may need
 void hook_leave(struct frame *frame);
-void hook_give_answer(void); // stands for the real function where a handler has answered
+uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
+void hook_resolve(void);                       // what an unresolved slot holds in place of the real function
+void hook_give_answer(void);                   // stands for the real function where a handler has answered
 
 _Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
                    offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,

@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "cuda_abi.h"
+#include "hook/watch/peek.h"
 #include "memusage.h"
 #include "settings.h"
 
@@ -23,22 +24,32 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     if (launch->params && launch->extra)
         return false;
     if (launch->params) {
-        for (size_t i = 0; i < woven->param_count; i++)
-            memcpy(block + woven->params[i].offset, launch->params[i], woven->params[i].size);
-        return true;
+        bool good = true;
+        const void *param;
+        for (size_t i = 0; i < woven->param_count && good; i++)
+            good = hook_read(&launch->params[i], &param, sizeof(param)) &&
+                   hook_read(param, block + woven->params[i].offset, woven->params[i].size);
+        return good;
     }
     const void *packed = NULL;
     size_t size = 0;
-    for (void **at = launch->extra; at && *at; at += 2)
-        if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
-            packed = at[1];
-        else if ((uintptr_t)*at == CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
-            size = *(const size_t *)at[1];
-        else
+    for (void **at = launch->extra; at; at += 2) {
+        void *pair[2];
+        if (!hook_read(at, pair, sizeof(pair[0])))
             return false;
-    if (packed && size >= woven->param_bytes)
-        memcpy(block, packed, woven->param_bytes);
-    return packed ? size >= woven->param_bytes : !woven->param_count;
+        if (!pair[0])
+            break;
+        if (!hook_read(at, pair, sizeof(pair)))
+            return false;
+        if ((uintptr_t)pair[0] == CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
+            packed = pair[1];
+        else if ((uintptr_t)pair[0] != CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE ||
+                 !hook_read(pair[1], &size, sizeof(size)))
+            return false;
+    }
+    if (!packed)
+        return !woven->param_count;
+    return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
 struct save *hook_new_save(struct probed *probed, const struct launch *launch) {

@@ -8,6 +8,7 @@
 #include "driver_calls.h"
 #include "execs.h"
 #include "hook/watch/contexts.h"
+#include "hook/watch/peek.h"
 #include "launch.h"
 #include "prepared.h"
 #include "settings.h"
@@ -96,8 +97,10 @@ static void after_kernel(struct frame *frame) {
 void hook_before_exec_kernel(struct frame *frame) {
     frame->note = 0;
     bool has_kernel = strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams") != 0;
-    if (frame->args[2])
-        before_kernel(frame, (const void *)frame->args[2], has_kernel);
+    CUDA_KERNEL_NODE_PARAMS params = {0};
+    if (hook_read((const void *)frame->args[2], &params,
+                  has_kernel ? sizeof(params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern)))
+        before_kernel(frame, &params, has_kernel);
     struct changed *changed = (struct changed *)frame->note;
     if (!changed || !changed->member.save)
         return;
@@ -120,26 +123,30 @@ static void before_write(const struct frame *frame, struct written written) {
 
 // cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams(exec, node, params, context)
 void hook_before_exec_copy(struct frame *frame) {
-    if (frame->args[2])
-        before_write(frame, hook_written_by_copy(frame->args[1], (const void *)frame->args[2]));
+    CUDA_MEMCPY3D copy;
+    if (hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
+        before_write(frame, hook_written_by_copy(frame->args[1], &copy));
 }
 
 void hook_before_exec_set(struct frame *frame) {
-    if (frame->args[2])
-        before_write(frame, hook_written_by_set(frame->args[1], (const void *)frame->args[2]));
+    CUDA_MEMSET_NODE_PARAMS_v2 set;
+    if (hook_read((const void *)frame->args[2], &set, sizeof(set)))
+        before_write(frame, hook_written_by_set(frame->args[1], &set));
 }
 
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_before_exec_node(struct frame *frame) {
-    const CUgraphNodeParams *params = (const void *)frame->args[2];
+    CUgraphNodeParams copy, *params = &copy;
     frame->note = 0;
-    if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+    if (!hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
+        return;
+    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
         hook_before_child(frame, (uint64_t)params->graph.graph);
-    if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
+    if (params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
         before_write(frame, hook_written_by_copy(frame->args[1], &params->memcpy.copyParams));
-    if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
+    if (params->type == CU_GRAPH_NODE_TYPE_MEMSET)
         before_write(frame, hook_written_by_set(frame->args[1], &params->memset));
-    if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
+    if (params->type != CU_GRAPH_NODE_TYPE_KERNEL)
         return;
     before_kernel(frame, &params->kernel, true);
     struct changed *changed = (struct changed *)frame->note;
@@ -189,13 +196,14 @@ void hook_before_packed(struct frame *frame) {
     const char *symbol = frame->slot->symbol;
     bool any = !strstr(symbol, "Kernel");
     unsigned argument = strstr(symbol, "Set") ? 1 : strstr(symbol, "AddNode_v2") ? 5 : 4;
-    const CUgraphNodeParams *params = (const void *)frame->args[argument];
-    const CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (const void *)params;
-    frame->note = 0;
-    if (!hook_probing || !params || (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra ||
-        kernel->kernelParams)
-        return;
     bool whole = any || strstr(symbol, "_v2");
+    CUgraphNodeParams copy = {0}, *params = &copy;
+    CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (void *)params;
+    size_t size = any ? sizeof(*params) : whole ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern);
+    frame->note = 0;
+    if (!hook_probing || !hook_read((const void *)frame_arg(frame, argument), &copy, size) ||
+        (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra || kernel->kernelParams)
+        return;
     struct probed *probed = hook_find_whole((uint64_t)(kernel->func || !whole ? kernel->func : kernel->kern));
     if (!probed || !hook_hold_probed(probed))
         return;
@@ -209,10 +217,7 @@ void hook_before_packed(struct frame *frame) {
         return;
     }
     CUDA_KERNEL_NODE_PARAMS *given = any ? &unpacked->given.kernel : (void *)&unpacked->given;
-    if (any)
-        unpacked->given = *params;
-    else
-        memcpy(given, kernel, whole ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+    unpacked->given = copy;
     given->kernelParams = unpacked->save->arguments;
     given->extra = NULL;
     unpacked->argument = argument;

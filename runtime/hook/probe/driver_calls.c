@@ -3,13 +3,22 @@
 #include "driver_calls.h"
 #include "hook/watch/driver.h"
 
-struct probe_calls hook_do;
+// A function that the driver lacks, or that nobody has looked up yet, fails: no member is ever NULL.
+static CUresult absent(void) { return CUDA_ERROR_NOT_FOUND; }
+
+struct probe_calls hook_do = {
+#define CALL(member, name, ...) .member = (__typeof__(hook_do.member))(uintptr_t)absent,
+    PROBE_CALLS(CALL)
+#undef CALL
+};
 
 static bool find_all(void) {
     bool all = true;
+    void *found;
 #define CALL(member, name, ...)                                                                              \
-    hook_do.member = (__typeof__(hook_do.member))(uintptr_t)hook_driver_function(name);                      \
-    all &= hook_do.member != NULL;
+    if ((found = hook_driver_function(name)))                                                                \
+        hook_do.member = (__typeof__(hook_do.member))(uintptr_t)found;                                       \
+    all &= found != NULL;
     PROBE_CALLS(CALL)
 #undef CALL
     return all;

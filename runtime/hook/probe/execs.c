@@ -7,6 +7,7 @@
 #include "driver_calls.h"
 #include "execs.h"
 #include "hook/watch/contexts.h"
+#include "hook/watch/peek.h"
 #include "launch.h"
 #include "ours.h"
 #include "prepared.h"
@@ -161,8 +162,9 @@ void hook_before_instantiate(struct frame *frame) {
     if (!hook_probing || !frame->args[0] || !hook_find_probe_calls())
         return;
     uint64_t flags = frame->args[2];
+    CUDA_GRAPH_INSTANTIATE_PARAMS params;
     if (strstr(frame->slot->symbol, "WithParams"))
-        flags = flags ? ((const CUDA_GRAPH_INSTANTIATE_PARAMS *)flags)->flags : 0;
+        flags = hook_read((const void *)flags, &params, sizeof(params)) ? params.flags : 0;
     else if (flags >= MOST_FLAGS)
         flags = 0;
     const char *refuse = flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL;

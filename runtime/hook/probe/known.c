@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,8 +131,14 @@ void hook_count_known(struct known_counts *counts) {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < BUCKETS && order->identity; i++)
         for (const struct known *known = buckets[i]; known; known = known->next) {
-            if (!hook_is_alive(known->function.reference) || !hook_is_wanted(known->name, order))
+            if (!hook_is_alive(known->function.reference))
                 continue;
+            if (!hook_is_wanted(known->name, order)) {
+                size_t at = strlen(counts->others), size = sizeof(counts->others) - at;
+                if (strlen(known->name) + 3 < size)
+                    snprintf(counts->others + at, size, "%s%s", at ? ", " : "", known->name);
+                continue;
+            }
             const struct probed *probed = hook_find_probed(known->function.handle);
             *(!probed ? &counts->pending : probed->refused ? &counts->refused : &counts->probed) += 1;
         }

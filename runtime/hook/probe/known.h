@@ -14,6 +14,7 @@ bool hook_is_meant(uint64_t handle);
 
 struct known_counts {
     uint64_t probed, pending, refused;
+    char others[512]; // names that the order doesn't mean, as many as fit
 };
 void hook_count_known(struct known_counts *counts);
 

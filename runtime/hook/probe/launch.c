@@ -11,6 +11,7 @@
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/modules.h"
+#include "hook/watch/peek.h"
 #include "hook/watch/streamops.h"
 #include "hook/watch/watched.h"
 #include "hook/write/clock.h"
@@ -29,19 +30,22 @@
 // What the program launches
 
 static bool is_dependent(const struct frame *frame) {
-    const CUlaunchConfig *config = (const void *)frame->args[0];
-    if (frame->slot->special != SPECIAL_LAUNCH_EX || !config)
+    CUlaunchConfig config;
+    CUlaunchAttribute attribute;
+    if (frame->slot->special != SPECIAL_LAUNCH_EX ||
+        !hook_read((const void *)frame->args[0], &config, sizeof(config)))
         return false;
-    for (uint32_t i = 0; config->attrs && i < config->numAttrs && i < 64; i++)
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
-            return config->attrs[i].value.cooperative; // its value is an int at the same place
+    for (uint32_t i = 0; config.attrs && i < config.numAttrs && i < 64 &&
+                         hook_read(&config.attrs[i], &attribute, sizeof(attribute));
+         i++)
+        if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            return attribute.value.cooperative; // its value is an int at the same place
     return false;
 }
 
 static bool is_captured(uint64_t stream) {
     int capturing = 0;
-    hook_find_probe_calls(); // perhaps nothing was loaded yet
-    return hook_do.is_capturing && (hook_do.is_capturing(stream, &capturing) || capturing);
+    return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
 // Why this launch runs without probes; NULL if it need not. Empty: it is not counted, as one that is
@@ -51,6 +55,8 @@ static const char *find_reason(const struct frame *frame, const struct choice *c
     uint64_t of_stream = context;
     struct probed *first = choice->first;
     bool never = !first || first->refused;
+    if (!hook_stream_is_known(stream))
+        return never ? choice->reason : "its stream was not seen to be made";
     if ((!never || *choice->reason) && is_captured(stream))
         return "";
     const char *reason = never ? choice->reason : hook_left_out(first);

@@ -264,11 +264,11 @@ static void enter(struct probed *probed) {
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer) {
     struct woven *woven = hook_read_woven(answer, name);
     struct probed *probed = new_probed(function);
-    if (!woven || !probed || !(probed->name = strdup(name)) || !hook_is_alive(function->reference) ||
-        !hook_find_probe_calls()) {
+    bool there = woven && probed && (probed->name = strdup(name));
+    if (!there || !hook_is_alive(function->reference) || !hook_find_probe_calls()) {
         hook_free_woven(woven), free(probed);
         if (hook_is_alive(function->reference))
-            hook_refuse(function, "memory ran out, or the driver is too old (12.0 is needed)");
+            hook_refuse(function, there ? "the driver is too old: 12.0 is needed" : "memory ran out");
         return;
     }
     probed->woven = woven;

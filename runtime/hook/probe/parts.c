@@ -105,7 +105,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
                       uint64_t size) {
     static const char full[] = "the file beside the trace cannot be written";
     uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
-    uint64_t most = hook_is_followed ? PART_LIVE : PART;
+    uint64_t most = hook_folder ? PART_LIVE : PART;
     const char *lost = hook_settings.benchmark ? "--benchmark saves no buffers" : NULL, *data;
     if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t))))
         size = log_bytes(map, data);
@@ -121,7 +121,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         }
         if (unit)
             make_thin(&part, unit, at / unit);
-        bool beside = !hook_is_followed && (part.thin ? part.size : size) > INLINE;
+        bool beside = !hook_folder && (part.thin ? part.size : size) > INLINE;
         uint64_t packed = 0, offset = 0;
         const void *smaller = beside && packs ? hook_compress(part.data, part.size, &packed) : NULL;
         if (!at) // what does not shrink at its beginning is left as it is

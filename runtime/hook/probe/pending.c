@@ -134,7 +134,8 @@ static bool take_alive(struct pending *pending) {
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {
         char fault[sizeof("the pipeline failed: ") + sizeof(reply.fault)];
-        snprintf(fault, sizeof(fault), "the pipeline failed: %s", reply.fault);
+        snprintf(fault, sizeof(fault), "%s%s",
+                 reply.status == GPT_REFUSED ? "" : "the pipeline failed: ", reply.fault);
         const char *kept = hook_keep_text(fault);
         hook_refuse(&pending->function, kept ? kept : "the pipeline failed");
     }

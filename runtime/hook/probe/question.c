@@ -61,8 +61,9 @@ const char *hook_send_question(const struct looked_up *function, const char *ker
     const char *refused = find_arch(arch, question.arch)
                               ? hook_add_request(function->handle, &asked, &request, &file)
                               : "its device is not known";
-    if (!refused && !gpt_begin(call, &question, hook_order_of(function->order)->pipeline, &request, file))
-        refused = "gpt-hook's helper, which asks the pipeline, is not there";
+    snprintf(question.digest, sizeof(question.digest), "%s", hook_order_of(function->order)->identity);
+    if (!refused)
+        refused = gpt_begin(call, &question, &request, file);
     gpt_close((int[]){file, -1});
     gpt_empty(&request);
     return refused;

@@ -141,6 +141,12 @@ void hook_before_replay(struct frame *frame) {
         return;
     }
     hook_end_burst();
+    if (!hook_stream_is_known(
+            stream)) { // the launch may fail for another reason before the driver looks at it
+        hook_lose_sets(graph, "its stream was not seen to be made");
+        hook_put_prepared(graph);
+        return;
+    }
     struct stay stay = enter(graph, stream);
     graph->slab = NULL;
     graph->captured = !hook_do.is_capturing(stream, &capturing) && capturing;

@@ -9,6 +9,7 @@
 #include "common/control.h"
 #include "hook/write/naming.h"
 #include "hook/write/recording.h"
+#include "hook/write/selection.h"
 #include "hook/write/thread.h"
 #include "settings.h"
 
@@ -110,20 +111,10 @@ void hook_probe_setup(void) {
     hook_settings.sample += !hook_settings.sample;
 }
 
-// Whether one of the parts, which colons separate, is in the name.
-static bool has_part(const char *name, const char *parts) {
-    for (const char *at = parts; *at; at += *at == ':') {
-        size_t size = strcspn(at, ":");
-        if (size && memmem(name, strlen(name), at, size))
-            return true;
-        at += size;
-    }
-    return false;
-}
-
 bool hook_is_wanted(const char *kernel, const struct order *order) {
-    return (!order->kernels || !*order->kernels || has_part(kernel, order->kernels)) &&
-           (!order->filter || !has_part(kernel, order->filter));
+    size_t size = strlen(kernel);
+    return (!order->kernels || !*order->kernels || hook_has_part(kernel, size, order->kernels)) &&
+           (!order->filter || !hook_has_part(kernel, size, order->filter));
 }
 
 bool hook_is_closed(const char *path) {

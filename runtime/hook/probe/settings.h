@@ -15,8 +15,8 @@ extern _Atomic bool hook_probing;
 struct order {
     const struct order *before;
     unsigned number;      // from 1 on
-    const char *identity; // digest of the pipeline and its probes: results are kept under it; NULL: none
-    const char *pipeline; // NULL: the supervisor has it
+    const char *identity; // digest of the pipeline and its probes, by which the supervisor knows it and
+                          // results are kept; NULL: none
     const char *probes, *kernels, *filter; // what the user calls them; NULL: not given
 };
 const struct order *hook_order(void);

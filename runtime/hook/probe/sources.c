@@ -42,7 +42,8 @@ struct loaded {
 
 static const char CLOSED[] = "it is a library of NVIDIA's whose code is closed",
                   NO_PTX[] = "no PTX comes with it", LINKED[] = "it was linked, and not of one PTX module",
-                  CHANGED[] = "its file was changed since it was loaded";
+                  CHANGED[] = "its file was changed since it was loaded",
+                  UNREADABLE[] = "its image cannot be read", NO_MEMORY[] = "memory ran out";
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *all;
 
@@ -91,15 +92,16 @@ static bool has_ptx(const struct image *image) {
 
 // Where it is kept
 
-// A copy, in memory of its own, or if it is large in that of a file without a name. False without memory, or
-// if it cannot be read.
-static bool copy_image(struct loaded *loaded) {
+// A copy, in memory of its own, or if it is large in that of a file without a name. Returns why there is
+// none, or NULL.
+static const char *copy_image(struct loaded *loaded) {
     const void *start = loaded->image.start;
     size_t size = loaded->image.size;
     struct stat status;
     loaded->memory = -1;
     if (!size || size > MOST_IMAGE)
-        return false;
+        return size ? "its image is too large to keep" : UNREADABLE;
+    const char *reason = NULL;
     if (size > LARGE_IMAGE && (loaded->memory = gpt_make_file(start, size)) >= 0) {
         loaded->inode = fstat(loaded->memory, &status) ? 0 : status.st_ino;
         loaded->copy = mmap(NULL, size, PROT_READ, MAP_SHARED, loaded->memory, 0);
@@ -110,6 +112,7 @@ static bool copy_image(struct loaded *loaded) {
         else if (loaded->copy != MAP_FAILED) {
             munmap(loaded->copy, size);
             loaded->copy = MAP_FAILED;
+            reason = UNREADABLE;
         }
     }
     bool good = loaded->copy != MAP_FAILED;
@@ -120,7 +123,7 @@ static bool copy_image(struct loaded *loaded) {
     loaded->copy = good ? loaded->copy : NULL;
     loaded->image.start = loaded->copy;
     loaded->copy_size = size;
-    return good;
+    return good ? NULL : reason ? reason : NO_MEMORY;
 }
 
 static bool is_same(const struct stat *one, const struct stat *other) {
@@ -216,8 +219,8 @@ void hook_after_load_image(struct frame *frame) {
         loaded->refused = CLOSED;
     else if (!has_ptx(&loaded->image))
         loaded->refused = linked ? LINKED : NO_PTX;
-    else if (!keep_place(loaded, file, offset) && !copy_image(loaded))
-        loaded->refused = "its image cannot be read, or is too large to keep";
+    else if (!keep_place(loaded, file, offset))
+        loaded->refused = copy_image(loaded);
     gpt_empty(&text);
     add(loaded);
     hook_finish_lookups();
@@ -245,8 +248,8 @@ static const char *read_file(struct loaded *loaded, const char *path) {
     const char *refused = !has_ptx(&loaded->image) ? NO_PTX : NULL;
     if (!refused && loaded->image.size > size)
         refused = "its file is not whole";
-    if (!refused && !keep_place(loaded, path, 0) && !copy_image(loaded))
-        refused = "its file cannot be read";
+    if (!refused && !keep_place(loaded, path, 0))
+        refused = copy_image(loaded);
     munmap(start, size + 1);
     return refused;
 }
@@ -327,7 +330,7 @@ static const char *add_request(struct loaded *loaded, struct gpt_asked *asked, s
         asked->image = loaded->image.start;
     return asked->image && asked->size > GPT_MOST - LARGE_IMAGE ? "its image is too large for the pipeline"
            : gpt_add_module(request, asked)                     ? NULL
-                                                                : "memory ran out";
+                                                                : NO_MEMORY;
 }
 
 const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,

@@ -63,9 +63,10 @@ static char *keep_text(struct value value) {
 
 static bool read_params(struct woven *woven, struct value items, struct cursor at, struct woven_param **found,
                         size_t *count, bool added) {
-    if (items.type != ARRAY || items.number > MOST_ITEMS ||
-        !(*found = calloc(items.number + 1, sizeof(**found))))
+    if (items.type != ARRAY || items.number > MOST_ITEMS)
         return refuse(woven, "the pipeline tells no parameters");
+    if (!(*found = calloc(items.number + 1, sizeof(**found))))
+        return refuse(woven, "memory ran out");
     for (*count = 0; *count < items.number; ++*count) {
         struct value offset = none, size = none, map = none;
         KEYS(&at, {"offset", &offset, NULL}, {"size", &size, NULL}, {"map", &map, NULL});
@@ -84,9 +85,10 @@ static bool read_params(struct woven *woven, struct value items, struct cursor a
 static bool read_variables(struct woven *woven, struct value items, struct cursor at) {
     if (items.type == ELSE)
         return true;
-    if (items.type != ARRAY || items.number > MOST_ITEMS ||
-        !(woven->variables = calloc(items.number + 1, sizeof(*woven->variables))))
+    if (items.type != ARRAY || items.number > MOST_ITEMS)
         return refuse(woven, "the pipeline tells no variables");
+    if (!(woven->variables = calloc(items.number + 1, sizeof(*woven->variables))))
+        return refuse(woven, "memory ran out");
     for (size_t i = 0; i < items.number; i++) {
         struct value name = none, space = none, size = none, offset = none, copy = none;
         KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
@@ -225,7 +227,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
     struct record probed = {.kind = none};
     bool inside = false;
     if (!(woven->maps = calloc(MOST_MAPS, sizeof(*woven->maps))))
-        return false;
+        return refuse(woven, "memory ran out");
     while (cursor.at < cursor.end) {
         struct record record = read_record(&cursor);
         if (is(record.kind, "ptx"))
@@ -269,7 +271,7 @@ bool hook_is_lasting(const struct gpt_bytes *answer) {
         if (cursor.bad || (is(record.kind, "diag") && is(record.level, "error")))
             return false;
     }
-    return true;
+    return answer->size > 0;
 }
 
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {

@@ -3,5 +3,7 @@
 #include "common/kept.c"
 #include "common/later.c"
 #include "common/pass.c"
+#include "common/private.c"
 #include "common/records.c"
 #include "common/sha256.c"
+#include "common/unwatchable.c"

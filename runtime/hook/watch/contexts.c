@@ -11,19 +11,21 @@
 #include "gputime.h"
 #include "hook/write/thread.h"
 #include "objects.h"
+#include "streamops.h"
 #include "watched.h"
+
+static CUresult (*get_current)(uint64_t *);
+
+static bool find_current(void) {
+    get_current = (CUresult (*)(uint64_t *))(uintptr_t)hook_driver_function("cuCtxGetCurrent");
+    return get_current;
+}
 
 // Asking changes nothing that the program could see.
 uint64_t hook_current_context(void) {
-    typedef CUresult current(uint64_t *);
-    static _Atomic(current *) found;
-    current *get_current = atomic_load_explicit(&found, memory_order_relaxed);
+    static _Atomic int found;
     uint64_t context = 0;
-    if (!get_current) {
-        get_current = (current *)(uintptr_t)hook_driver_function("cuCtxGetCurrent");
-        atomic_store_explicit(&found, get_current, memory_order_relaxed);
-    }
-    return get_current && get_current(&context) == CUDA_SUCCESS ? context : 0;
+    return hook_find_once(&found, find_current) && get_current(&context) == CUDA_SUCCESS ? context : 0;
 }
 
 static void add_context(uint64_t handle, bool made) {
@@ -58,6 +60,7 @@ void hook_before_context_gone(struct frame *frame) {
     frame->note = hook_object_generation();
     if (thread)
         hook_gpu_read(thread);
+    hook_forget_streams(0);
 }
 
 // cuCtxDestroy

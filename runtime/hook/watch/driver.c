@@ -76,8 +76,10 @@ static struct driver *find_of(const void *address) {
 static struct driver *find_driver(void) {
     struct driver *driver = atomic_load(&the_driver);
     for (struct linked linked = {0}, whole; !driver && hook_next_linked(&linked);)
-        if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole))
+        if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole)) {
+            whole.in_use = false; // another thread may close it
             driver = read_driver(&whole);
+        }
     return driver;
 }
 
@@ -109,25 +111,33 @@ void *hook_driver_function(const char *symbol) {
     return NULL;
 }
 
+static _Atomic int drivers_gone;
+
 bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
-    if (!*found) {
+    int number = 2 * (atomic_load_explicit(&drivers_gone, memory_order_relaxed) + 1); // + 1: all were there
+    int seen = atomic_load_explicit(found, memory_order_acquire);
+    if ((seen & ~1) != number && hook_has_driver()) {
         pthread_mutex_lock(&hook_watched->finding);
-        if (!*found)
-            *found = find_all() ? 1 : -1;
+        if ((atomic_load(found) & ~1) != number)
+            atomic_store(found, number + find_all());
         pthread_mutex_unlock(&hook_watched->finding);
+        seen = atomic_load(found);
     }
-    return *found > 0;
+    return seen & 1;
 }
 
 bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }
 
 // Where the driver was, another library may come to lie.
-void hook_forget_driver(void) {
+bool hook_forget_driver(struct span *was) {
     struct driver *driver = atomic_load(&the_driver);
     bool there = !driver;
     for (struct linked linked = {0}; !there && hook_next_linked(&linked);)
         there = linked.map == driver->map && linked.address == driver->start &&
                 linked.dynamic == driver->dynamic && hook_is_driver(&linked);
-    if (!there)
-        atomic_compare_exchange_strong(&the_driver, &driver, NULL);
+    if (there || !atomic_compare_exchange_strong(&the_driver, &driver, NULL))
+        return false;
+    *was = (struct span){driver->start, driver->end};
+    atomic_fetch_add(&drivers_gone, 1);
+    return true;
 }

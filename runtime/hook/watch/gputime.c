@@ -127,7 +127,8 @@ static void end_at_exit(void) {
 void hook_gpu_begin(struct frame *frame) {
     HOOK_CALM;
     int error = errno;
-    struct timeline *timeline = claim(frame->thread, true);
+    struct timeline *timeline =
+        hook_stream_is_known(hook_stream_of(frame)) ? claim(frame->thread, true) : NULL;
     if (timeline) {
         int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         if (timeline->queue.count > STREAM_PENDING / 8)

@@ -49,8 +49,10 @@ EARLY bool hook_next_linked(struct linked *linked) {
     if (!linked->index && !linked->name_space) { // the first of all
         const struct r_debug *debug = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
         bool found = debug && debug->r_map && read_map(debug->r_map, linked);
-        if (&_r_debug && _r_debug.r_version > 1)
-            hook_peek((const char *)&_r_debug + sizeof(_r_debug), &linked->other, sizeof(linked->other));
+        if (&_r_debug && _r_debug.r_version > 1) {
+            __asm__("" : "+r"(debug)); // it is larger than its declaration says
+            linked->other = ((const struct more_debug *)debug)->next;
+        }
         linked->index = 1;
         return found;
     }
@@ -66,6 +68,11 @@ EARLY bool hook_next_linked(struct linked *linked) {
     return found;
 }
 
+// The same of what was loaded at the start only, which takes no system call: a filter may kill for one.
+EARLY static bool next_at_start(struct linked *linked) {
+    return linked->index < began_with && hook_next_linked(linked);
+}
+
 bool hook_has_namespaces(void) {
     struct linked linked = {0};
     return hook_next_linked(&linked) && linked.other;
@@ -79,9 +86,10 @@ EARLY bool hook_linked_at_start(const struct linked *linked) {
     return !linked->name_space && linked->index <= began_with;
 }
 
-// Memory of a library. What was loaded at the start is not unmapped; reading it needs no system call.
+// Memory of a library. What was loaded at the start is not unmapped, nor is what holds a function that the
+// program is about to call; reading it needs no system call.
 EARLY static bool get(const struct linked *linked, uintptr_t from, void *into, size_t size) {
-    if (!hook_linked_at_start(linked))
+    if (!linked->in_use && !hook_linked_at_start(linked))
         return hook_peek((const void *)from, into, size);
     memcpy(into, (const void *)from, size);
     return true;
@@ -144,7 +152,7 @@ EARLY static bool read_tables(const struct linked *linked, struct tables *tables
 
 EARLY static bool has_text(const struct linked *linked, uintptr_t at, const char *text, size_t size) {
     char found[NAME_BYTES];
-    if (hook_linked_at_start(linked))
+    if (linked->in_use || hook_linked_at_start(linked))
         return !strncmp((const char *)at, text, size);
     return size <= sizeof(found) && hook_peek((const void *)at, found, size) && !memcmp(found, text, size);
 }
@@ -299,9 +307,40 @@ static uintptr_t end_of(const struct linked *linked) {
     return end;
 }
 
-// What an address is in. A program that is not position independent begins below all that is loaded.
+// glibc 2.35: without a lock, an allocation or a system call.
+struct dl_object { // struct dl_find_object of <dlfcn.h>
+    unsigned long long flags;
+    void *start, *end;
+    const struct link_map *map;
+    void *frames;
+    unsigned long long more[7];
+};
+static int (*find_object)(const void *, struct dl_object *);
+
+static unsigned index_of(const struct link_map *map) {
+    for (struct linked linked = {0}; next_at_start(&linked);)
+        if (linked.map == map)
+            return linked.index;
+    return MAX_LINKED;
+}
+
+// What an address is in that the program uses: a caller, or a function that it got. A program that is not
+// position independent begins below all that is loaded.
 bool hook_linked_of(const void *address, struct linked *found) {
     struct linked best = {0};
+    struct dl_object object;
+    if (find_object && !find_object(address, &object) && object.map) {
+        unsigned index = index_of(object.map);
+        *found = (struct linked){.address = object.map->l_addr,
+                                 .dynamic = (uintptr_t)object.map->l_ld,
+                                 .name = object.map->l_name,
+                                 .map = object.map,
+                                 .next = object.map->l_next,
+                                 .index = index,
+                                 .end = index == 1 ? 0 : (uintptr_t)object.end,
+                                 .in_use = true};
+        return true;
+    }
     for (struct linked linked = {0}; hook_next_linked(&linked);)
         if (linked.address <= (uintptr_t)address && (!best.map || linked.address > best.address))
             best = linked;
@@ -314,7 +353,7 @@ bool hook_linked_of(const void *address, struct linked *found) {
 // The next function of this name after ours among what was loaded at the start: RTLD_NEXT.
 EARLY void *hook_next_function(const char *name) {
     bool after = false;
-    for (struct linked linked = {0}; hook_next_linked(&linked) && hook_linked_at_start(&linked);) {
+    for (struct linked linked = {0}; next_at_start(&linked);) {
         void *found = after ? hook_function_in(&linked, name) : NULL;
         if (found)
             return found;
@@ -326,7 +365,7 @@ EARLY void *hook_next_function(const char *name) {
 // Whether it was loaded at the start, after us: this library sees first what the program calls.
 bool hook_comes_after_us(const struct linked *library) {
     bool after = false;
-    for (struct linked linked = {0}; hook_next_linked(&linked) && hook_linked_at_start(&linked);) {
+    for (struct linked linked = {0}; next_at_start(&linked);) {
         if (after && linked.map == library->map)
             return true;
         after |= begins_with_us(&linked);
@@ -339,6 +378,7 @@ EARLY void hook_linker_setup(void) {
     for (struct linked linked = {0}; hook_next_linked(&linked) && !linked.name_space;)
         count = linked.index;
     began_with = count;
+    find_object = hook_next_function("_dl_find_object");
 }
 
 bool hook_is_glibc(void) { return &_r_debug; }

@@ -12,8 +12,9 @@ struct linked {
     uintptr_t address, dynamic; // what is added to addresses in the file; the dynamic section
     const char *name;           // a path, "" for the program
     const void *map, *next, *other;
-    unsigned index, name_space; // from 1 on; of dlmopen
+    unsigned index, name_space; // from 1 on, MAX_LINKED: not known; of dlmopen
     uintptr_t end;              // set by hook_linked_of, unless it is the program
+    bool in_use;                // by the program: it is not unmapped meanwhile
 };
 void hook_linker_setup(void);
 bool hook_is_glibc(void);

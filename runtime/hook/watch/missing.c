@@ -1,11 +1,11 @@
-// GPU code that is missing after all, as a library lacks it from which too much was cut: names the kernel,
-// the library and what keeps it, in a line on standard error and in the trace. The look-up that failed is
-// recorded as a use, so that the trace keeps the kernel next time.
+// GPU code that a program needs after all and gpt-patch has cut. One line on standard error, and a record,
+// name the kernel, the library and how to keep the kernel. The failed look-up is recorded as a use, so this
+// trace keeps the kernel next time. A driver that has no code at all for its device refuses the whole fatbin,
+// and no call names a kernel: then the names are those that gpt-patch left in the fatbin.
 //
-// A program may try what is not there and be content: libraries ask for kernels that they have for other
-// devices alone. So nothing is said of an image unless something was cut out of it. A region that lost an
-// element, or part of one, is empty or holds an element of kind 0; code that became zeros where it was is
-// found by these zeros.
+// Libraries also try kernels that they only have for other devices, and do without. So nothing is said of an
+// image unless something was cut from it: a region that lost an element, or part of one, is empty or holds an
+// element of kind 0; code that was zeroed in place is found by its zeros.
 
 #include <elf.h>
 #include <stdatomic.h>
@@ -85,6 +85,56 @@ static bool has_gaps(const char *start, bool code) {
     return !region.size;
 }
 
+// What gpt-patch leaves in a dead element (gpt/patch/cut_names.py): names of kernels that the region lost.
+struct cut_names {
+    char magic[8];        // "gpt-cut"
+    uint32_t count, size; // of kernels, of the list
+    char list[496];       // names, each ended by a NUL
+};
+
+// Find the block that knows of most kernels: a library that was cut again in place has several.
+static bool find_names(const char *start, struct cut_names *found) {
+    struct fatbin_region region;
+    struct fatbin_element element;
+    struct cut_names names;
+    found->count = 0;
+    if (!hook_peek(start, &region, sizeof(region)) || region.magic != FATBIN_MAGIC)
+        return false;
+    for (uint64_t at = 0; at < region.size; at += element.header_size + element.payload_size) {
+        uintptr_t place = (uintptr_t)start + region.header_size + at;
+        if (!hook_peek((void *)place, &element, sizeof(element)) || element.header_size < sizeof(element) ||
+            element.payload_size > region.size)
+            break;
+        size_t size = element.payload_size < sizeof(names) ? element.payload_size : sizeof(names);
+        memset(&names, 0, sizeof(names));
+        if (element.kind == FATBIN_DEAD && hook_peek((void *)(place + element.header_size), &names, size) &&
+            !memcmp(names.magic, "gpt-cut", sizeof(names.magic)) && names.count > found->count)
+            *found = names;
+    }
+    return found->count;
+}
+
+// Write the kernels that a region lost, ", which had kernel 'NAME'"; nothing if that isn't known.
+static void list_names(const char *start, char *text, size_t size) {
+    struct cut_names names;
+    size_t at = 0, shown = 0, length;
+    *text = '\0';
+    if (!find_names(start, &names))
+        return;
+    at = (size_t)snprintf(text, size, ", which had kernel%s ", names.count == 1 ? "" : "s");
+    names.list[sizeof(names.list) - 1] = '\0';
+    size_t most = names.size < sizeof(names.list) ? names.size : sizeof(names.list);
+    for (size_t i = 0; i < most && shown < MAX_SAID && (length = strlen(names.list + i)); i += length + 1) {
+        if (at + length + 32 >= size)
+            break;
+        at += (size_t)snprintf(text + at, size - at, "%s'%s'", shown++ ? ", " : "", names.list + i);
+    }
+    if (!shown)
+        *text = '\0';
+    else if (names.count > shown)
+        snprintf(text + at, size - at, " and %lu more", names.count - shown);
+}
+
 // Whether the file stands in for another, or its original was kept beside it.
 static bool was_patched(const char *path) {
     for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries); i++)
@@ -123,7 +173,7 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
     uint32_t said;
     if (!is_new(kernel, place->start, &said))
         return false;
-    char call[NAME_BYTES], where[4096 + 64], fact[2048];
+    char call[NAME_BYTES], where[4096 + 64], fact[2048], had[1024] = "";
     const char *error = NULL;
     CUresult (*name)(CUresult, const char **) = hook_driver_function("cuGetErrorName");
     slot_name(frame->slot, call);
@@ -134,13 +184,15 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
     else
         snprintf(where, sizeof(where), "GPU code in memory at %p", place->start);
     bool empty = (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    if (!kernel && place->start)
+        list_names(place->start, had, sizeof(had));
     if (kernel)
         snprintf(fact, sizeof(fact), "%s kernel '%s' (%s: %s %d)",
                  empty ? "no instruction in" : "no code for", kernel, call, error, (int)frame->rax);
     else
-        snprintf(fact, sizeof(fact), "%s the fatbin at 0x%llx (%s: %s %d)",
+        snprintf(fact, sizeof(fact), "%s the fatbin at 0x%llx%s (%s: %s %d)",
                  empty ? "no instruction in a kernel of" : "no code for this device in",
-                 (unsigned long long)place->offset, call, error, (int)frame->rax);
+                 (unsigned long long)place->offset, had, call, error, (int)frame->rax);
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(fact),
                .ref = hook_str(kernel));
     if (said > MAX_SAID)
@@ -151,12 +203,12 @@ static bool tell(const struct frame *frame, const struct place *place, const cha
                  hook_live->path);
     else if (kernel)
         snprintf(line, sizeof(line),
-                 "gpt-hook: warning: %s: %s; gpt-locate --keep '%s' or --used %s keeps it", where, fact,
-                 kernel, hook_live->path);
+                 "gpt-hook: warning: %s: %s; to keep it, give gpt-locate --keep '%s' or --used %s", where,
+                 fact, kernel, hook_live->path);
     else
         snprintf(line, sizeof(line),
-                 "gpt-hook: warning: %s: %s; gpt-locate --used a trace of a run like this one, with "
-                 "the library as it was, keeps it",
+                 "gpt-hook: warning: %s: %s; to keep it, record this run with the original library and add "
+                 "the trace with gpt-locate --used",
                  where, fact);
     gpt_write_line(line);
     return true;

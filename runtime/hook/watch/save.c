@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "hook/write/errors.h"
@@ -36,6 +37,13 @@ static bool write_all(int file, const char *data, size_t size) {
     return true;
 }
 
+// Whether it is there: in a shared folder another user may have put something there, which is replaced.
+static bool is_saved(const char *path) {
+    struct stat status;
+    return !lstat(path, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+           !(status.st_mode & (S_IWGRP | S_IWOTH));
+}
+
 // Returns where the image is, or NULL if it is not saved.
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]) {
@@ -43,13 +51,13 @@ const char *hook_save_image(const void *data, size_t size, const char *digest, c
     char part[4096];
     if (!folder || snprintf(path, 4096, "%s/%s.%s", folder, digest, type) >= 4096 - 64)
         return NULL;
-    if (!access(path, F_OK))
+    if (is_saved(path))
         return path;
     uint64_t number[2]; // that nobody else has, nor foresees: process numbers come again
     if (getrandom(number, sizeof(number), 0) != sizeof(number))
         return NULL;
     snprintf(part, sizeof(part), "%s/.gpt-%016" PRIx64 "%016" PRIx64 ".part", folder, number[0], number[1]);
-    int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+    int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);
     bool good = file >= 0 && hook_may_grow(size) && write_all(file, data, size);
     good = file >= 0 && !close(file) && good && !rename(part, path);
     if (good)

@@ -53,6 +53,40 @@ uint64_t hook_stream_of(const struct frame *frame) {
     return stream;
 }
 
+// Of two in one place the first is forgotten, and known again once the driver took it.
+static _Atomic uint64_t known[4096];
+
+static _Atomic uint64_t *place_of(uint64_t stream) { return &known[stream * 0x9e3779b97f4a7c15u >> 52]; }
+
+bool hook_stream_is_known(uint64_t stream) {
+    return stream <= CU_STREAM_PER_THREAD_HANDLE ||
+           atomic_load_explicit(place_of(stream), memory_order_relaxed) == stream;
+}
+
+void hook_know_stream(uint64_t stream) {
+    if (!hook_stream_is_known(stream))
+        atomic_store_explicit(place_of(stream), stream, memory_order_relaxed);
+}
+
+void hook_forget_streams(uint64_t stream) {
+    if (stream)
+        atomic_compare_exchange_strong(place_of(stream), &stream, 0);
+    for (size_t i = 0; !stream && i < sizeof(known) / sizeof(*known); i++)
+        atomic_store_explicit(&known[i], 0, memory_order_relaxed);
+}
+
+// cuStreamCreate, cuStreamCreateWithPriority, cuGreenCtxStreamCreate
+void hook_on_stream(struct frame *frame) {
+    if (frame->args[0])
+        hook_know_stream(*(const uint64_t *)frame->args[0]);
+}
+
+// cuStreamDestroy
+void hook_before_stream_gone(struct frame *frame) {
+    if (frame->args[0] > CU_STREAM_PER_THREAD_HANDLE)
+        hook_forget_streams(frame->args[0]);
+}
+
 int hook_stream_mode(int mode) {
     hook_cu.exchange_mode(&mode);
     return mode;

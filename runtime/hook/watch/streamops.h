@@ -63,6 +63,13 @@ bool hook_streams_setup(void);
 
 uint64_t hook_stream_of(const struct frame *frame); // as the driver takes it; 0: the legacy default stream
 
+// Streams that the driver made or took: no other one is passed to it before the program's own call, which it
+// may refuse without a look at the stream.
+bool hook_stream_is_known(uint64_t stream);
+void hook_know_stream(uint64_t stream);
+void hook_forget_streams(uint64_t stream); // 0: all of them
+extern handler hook_on_stream, hook_before_stream_gone;
+
 // While a stream of the program is captured the driver forbids most of what is called here, and ends the
 // capture, unless the thread says that it knows (relaxed mode). Returns the mode before.
 int hook_stream_mode(int mode);

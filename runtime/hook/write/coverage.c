@@ -32,6 +32,7 @@ static const struct {
     {"no buffer was free within --max-memory", "--max-memory gives more, --complete waits"},
     {"its buffers are larger than --max-memory", "--max-memory gives more"},
     {"other graphs have the buffers that there are within --max-memory", "--max-memory gives more"},
+    {"gpt-hook's supervisor", "gpt-hook(1), SUPERVISOR, says which processes it answers"},
     {"the pipeline failed", "GPT_KEEP=DIR keeps what it made of each kernel"},
 };
 
@@ -63,7 +64,15 @@ static const char *write_time(bool probed, char text[64]) {
     return text;
 }
 
-void hook_say_coverage(uint64_t probed, uint64_t unprobed) {
+uint64_t hook_count_reason(const char *start) {
+    uint64_t launches = 0;
+    for (size_t i = 0; i < MOST_REASONS; i++)
+        if (!strncmp(reasons[i].text, start, strlen(start)))
+            launches += reasons[i].launches;
+    return launches;
+}
+
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
     char line[1024], with[64], without[64];
     qsort(reasons, MOST_REASONS, sizeof(*reasons), by_launches);
     int size =
@@ -72,6 +81,11 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed) {
     for (size_t i = 0; i < SHOWN && reasons[i].launches; i++)
         size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ",
                          reasons[i].text, reasons[i].launches);
+    if (!probed && !unprobed && launches)
+        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of kernels that -k and --filter leave out",
+                 launches);
+    else if (!probed && !unprobed)
+        snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
     if (reasons[SHOWN].launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", and more: gpt-analyze summary has all");
     gpt_write_line(line);

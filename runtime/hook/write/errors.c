@@ -9,7 +9,7 @@
 #include "live.h"
 #include "say.h"
 
-bool hook_is_followed;
+const char *hook_folder;
 
 #pragma weak strerrordesc_np // glibc 2.32
 
@@ -34,6 +34,6 @@ void hook_turn_off(const char *where, const char *fact) {
 
 void hook_fail(const char *where, int error) {
     const char *fact = hook_describe_error(error);
-    bool unread = hook_is_followed && (error == ENOENT || error == ESTALE); // nobody reads it any more
+    bool unread = hook_folder && (error == ENOENT || error == ESTALE); // nobody reads it any more
     hook_turn_off(where, unread ? NULL : fact);
 }

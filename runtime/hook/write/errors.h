@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-extern bool hook_is_followed;                 // by a helper that reads the trace while it grows
+extern const char *hook_folder; // of a live stream, whose helper reads the trace while it grows; else NULL
 void hook_fail(const char *where, int error); // turns the hook off and says so
 void hook_turn_off(const char *where, const char *fact);
 const char *hook_describe_error(int error);

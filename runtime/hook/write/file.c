@@ -23,6 +23,7 @@
 #include "chunk.h"
 #include "errors.h"
 #include "file.h"
+#include "folder.h"
 #include "live.h"
 #include "thread.h"
 
@@ -30,12 +31,12 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// It outlives a fork.
-static struct {
+// They outlive a fork.
+static struct kept {
     _Atomic int number; // its descriptor, if it is that still
     dev_t device;
     ino_t inode;
-} opened;
+} opened, helper; // the trace; the lock of who reads it
 
 // That of a thread with descriptors of its own; 0: it has those of all.
 static TLS int apart;
@@ -48,9 +49,11 @@ int hook_open_file(const char *path, int flags) {
     return file;
 }
 
-static bool is_ours(int file, const struct stat *found) {
-    return file >= 0 && found->st_dev == opened.device && found->st_ino == opened.inode;
+static bool is_kept(const struct kept *kept, int file, const struct stat *found) {
+    return file >= 0 && found->st_dev == kept->device && found->st_ino == kept->inode;
 }
+
+static bool is_ours(int file, const struct stat *found) { return is_kept(&opened, file, found); }
 
 // Keeps a descriptor, under a number that the program's own files do not reach.
 static int keep_open(int file) {
@@ -63,10 +66,48 @@ static int keep_open(int file) {
     return high;
 }
 
+static void keep(struct kept *kept, int file, const struct stat *found) {
+    kept->device = found->st_dev;
+    kept->inode = found->st_ino;
+    atomic_store(&kept->number, keep_open(file));
+}
+
 void hook_keep_file(int file, const struct stat *found) {
-    opened.device = found->st_dev;
-    opened.inode = found->st_ino;
-    atomic_store(&opened.number, keep_open(file));
+    struct stat lock;
+    char path[PATH_MAX + 16];
+    keep(&opened, file, found);
+    if (!hook_folder)
+        return;
+    snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
+    if ((file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)) < 0)
+        return; // it is not to be had: whether the helper lives is not known
+    if (!fstat(file, &lock))
+        keep(&helper, file, &lock);
+    else
+        close(file);
+}
+
+// Whether the helper of a live stream was killed. It removes the folder before it ends by itself.
+static bool is_left(void) {
+    struct stat found;
+    int file = atomic_load(&helper.number);
+    return helper.inode && !fstat(file, &found) && is_kept(&helper, file, &found) && folder_is_left(file);
+}
+
+bool hook_is_unread(void) {
+    int before = errno;
+    bool left = is_left();
+    if (left) {
+        char path[PATH_MAX + 16];
+        snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
+        if (!unlink(path)) // the first of all threads and processes of the run
+            hook_say(hook_folder, "the helper that passes the stream on was killed",
+                     "nothing more is recorded");
+        hook_turn_off(hook_folder, NULL);
+        folder_remove(hook_folder);
+    }
+    errno = before;
+    return left;
 }
 
 // The descriptor of the file; -1 with errno set if there is none any more.
@@ -98,12 +139,17 @@ static int find_file(void) {
 
 int hook_keep_apart(void) { return apart = find_file(); }
 
-void hook_close_file(void) {
+static void close_kept(struct kept *kept) {
     struct stat found;
-    int file = atomic_load(&opened.number);
-    if (opened.inode && !fstat(file, &found) && is_ours(file, &found))
+    int file = atomic_load(&kept->number);
+    if (kept->inode && !fstat(file, &found) && is_kept(kept, file, &found))
         close(file);
-    opened.inode = 0;
+    kept->inode = 0;
+}
+
+void hook_close_file(void) {
+    close_kept(&opened);
+    close_kept(&helper);
 }
 
 // Chunks
@@ -173,6 +219,8 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
     HOOK_CALM;
     struct mapped chunk = {0};
+    if (hook_is_unread())
+        return chunk;
     uint64_t at = atomic_load(&hook_live->tail->ticket);
     do {
         if (at & ENDED)

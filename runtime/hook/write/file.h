@@ -38,6 +38,7 @@ bool hook_may_grow(uint64_t size); // RLIMIT_FSIZE lets a file: trying brings a 
 int hook_open_file(const char *path, int flags); // a trace: to read and to write
 void hook_keep_file(int file, const struct stat *found);
 void hook_close_file(void);
+bool hook_is_unread(void); // a live stream: its helper was killed, and nothing more is recorded
 int hook_keep_apart(void); // of a thread that will have descriptors of its own; -1: there is none
 
 #endif

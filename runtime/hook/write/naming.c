@@ -101,7 +101,7 @@ static void end_in_folder(char *path) {
 void hook_end_predecessor(void) {
     char path[sizeof(hook_live->path)];
     size_t length = hook_expand_name(path, sizeof(path) - 64);
-    if (hook_is_followed) {
+    if (hook_folder) {
         end_in_folder(path);
         return;
     }

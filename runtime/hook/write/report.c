@@ -24,9 +24,13 @@
 #include "chunk.h"
 #include "counts.h"
 #include "coverage.h"
+#include "errors.h"
 #include "layout.h"
+#include "lost.h"
+#include "naming.h"
 #include "report.h"
 #include "say.h"
+#include "selection.h"
 #include "thread.h"
 #include "unpack.h"
 
@@ -36,6 +40,7 @@
 
 static struct {
     int pid;                          // of the root process, 0 if nothing is to be said
+    bool streams;                     // its trace is a stream: only losses are said
     unsigned long long device, inode; // of its standard error
     char path[PATH_MAX];
 } root;
@@ -143,6 +148,16 @@ static void add_times(const struct trace_file *trace, const struct table *table)
 
 static void count_file(unsigned depth);
 
+// A kernel that the program looked up. Names of C++ may be longer than what is looked at.
+static void add_kernel(struct trace_file *trace, struct value name) {
+    static char text[64 << 10];
+    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
+        return;
+    ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
+    if (size == (ssize_t)name.number)
+        hook_add_kernel(text, name.number);
+}
+
 // Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
 // name.
 static void count_child(unsigned depth, struct value path) {
@@ -166,7 +181,7 @@ static void count_record(unsigned depth, uint64_t end) {
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
     bool times = is(kind, "gpu_times"), rows = calls || launches || times;
     uint64_t without = 0;
-    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage");
+    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"), function = is(kind, "function");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
@@ -198,6 +213,8 @@ static void count_record(unsigned depth, uint64_t end) {
         } else if (memusage && is(key, "most")) {
             uint64_t most = next(trace).number;
             found.most = most > found.most ? most : found.most;
+        } else if (function && is(key, "name")) {
+            add_kernel(trace, next(trace));
         } else if (child && is(key, "path")) {
             count_child(depth, next(trace));
         } else {
@@ -275,6 +292,25 @@ static struct quantity quantity_of(uint64_t bytes) {
     return (struct quantity){size, units[unit]};
 }
 
+// Programs that were started without the hook.
+static struct {
+    enum loss kind;
+    bool of_root; // which becomes such a program now: the report comes before that
+    char text[1024];
+} loss;
+
+// Returns false if none was started for a reason from `least` on. `trace`: a file that wasn't written, or
+// NULL.
+static bool say_loss(const char *trace, enum loss least) {
+    static char line[PATH_MAX + sizeof(loss.text) + 64];
+    if (!loss.kind || (loss.kind < least && !loss.of_root))
+        return false;
+    snprintf(line, sizeof(line), "gpt-hook: warning: %s%s%s", trace ? trace : "",
+             trace ? ": not written: " : "", loss.text);
+    gpt_write_line(line);
+    return true;
+}
+
 static void say(void) {
     static char line[PATH_MAX + 256];
     struct quantity size = quantity_of(found.bytes), most = quantity_of(found.most),
@@ -284,9 +320,15 @@ static void say(void) {
                  root.path, found.calls, found.calls == 1 ? "" : "s", found.launches,
                  found.launches == 1 ? "" : "es", found.processes, found.processes == 1 ? "" : "es",
                  size.value < 10, size.value, size.unit);
+    else if (say_loss(root.path, LOSS_PROGRAM))
+        return;
     else
-        snprintf(line, sizeof(line), "gpt-hook: %s: not written: nothing used the CUDA driver", root.path);
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: %s: not written: no process that gpt-hook watched used the CUDA driver",
+                 root.path);
     gpt_write_line(line);
+    if (found.processes)
+        say_loss(NULL, found.calls || found.launches ? LOSS_RIGHTS : LOSS_PROGRAM);
     if (found.needing) {
         snprintf(line, sizeof(line),
                  "gpt-hook: buffers of %lu launch%s would need %.*f %s at most, %.*f %s together: "
@@ -295,30 +337,51 @@ static void say(void) {
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (found.probed || found.unprobed)
-        hook_say_coverage(found.probed, found.unprobed);
+    if (found.probed || found.unprobed || (found.processes && hook_is_selecting() && !found.needing))
+        hook_say_coverage(found.probed, found.unprobed, found.launches);
+    if (found.processes && hook_is_selecting())
+        hook_say_selection(found.launches, found.probed + found.needing, found.unprobed);
 }
 
 void hook_report(void) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     struct stat error;
-    if (root.pid != getpid() || hook_in_vfork || fstat(STDERR_FILENO, &error) ||
-        error.st_dev != root.device || error.st_ino != root.inode || prctl(PR_GET_SECCOMP) ||
-        atomic_flag_test_and_set(&said))
+    int before = errno;
+    if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
         return;
     HOOK_CALM;
-    int before = errno;
-    snprintf(files[0].path, PATH_MAX, "%s", root.path);
-    count_file(0);
-    say();
+    loss.kind = hook_take_loss(loss.text, sizeof(loss.text)); // their files go, whatever is said
+    if (fstat(STDERR_FILENO, &error) || error.st_dev != root.device || error.st_ino != root.inode) {
+        errno = before;
+        return;
+    }
+    if (root.streams) {
+        say_loss(NULL, LOSS_RIGHTS);
+    } else {
+        snprintf(files[0].path, PATH_MAX, "%s", root.path);
+        count_file(0);
+        say();
+    }
     errno = before;
+}
+
+void hook_report_loss(void) {
+    if (root.pid == getpid() && !hook_in_vfork) {
+        loss.of_root = true;
+        hook_report();
+    }
 }
 
 void hook_report_setup(void) {
     const char *wanted = getenv("GPT_HOOK_REPORT");
     const char *path = getenv("GPT_HOOK_ROOT");
-    if (!wanted || !path || sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
+    root.streams = hook_folder != NULL;
+    if (!wanted || !path || !hook_template || !*hook_template ||
+        sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
         return;
-    if (root.pid == getpid())
-        snprintf(root.path, sizeof(root.path), "%s", path);
+    hook_lost_setup(root.pid);
+    if (root.pid != getpid())
+        return;
+    snprintf(root.path, sizeof(root.path), "%s", path);
+    hook_selection_setup();
 }

@@ -171,7 +171,7 @@ int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
 
 bool hook_trace_setup(void (*more)(void)) {
     hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");
-    hook_is_followed = getenv("GPT_HOOK_FOLDER") != NULL;
+    hook_folder = hook_keep_variable("GPT_HOOK_FOLDER");
     survey = more;
     hook_recording_setup();
     const char *number = getenv("GPT_HOOK_RUN");

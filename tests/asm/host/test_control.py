@@ -144,7 +144,7 @@ def test_names_and_vectors(thread):
     module = """.func (.reg .u32 z) %own$(.reg .u32 x) { mov.u32 z, x; { .reg .u32 z; mov.u32 z, 77; } }"""
     body = """.reg .v2 .b32 %v; .reg .v4 .u32 %w; call (%r1), %own$, (4); mov.v2.b32 %v, {%r1, 6};
     st.global.b32 [%p], %v.x; st.global.v2.b32 [%p+8], %v; mov.v4.u32 %w, %tid; st.global.v2.u32 [%p+16], {%w.y, %w.w};
-    mov.b64 %d1, %v; st.global.u64 [%p+24], %d1; mad.f32 %f1, 2.0, 3.0, 1.0; st.global.f32 [%p+4], %f1;"""
+    mov.b64 %d1, %v; st.global.u64 [%p+24], %d1; mad.rn.f32 %f1, 2.0, 3.0, 1.0; st.global.f32 [%p+4], %f1;"""
     found = struct.unpack("<If6I", thread.run(kernel(body, module), bytes(32)))
     assert found == (4, 7.0, 4, 6, 2, 0, 4, 6)
 
@@ -166,7 +166,7 @@ def test_atomics_and_asynchronous_copies(thread):
 
 
 def test_copies_within_a_cluster_of_one_block(thread):
-    found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE, ""), bytes(60)))
+    found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE).replace("sm_90", "sm_100a"), bytes(60)))
     tile = (10 ^ 1, 20 ^ 2, 3, 4)
     wide = (tile[0] | tile[1] << 32, tile[2] | tile[3] << 32)
     assert found == (2, 4, 6, 8, *wide, 3 - 1, 1, 2, 0, 0x40000000, 0x7FFFFFFF, 0x3C00, 0x3F80)
@@ -222,8 +222,14 @@ def test_what_is_not_supported_is_refused_with_its_line():
         ),
         ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
         ("{HEAD}.shared .b8 s[49153]; .entry k() {{ st.shared.u8 [s], 1; }}", "m:4: 49153 bytes of static shared"),
-        ("{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 b, b, a; }}", "m:4: 'a' has 64 bits, not 32"),
-        ("{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 a, b, b; }}", "m:4: 'a' has 64 bits, not 32"),
+        (
+            "{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 b, b, a; }}",
+            "m:4: 'a' is a register of .u64 where .u32",
+        ),
+        (
+            "{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 a, b, b; }}",
+            "m:4: 'a' is a register of .u64 where .u32",
+        ),
         ("{HEAD}.entry k() .maxntid x {{ }}", "m:4: '.maxntid x' with 'x'"),
         ("{HEAD}.func f(.reg .wide a) {{ }} .entry k() {{ call f; }}", "m:4: registers of type"),
         ("{HEAD}.entry k() {{ call (a); }}", "m:4: no function and no prototype '_': 'call (a);'"),

@@ -46,7 +46,7 @@ NEXT:
     {newline.join(body)}
     add.u64 %d10, %d10, 24; add.u64 %d11, %d11, {size};
     sub.u32 %r10, %r10, 1; setp.ne.u32 %p1, %r10, 0; @%p1 bra NEXT;"""
-    )
+    ).replace("sm_90", "sm_100a")  # which has e2m3x2 and the like
     data = struct.pack("<Q", len(operands)) + b"".join(struct.pack("<3Q", *three) for three in operands)
     found = thread.run(text, data + bytes(size * len(operands)))[len(data) :]
     return struct.iter_unpack(f"<{len(cases)}Q", found)
@@ -121,6 +121,43 @@ def test_integers_to_floats(thread):
 
         cases.append(Case(f"cvt.{mode}.{to.name}.{of}", to.size, (bits,), does))
     check(thread, cases, [(value, 0, 0) for value in edges])
+
+
+def test_flushing_conversions(thread):
+    """cvt with .ftz at its boundaries, as code of ptxas for sm_80, sm_90 and sm_100 has it: to f16, nothing is flushed
+    (F2F and F2FP have no .FTZ there); to bf16, operands are; from f64, results are. All of it is what an H200 gave.
+    """
+    least, below, bound, bound_64 = 1, 0x007FFFFF, 0x00800000, 0x380FFFFFE0000000  # the last is 2^-126 - 2^-150
+    wanted = {  # by the form: an operand, and the result of it and of the negated one in modes rn, rz, rm and rp
+        ("cvt.{}.ftz.f16.f32", 16, 32, least): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
+        ("cvt.{}.ftz.f16.f32", 16, 32, below): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
+        ("cvt.{}.ftz.f16.f32", 16, 32, bound): (0x0000, 0x8000, 0x0000, 0x8000, 0x0000, 0x8001, 0x0001, 0x8000),
+        ("cvt.{}.ftz.sat.f16.f32", 16, 32, least): (0, 0, 0, 0, 0, 0, 1, 0),
+        ("cvt.{}.ftz.bf16.f32", 16, 32, least): (0, 0x8000, 0, 0x8000, 0, 0x8000, 0, 0x8000),
+        ("cvt.{}.ftz.bf16.f32", 16, 32, below): (0, 0x8000, 0, 0x8000, 0, 0x8000, 0, 0x8000),
+        ("cvt.{}.ftz.bf16.f32", 16, 32, bound): (0x80, 0x8080) * 4,
+        ("cvt.{}i.ftz.s32.f32", 32, 32, below): (0,) * 8,
+        ("cvt.{}i.ftz.f32.f32", 32, 32, below): (0, 1 << 31) * 4,
+        ("cvt.{}.ftz.f32.f64", 32, 64, bound_64): (0, 1 << 31) * 4,
+        ("cvt.{}.ftz.f32.f64", 32, 64, bound_64 + 1): (0, 1 << 31, 0, 1 << 31, 0, 0x80800000, bound, 1 << 31),
+    }
+    for (form, to, of, operand), results_ in wanted.items():
+        cases = [Case(form.format(mode), to, (of,), int) for mode in ("rn", "rz", "rm", "rp")]
+        pairs = results(thread, cases, [(operand, 0, 0), (operand | 1 << of - 1, 0, 0)])
+        assert tuple(one for pair in zip(*pairs, strict=True) for one in pair) == results_, (form, hex(operand))
+
+
+def test_products_at_the_least_normal_number(thread):
+    """With .ftz a product of 2^-126 - 2^-150, subnormal and halfway between two numbers of f32, is 0 in each mode, as
+    on an H200, though rn and rp round it to 2^-126 without.
+    """
+    least, factor = 0x00800000, 0x3F7FFFFF
+    modes = ("rn", "rz", "rm", "rp")
+    cases = [Case(f"mul.{mode}{ftz}.f32", 32, (32, 32), int) for ftz in (".ftz", "") for mode in modes]
+    cases += [Case(f"fma.{mode}{ftz}.f32", 32, (32, 32, 32), int) for ftz in (".ftz", "") for mode in modes]
+    plain = (least, least - 1, least - 1, least)
+    (found,) = results(thread, cases, [(least, factor, 0)])
+    assert found == ((0,) * 4 + plain) * 2
 
 
 def test_every_small_number(thread):

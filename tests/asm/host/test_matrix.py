@@ -352,3 +352,42 @@ def test_wmma(tmp_path):
     found = simulate(tmp_path, "".join(text), inputs)
     for name, (type_, start, total) in wanted.items():
         assert unpack(found[name][start:], type_) == total.flatten().tolist(), name
+
+
+def test_addresses_of_shared_memory(tmp_path):
+    """ldmatrix, stmatrix and wmma add in 32 bits; without a space, ldmatrix and stmatrix take an address below 4 GiB as
+    one of shared memory, as LDSM and STSM do.
+    """
+    text = (
+        HEAD
+        + """
+.visible .entry k(.param .u64 buffer) {
+    .reg .u64 %at, %high, %generic; .reg .u32 %lane, %row, %low, %x, %y<12>; .shared .align 128 .b8 tile[512];
+    ld.param.u64 %at, [buffer]; mov.u32 %lane, %tid.x; mad.wide.u32 %at, %lane, 32, %at;
+    mov.u32 %row, tile; mad.lo.u32 %x, %lane, 4, %row; st.shared.u32 [%x], %lane;
+    add.u32 %y1, %lane, 100; st.shared.u32 [%x+128], %y1; st.shared.u32 [%x+256], 0; st.shared.u32 [%x+384], 0;
+    bar.warp.sync 0xffffffff;
+    and.b32 %x, %lane, 7; mad.lo.u32 %row, %x, 16, %row;
+    sub.u32 %low, %row, 1024; cvt.u64.u32 %high, %row; cvta.shared.u64 %generic, %high;
+    add.u64 %high, %high, 0x300000000;
+    ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%y1}, [%low+1024];
+    ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%y2}, [%high+128];
+    ldmatrix.sync.aligned.m8n8.x1.b16 {%y3}, [%row+128];
+    ldmatrix.sync.aligned.m8n8.x1.b16 {%y4}, [%generic];
+    stmatrix.sync.aligned.m8n8.x1.shared.b16 [%low+1280], {%y2};
+    stmatrix.sync.aligned.m8n8.x1.b16 [%generic+384], {%y1};
+    bar.warp.sync 0xffffffff;
+    mov.u32 %x, tile; mad.lo.u32 %x, %lane, 4, %x; ld.shared.u32 %y5, [%x+256]; ld.shared.u32 %y6, [%x+384];
+    st.global.v4.u32 [%at], {%y1, %y2, %y3, %y4}; st.global.v2.u32 [%at+16], {%y5, %y6};
+    mov.u32 %x, tile; sub.u32 %x, %x, 4096;
+    wmma.load.c.sync.aligned.row.m8n32k16.shared.s32 {%y1, %y2, %y3, %y4, %y5, %y6, %y7, %y8}, [%x+4096], 0;
+    st.global.u32 [%at+24], %y1;
+    ret;
+}
+"""
+    )
+    words = simulate(tmp_path, text, {"k": [0] * 256})["k"]
+    for lane in range(32):
+        found = words[8 * lane : 8 * lane + 6]
+        assert found == [lane, lane + 100, lane + 100, lane, lane + 100, lane]
+        assert words[8 * lane + 6] < 32

@@ -37,6 +37,16 @@ def test_values_are_those_from_before_the_instruction(tmp_path):
     assert copy and f"add.s64 %gpt_b64_0, {copy[1]}, 0+8;" in after
 
 
+def test_addresses_in_registers_of_any_size(tmp_path):
+    """Those of shared memory have 32 bits, so that nothing is carried into the upper half."""
+    body = (
+        "mov.u32 %r1, 8; .reg .b16 h; cvt.u16.u32 h, %r1; ld.shared.u32 %r2, [h+4]; ld.shared.u32 %r3, [%r1+-4]; ret;"
+    )
+    woven = check(kernel(body), simple("ld.shared", "cvt.u32.u64 %a, ADDR;"), tmp_path=tmp_path)
+    text = "\n".join(lines(woven))
+    assert woven.sites[0].woven == 2 and "cvt.u32.u16" in text and len(re.findall(r"add\.u32 .*0\+", text)) == 2
+
+
 def test_a_guard_that_the_instruction_changes(tmp_path):
     file = simple("setp", "mov.u32 %a, 1;", "after")
     woven = check(kernel("@%p1 setp.lt.u32 %p1, %r1, %r2;\nret;"), file, tmp_path=tmp_path)

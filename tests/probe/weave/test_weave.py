@@ -6,7 +6,9 @@ import re
 import pytest
 
 from gpt.errors import MalformedError
-from gpt.probe.weave.weave import LeftAlone, weave
+from gpt.probe.weave.weave import LeftAlone, unweave, weave
+from gpt.ptx.prune import pruned
+from gpt.ptx.scan import scan_module
 from tests import cuda
 from tests.probe.weave.woven import HEAD, SAVES, assembled, check, half_written, kernel, lines, probe, simple
 
@@ -359,3 +361,49 @@ ld.global.u32 %r, [%rd]; ret; }}"""
     with pytest.raises(LeftAlone, match="probes in function 'sum', whose arguments vary in number"):
         weave(text.encode(), "k", [file])
     check(text.replace("ld.global.u32 %r, [%rd]; st", "st").encode(), file, tmp_path=tmp_path)
+
+
+ALIASED = f"""{HEAD}.global .align 4 .u32 acc;
+.visible .func (.param .b32 r) second(.param .b32 a);
+.visible .func (.param .b32 r) third(.param .b32 a);
+.visible .func (.param .b32 r) first(.param .b32 a)
+{{ .reg .b32 x<3>; ld.param.b32 x0, [a]; mul.lo.s32 x1, x0, 3; st.global.u32 [acc], x1; st.param.b32 [r], x1; ret; }}
+.visible .func (.param .b32 r) between(.param .b32 a)
+{{ .reg .b32 x; ld.param.b32 x, [a];
+{{ .param .b32 b; .param .b32 s; st.param.b32 [b], x; call (s), third, (b); ld.param.b32 x, [s]; }}
+st.param.b32 [r], x; ret; }}
+.visible .entry k(.param .u64 o) {{ .reg .b32 x<3>; mov.u32 x0, %tid.x; CALLS ret; }}
+.visible .entry other(.param .u64 o) {{ .reg .b32 x<3>; mov.u32 x0, %tid.x; CALLS ret; }}
+.alias second, first; .alias third , first ;
+"""
+ALIAS_CALL = "{{ .param .b32 a; .param .b32 r; st.param.b32 [a], x0; call (r), {}, (a); ld.param.b32 x0, [r]; }}"
+
+
+@pytest.mark.parametrize(
+    "names", [["second"], ["second", "first"], ["between"], ["second", "third", "between", "first"]]
+)
+def test_a_function_that_has_another_name(tmp_path, names):
+    """Its prototypes and calls under each name get the parameter, also in a module of two kernels that call it."""
+    text = ALIASED.replace("CALLS", "".join(map(ALIAS_CALL.format, names))).encode()
+    for entry in ("k", "other"):
+        alone = pruned(scan_module(text), [entry])
+        woven = weave(alone, entry, [simple("st.global", "mov.u32 %a, 1;")])
+        assembled(woven.data, tmp_path)
+        assert unweave(woven.data).decode() == alone.text
+        assert [(site.matched, site.woven) for site in woven.sites] == [(1, 1)]
+        calls = len(names) + ("between" in names)
+        assert woven.data.decode().count("%gpt_state //@") + woven.data.decode().count("%gpt_state) //@") >= calls
+
+
+def test_a_function_that_is_named_like_an_instruction(tmp_path):
+    """Debug builds have functions such as sin, which call sin.approx."""
+    text = f"""{HEAD}.func (.reg .f32 r) sin(.reg .b64 p) {{ ld.global.f32 r, [p]; ret; }}
+.func (.param .f32 r) cos(.param .b64 p)
+{{ .reg .b64 x; .reg .f32 f; ld.param.b64 x, [p]; ld.global.f32 f, [x]; sin.approx.f32 f, f; cos.approx.f32 f, f;
+st.param.f32 [r], f; ret; }}
+.visible .entry k() {{ .reg .b64 x; .reg .f32 f; cos.approx.f32 f, 0f3F800000; mov.b64 x, 0;
+{{ .param .b64 p; .param .f32 r; st.param.b64 [p], x; call (r), cos, (p); ld.param.f32 f, [r]; }} ret; }}"""
+    alone = pruned(scan_module(text.encode()), ["k"])
+    woven = weave(alone, "k", [simple("ld.global", "mov.u32 %a, 1;")])
+    assembled(woven.data, tmp_path)
+    assert [(site.matched, site.woven) for site in woven.sites] == [(1, 1)]

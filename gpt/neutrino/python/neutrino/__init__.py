@@ -20,11 +20,26 @@ class TraceHeader(NamedTuple):
     numProbes: int
 
 
-class TraceSection(NamedTuple):
-    """Where the records of a probe are: bytes of those of a thread or warp, offset of the first."""
-
+class _First(NamedTuple):
     size: int
     offset: int
+
+
+class _Second(NamedTuple):
+    size: int
+    warpDiv: int
+    offset: int
+
+
+class TraceSection:
+    """Where the records of a probe are: bytes of those of a thread or warp, offset of the first.
+
+    Between them stand the threads of that unit in files of the second generation, whose readers give three values.
+    """
+
+    def __new__(cls, *values: int) -> Any:
+        """Return a tuple of two or of three, as a reader of either generation wants it."""
+        return _Second(*values) if len(values) > 2 else _First(*values)
 
 
 def Map(**options: Any) -> Any:

@@ -20,8 +20,8 @@ class TraceSection(NamedTuple):
 
 
 class gmem_bytes(NamedTuple):
-    direct: int
-    async_: int
+    sync_bytes: int
+    async_bytes: int
 
 
 def parse(path: str):
@@ -34,7 +34,7 @@ def parse(path: str):
 
         # Read gmem_bytes
         f.seek(sections[0].offset)
-        record = struct.Struct("<QQ")
+        record = struct.Struct("<II")
         whole, units = blockSize, blockSize  # of a block; parts of warps come after them
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
@@ -51,4 +51,4 @@ def parse(path: str):
 import sys
 
 header, sections, records = parse(sys.argv[1])
-print(f"gmem_bytes:{sum(thread.direct + thread.async_ for block in records for thread in block)}")
+print(f"gmem_bytes:{sum(thread.sync_bytes + thread.async_bytes for block in records for thread in block)}")

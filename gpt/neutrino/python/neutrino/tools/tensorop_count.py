@@ -34,7 +34,7 @@ def parse(path: str):
         # Read tensorop_count
         f.seek(sections[0].offset)
         record = struct.Struct("<Q")
-        whole, units = blockSize // 32, (blockSize + 31) // 32  # of a block; parts of warps come after them
+        whole, units = blockSize, blockSize  # of a block; parts of warps come after them
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:
@@ -50,4 +50,8 @@ def parse(path: str):
 import sys
 
 header, sections, records = parse(sys.argv[1])
-print(f"tensorop_count:{sum(warp.operations for block in records for warp in block)}")
+count = 0  # of warps: each thread of one has counted the same operations
+for block in records:
+    for first in range(0, len(block), 32):
+        count += max(thread.operations for thread in block[first : first + 32])
+print(f"tensorop_count:{count}")

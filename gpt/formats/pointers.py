@@ -20,14 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt.formats import elf, elftables, fatbin
-from gpt.formats.elf import Elf, Section
+from gpt.formats import elf, elftables, fatbin, wrappers
+from gpt.formats.elf import Elf, Section, address_of, file_offset
 from gpt.formats.source import BLOCK, Source
 
-WRAPPERS = ".nvFatBinSegment"
-WRAPPER = struct.Struct("<IIQQ")
-WRAPPER_MAGIC = 0x466243B1
-RELATIVE = {"x86_64": 8, "aarch64": 1027}
 SHN_ABS = 0xFFF1
 STT_SECTION = 3
 MAX_POINTERS = fatbin.MAX_REGIONS  # of one section
@@ -52,6 +48,8 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
     Raises NotUnderstood if a word points elsewhere into `fatbins`, or where code may refer to a region.
     """
+    if stray := wrappers.find_stray(source, tables)[0]:
+        raise NotUnderstood(f"the wrapper at {stray[0].place:#x} leads to no fatbin")
     ranges = [(s.addr, s.addr + s.size) for s in fatbins]
     pointers = _wrappers(source, tables, ranges)
     for section in tables.sections:
@@ -92,6 +90,26 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
     return found
 
 
+def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
+    """Return the regions, of those without a wrapper, that nothing else in a library refers to either, in file order.
+
+    All are file offsets. Of a program at a fixed address nothing is said: any of its words may be an address.
+    """
+    if tables.type != "shared":
+        return []
+    places = {address: region for region in regions if (address := address_of(tables, region)) is not None}
+    left = places.keys() - find_pointed(source, tables, places)
+    return sorted(places[address] for address in left if not _is_used_by_code(source, tables, address))
+
+
+def _is_used_by_code(source: Source, tables: Elf, address: int) -> bool:
+    try:
+        _check_code(source, tables, {address})
+    except NotUnderstood:
+        return True
+    return False
+
+
 def _inside(values: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     found = np.zeros(len(values), bool)
     for start, end in ranges:
@@ -111,23 +129,6 @@ def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(source.pread(section.offset, count * dtype.itemsize), dtype)
 
 
-def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
-    """Where in the file the bytes at a virtual address lie; None if they lie in no loaded part of it."""
-    for segment in tables.segments:
-        inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
-        if segment.type == elf.PT_LOAD and inside:
-            return segment.offset + address - segment.vaddr
-    return None
-
-
-def address_of(tables: Elf, offset: int) -> int | None:
-    """The virtual address of the byte at a file offset; None if it is not loaded."""
-    for segment in tables.segments:
-        if segment.type == elf.PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
-            return segment.vaddr + offset - segment.offset
-    return None
-
-
 def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
     """Offset and value of the word at an address."""
     offset = file_offset(tables, address)
@@ -137,12 +138,12 @@ def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
 def _wrappers(source: Source, tables: Elf, ranges: list[tuple[int, int]]) -> list[Pointer]:
     """Wrappers that hold an address themselves: all in a fixed program, some linkers' elsewhere too."""
     pointers = []
-    for section in tables.named(WRAPPERS):
+    for section in tables.named(wrappers.SECTION):
         data = source.pread(section.offset, section.size)
-        for start in range(0, len(data) - WRAPPER.size + 1, WRAPPER.size):
-            magic, _, value, _ = WRAPPER.unpack_from(data, start)
-            if magic != WRAPPER_MAGIC:
-                raise NotUnderstood(f"'{WRAPPERS}' holds no wrapper at {section.offset + start:#x}")
+        for start in range(0, len(data) - wrappers.WRAPPER.size + 1, wrappers.WRAPPER.size):
+            magic, _, value, _ = wrappers.WRAPPER.unpack_from(data, start)
+            if magic != wrappers.MAGIC:
+                raise NotUnderstood(f"'{wrappers.SECTION}' holds no wrapper at {section.offset + start:#x}")
             if any(low <= value < high for low, high in ranges):
                 pointers.append(Pointer(section.offset + start + 8, value))
     return pointers
@@ -152,7 +153,7 @@ def _rela(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
     entries = _read(source, section, RELA)
     if _inside(entries["offset"], ranges).any():
         raise NotUnderstood(f"'{section.name}' relocates words inside a fatbin")
-    relative = entries["type"] == RELATIVE[tables.machine]
+    relative = entries["type"] == wrappers.RELATIVE[tables.machine]
     pointing = _inside(entries["addend"], ranges)
     for_symbols = pointing & ~relative & (entries["symbol"] == 0)
     if for_symbols.any():

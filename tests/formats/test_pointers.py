@@ -7,8 +7,8 @@ import pytest
 
 from gpt.formats import fatbin
 from gpt.formats.image import find_image, iter_sections
+from gpt.formats.pointers import NotUnderstood, _arm_refers, _x86_refers, find_pointers
 from gpt.formats.source import Source
-from gpt.patch.pointers import NotUnderstood, _arm_refers, _x86_refers, find_pointers
 from tests.formats.samples import ONE, VARIABLES, link, region
 from tests.patch import checks
 from tests.stages.tools import located, patch
@@ -132,7 +132,7 @@ def test_arm_code(target):
 
 def test_code_is_searched_across_blocks(monkeypatch, regions, tmp_path):
     """An instruction that lies on the edge of two blocks is found."""
-    from gpt.patch import pointers as module
+    from gpt.formats import pointers as module
 
     hidden = 'extern const char region1[] __attribute__((visibility("hidden")));'
     code = f"{hidden}\nconst void *address(void) {{ return region1; }}"

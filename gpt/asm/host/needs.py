@@ -1,0 +1,102 @@
+"""Rules about the words of an instruction: which other words, .target or .version they need. A row has them as text.
+
+    "ftz: f16 f32; rz rm rp: !sat; bf16: sm_90; : 7.8"
+
+A rule is words and, after the colon, what one of these words asks for: at least one of the alternatives. Without words
+before the colon, every form asks for it. An alternative is a word of the instruction; `!word`, which must not be there;
+`sm_90`, that target or a later one; `sm_100a`, the features of that family only; `8.6`, that version or a later one;
+with `<` in front, a target or version before that. `T=f16` is a word of the set T only, `T=*` any of them, `relu+f16`
+two words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})([af]?)\b", re.ASCII)
+_ALTERNATIVE = re.compile(r"(?P<before><?)(?:sm_(?P<target>\d+)(?P<family>a?)|(?P<major>\d+)\.(?P<minor>\d+))")
+LATEST = 1 << 16
+_EVERYWHERE = (  # what words need in any instruction
+    "shared::cta shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
+    "L2::cache_hint L2::64B L2::128B L2::256B L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last: 7.4;"
+    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first: 7.4"
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The .target and .version that a module names."""
+
+    target: int
+    version: tuple[int, int]
+    family: bool = False  # sm_90a, sm_100f: it has what only that family has
+
+    @classmethod
+    def of(cls, text: str, version: tuple[int, int]) -> Dialect:
+        """Read a module's text; without a .target or .version it has everything, since no tool refuses it by those."""
+        found = _TARGET.search(text)
+        version = version if any(version) else (LATEST, 0)
+        return cls(int(found[1]), version, bool(found[2])) if found else cls(LATEST, version, True)
+
+    def has(self, wanted: re.Match[str]) -> bool:
+        """Return True if a module of this dialect has what an alternative asks for."""
+        if wanted["target"] and wanted["family"]:
+            first = int(wanted["target"])
+            return self.family and first <= self.target < first - first % 10 + 10
+        if wanted["target"]:
+            later = self.target >= int(wanted["target"])
+        else:
+            later = self.version >= (int(wanted["major"]), int(wanted["minor"]))
+        return later != bool(wanted["before"])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Words, and the alternatives of which they need one."""
+
+    words: tuple[str, ...]
+    needs: tuple[str, ...]
+
+    def broken(self, words: Collection[str], dialect: Dialect) -> str:
+        """Return why a form with these words is refused, or "" if it isn't."""
+        found = next((word for word in self.words if all(one in words for one in word.split("+"))), "")
+        if (self.words and not found) or any(_holds(need, words, dialect) for need in self.needs):
+            return ""
+        subject = " and ".join(f"'.{word.rpartition('=')[2]}'" for word in found.split("+")) if found else "this form"
+        return f"{subject} {_said(self.needs)}"
+
+
+@cache
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Parse the rules of a row, and add the ones that every row has."""
+    return tuple(_rules(f"{text};{_EVERYWHERE}"))
+
+
+def _rules(text: str) -> Iterator[Rule]:
+    for rule in filter(None, map(str.strip, text.split(";"))):
+        words, _, needs = rule.partition(":" if rule[0] == ":" else ": ")
+        yield Rule(tuple(words.split()), tuple(needs.split()))
+
+
+def _holds(need: str, words: Collection[str], dialect: Dialect) -> bool:
+    if wanted := _ALTERNATIVE.fullmatch(need):
+        return dialect.has(wanted)
+    return need[1:] not in words if need[0] == "!" else need in words
+
+
+def _said(needs: tuple[str, ...]) -> str:
+    """Say in words what a rule asks for."""
+    targets = [need for need in needs if need[:3] == "sm_"]
+    if targets:
+        later = "" if targets[0][-1] == "a" else " or later"
+        return f"needs .target {' or '.join(targets)}{later}"
+    if needs[0][0] == "<":
+        return f"needs .target or .version before {' or '.join(need[1:] for need in needs)}"
+    if _ALTERNATIVE.fullmatch(needs[0]):
+        return f"needs .version {needs[0]} or later"
+    if needs[0][0] == "!":
+        return f"doesn't go with '.{needs[0][1:].rpartition('=')[2]}'"
+    return f"goes with {' or '.join('.' + need.rpartition('=')[2] for need in needs)} only"

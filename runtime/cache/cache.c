@@ -1,0 +1,28 @@
+// The cache as Python calls it (gpt/cache.py), so that its rules are written once: runtime/common/kept.c.
+
+#include <stdlib.h>
+
+#include "../common/kept.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+// Each returns true and the result, or false and why the folder can't be trusted, if that is the reason.
+EXPORT bool gpt_cache_get(const char *path, const char *key, long limit, char **data, size_t *size,
+                          struct gpt_distrust *why) {
+    struct gpt_bytes found = {0};
+    bool got = gpt_get_from(path, key, limit, &found, why);
+    *data = found.data;
+    *size = found.size;
+    return got;
+}
+
+EXPORT void gpt_cache_put(const char *path, const char *key, const char *data, size_t size, long limit,
+                          long *room, struct gpt_distrust *why) {
+    gpt_keep_in(path, key, &(struct gpt_bytes){(char *)data, size, size}, limit, room, why);
+}
+
+EXPORT void gpt_cache_free(char *data) { free(data); }
+
+EXPORT int gpt_cache_open(const char *path, bool make, struct gpt_distrust *why) {
+    return gpt_open_private(path, make, why);
+}

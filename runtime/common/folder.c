@@ -1,0 +1,119 @@
+// The private folder with the supervisor's socket: gpt-broker.BOOT.XXXXXX in TMPDIR, or in /tmp. Not in
+// XDG_RUNTIME_DIR, which goes when its user logs out, while programs run on.
+//
+// The supervisor locks its folder. So the next run knows a folder whose supervisor was killed, and removes
+// it, and systemd-tmpfiles, which removes old files, passes over a locked one. BOOT names the kernel that
+// keeps the lock, because several machines may share a TMPDIR.
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "broker.h"
+
+enum { RANDOM = 6 }; // characters
+
+// Removes the socket and nothing else: a folder that has other files stays.
+static void empty_folder(int folder) {
+    struct stat status;
+    if (!fstatat(folder, GPT_SOCKET, &status, AT_SYMLINK_NOFOLLOW) && S_ISSOCK(status.st_mode))
+        unlinkat(folder, GPT_SOCKET, 0);
+}
+
+// The beginning of names, up to what mkdtemp makes.
+static void make_prefix(char prefix[64]) {
+    char boot[9] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file || fscanf(file, "%8[0-9a-f]", boot) != 1)
+        strcpy(boot, "unknown");
+    if (file)
+        fclose(file);
+    snprintf(prefix, 64, "gpt-broker.%s.", boot);
+}
+
+static bool is_name(const char *name, const char *prefix) {
+    size_t size = strlen(prefix);
+    bool good = !strncmp(name, prefix, size) && strlen(name) == size + RANDOM;
+    for (size_t i = size; good && name[i]; i++)
+        good = isalnum((unsigned char)name[i]);
+    return good;
+}
+
+static void remove_stale(const char *parent, const char *prefix) {
+    DIR *entries = opendir(parent);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+        if (is_name(entry->d_name, prefix))
+            folder = openat(dirfd(entries), entry->d_name, flags);
+        if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX | LOCK_NB)) {
+            empty_folder(folder);
+            unlinkat(dirfd(entries), entry->d_name, AT_REMOVEDIR);
+        }
+        if (folder >= 0)
+            close(folder);
+    }
+    if (entries)
+        closedir(entries);
+}
+
+// Makes a folder and locks it. Until it is locked, another run may take it for a stale one and remove it.
+static int make_in(const char *parent, char path[PATH_MAX]) {
+    enum { TRIES = 8 };
+    char real[PATH_MAX], prefix[64];
+    if (!realpath(parent, real) || strlen(real) > PATH_MAX - 128)
+        return -1;
+    make_prefix(prefix);
+    remove_stale(real, prefix);
+    for (int i = 0; i < TRIES; i++) {
+        struct stat status;
+        snprintf(path, PATH_MAX, "%s/%sXXXXXX", strcmp(real, "/") ? real : "", prefix);
+        if (!mkdtemp(path))
+            return -1;
+        int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX) &&
+            !fstat(folder, &status) && status.st_nlink)
+            return folder;
+        if (folder >= 0)
+            close(folder);
+        rmdir(path);
+    }
+    return -1;
+}
+
+int gpt_make_folder(char path[PATH_MAX]) {
+    const char *parent = getenv("TMPDIR");
+    mode_t mask = umask(S_IRWXG | S_IRWXO);
+    int folder = parent && *parent == '/' ? make_in(parent, path) : -1;
+    if (folder < 0)
+        folder = make_in("/tmp", path);
+    umask(mask);
+    return folder;
+}
+
+int gpt_listen(int folder) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int file = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" GPT_SOCKET, folder);
+    if (file >= 0 && !setsockopt(file, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) &&
+        !bind(file, (void *)&address, sizeof(address)) && !fchmodat(folder, GPT_SOCKET, 0600, 0) &&
+        !listen(file, SOMAXCONN))
+        return file;
+    if (file >= 0)
+        close(file);
+    return -1;
+}
+
+void gpt_remove_folder(int folder, const char *path) {
+    empty_folder(folder);
+    rmdir(path);
+    close(folder);
+}

@@ -1,0 +1,72 @@
+// Programs that a preloaded library cannot enter.
+
+#include <elf.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "unwatchable.h"
+
+enum { MOST_SCRIPTS = 5 }; // as the kernel: a script may name another as its interpreter
+
+// Return whether the program asks for the dynamic linker of musl: the driver is a library of glibc.
+static bool is_of_musl(int file, const Elf64_Phdr *segment) {
+    char linker[256] = "";
+    size_t size = segment->p_filesz < sizeof(linker) - 1 ? segment->p_filesz : sizeof(linker) - 1;
+    return pread(file, linker, size, (off_t)segment->p_offset) > 0 && strstr(linker, "/ld-musl-");
+}
+
+static const char *check_elf(int file) {
+    Elf64_Ehdr head;
+    if (pread(file, &head, sizeof(head), 0) < (ssize_t)sizeof(Elf32_Ehdr) ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG))
+        return NULL; // the kernel will say what it thinks of it
+    if (head.e_ident[EI_CLASS] != ELFCLASS64)
+        return "a 32-bit program";
+    if (head.e_machine != EM_X86_64)
+        return "a program for another machine";
+    for (int i = 0; i < head.e_phnum; i++) {
+        Elf64_Phdr segment;
+        if (pread(file, &segment, sizeof(segment), (off_t)(head.e_phoff + (size_t)i * sizeof(segment))) !=
+            sizeof(segment))
+            return NULL;
+        if (segment.p_type == PT_INTERP)
+            return is_of_musl(file, &segment) ? "a program of musl" : NULL;
+    }
+    return "a statically linked program";
+}
+
+static const char *check_rights(int file, const struct stat *status) {
+    if (status->st_mode & S_ISUID && status->st_uid != geteuid())
+        return "a setuid program";
+    if (status->st_mode & S_ISGID && status->st_mode & S_IXGRP && status->st_gid != getegid())
+        return "a setgid program";
+    if (getuid() && fgetxattr(file, "security.capability", NULL, 0) > 0)
+        return "a program with capabilities";
+    return NULL;
+}
+
+const char *gpt_find_unwatchable(char path[PATH_MAX]) {
+    char line[PATH_MAX];
+    for (int depth = 0; depth < MOST_SCRIPTS; depth++) {
+        int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        struct stat status;
+        if (file < 0)
+            return NULL; // it may be executable without being readable
+        const char *found = fstat(file, &status) ? NULL : check_rights(file, &status);
+        ssize_t size = found ? 0 : pread(file, line, sizeof(line) - 1, 0);
+        bool is_script = size >= 2 && !memcmp(line, "#!", 2);
+        if (!found && !is_script)
+            found = check_elf(file);
+        close(file);
+        if (!is_script)
+            return found;
+        line[size] = '\0';
+        char *start = line + 2 + strspn(line + 2, " \t");
+        start[strcspn(start, " \t\r\n")] = '\0';
+        strcpy(path, start);
+    }
+    return NULL;
+}

@@ -1,0 +1,176 @@
+// The functions of libc that start a program. They do what they did; a program that starts without the hook
+// is noted before, so that the report at the end of the run can say why nothing is recorded of it.
+//
+// Much of this runs in children of vfork, on their parent's stack: it allocates nothing and takes no lock.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/unwatchable.h"
+#include "hook/write/compiler.h"
+#include "hook/write/lost.h"
+#include "hook/write/report.h"
+#include "libc.h"
+
+static const char *find_variable(char *const *environment, const char *name) {
+    size_t size = strlen(name);
+    for (; environment && *environment; environment++)
+        if (!strncmp(*environment, name, size) && (*environment)[size] == '=')
+            return *environment + size + 1;
+    return NULL;
+}
+
+// Return what an environment lacks that brings the hook into a program, or NULL.
+static const char *find_dropped(char *const *environment) {
+    const char *preload = find_variable(environment, "LD_PRELOAD");
+    const char *output = find_variable(environment, "GPT_HOOK_OUTPUT");
+    if (!preload || !*preload)
+        return "without LD_PRELOAD";
+    if (!strstr(preload, "libgpthook.so"))
+        return "with another LD_PRELOAD";
+    return output && *output ? NULL : "without the variables of gpt-hook";
+}
+
+static bool is_program(const char *path) {
+    struct stat status;
+    return !stat(path, &status) && S_ISREG(status.st_mode) && !access(path, X_OK);
+}
+
+// Find the program as execvp() does. Returns false if there is none.
+static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
+    const char *folders = search && !strchr(name, '/') ? getenv("PATH") : NULL;
+    if (!folders)
+        return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX && is_program(path);
+    for (;;) {
+        size_t size = strcspn(folders, ":");
+        if (snprintf(path, PATH_MAX, "%.*s%s%s", (int)(size < PATH_MAX ? size : 0), folders, size ? "/" : "",
+                     name) < PATH_MAX &&
+            is_program(path))
+            return true;
+        if (!folders[size])
+            return false;
+        folders += size + 1;
+    }
+}
+
+// A program is about to start, or to take this one's place. A file that isn't there starts nothing, and a
+// seccomp filter may kill a process that looks at one.
+static void note(const char *name, char *const *environment, bool search, bool replaces) {
+    char path[PATH_MAX];
+    int error = errno;
+    if (name && hook_notes_losses() && !prctl(PR_GET_SECCOMP) && find_program(name, search, path)) {
+        const char *how = find_dropped(environment);
+        enum loss loss = how ? LOSS_DROPPED : LOSS_PROGRAM;
+        if (!how && (how = gpt_find_unwatchable(path)) && (strstr(how, "set") || strstr(how, "capabilities")))
+            loss = LOSS_RIGHTS;
+        if (how)
+            hook_note_loss(loss, name, how);
+        if (how && replaces)
+            hook_report_loss();
+    }
+    errno = error;
+}
+
+// Call the real function; fail with `otherwise` where libc has none.
+#define REAL(otherwise, function, ...)                                                                       \
+    ({                                                                                                       \
+        if (!hook_real_##function)                                                                           \
+            hook_find_real();                                                                                \
+        errno = hook_real_##function ? errno : ENOSYS;                                                       \
+        hook_real_##function ? hook_real_##function(__VA_ARGS__) : (otherwise);                              \
+    })
+
+EXPORT int execve(const char *path, char *const *argv, char *const *environment) {
+    note(path, environment, false, true);
+    return REAL(-1, execve, path, argv, environment);
+}
+
+EXPORT int execv(const char *path, char *const *argv) {
+    note(path, environ, false, true);
+    return REAL(-1, execv, path, argv);
+}
+
+EXPORT int execvp(const char *name, char *const *argv) {
+    note(name, environ, true, true);
+    return REAL(-1, execvp, name, argv);
+}
+
+EXPORT int execvpe(const char *name, char *const *argv, char *const *environment) {
+    note(name, environment, true, true);
+    return REAL(-1, execvpe, name, argv, environment);
+}
+
+// With an empty name, or none, it is the folder's descriptor that is a program.
+static void note_at(int folder, const char *name, char *const *environment) {
+    char path[PATH_MAX];
+    bool is_name = name && *name;
+    if (is_name && (*name == '/' || folder == AT_FDCWD))
+        snprintf(path, sizeof(path), "%s", name);
+    else
+        snprintf(path, sizeof(path), "/proc/self/fd/%d%s%s", folder, is_name ? "/" : "", is_name ? name : "");
+    note(path, environment, false, true);
+}
+
+EXPORT int fexecve(int file, char *const *argv, char *const *environment) {
+    note_at(file, "", environment);
+    return REAL(-1, fexecve, file, argv, environment);
+}
+
+EXPORT int execveat(int folder, const char *name, char *const *argv, char *const *environment, int flags) {
+    note_at(folder, name, environment);
+    return REAL(-1, execveat, folder, name, argv, environment, flags);
+}
+
+// The arguments of a function with `...`, as an array.
+#define ARGUMENTS(first)                                                                                     \
+    size_t count = 1;                                                                                        \
+    va_list list;                                                                                            \
+    va_start(list, first);                                                                                   \
+    while (va_arg(list, char *))                                                                             \
+        count++;                                                                                             \
+    va_end(list);                                                                                            \
+    char *argv[count + 1];                                                                                   \
+    argv[0] = (char *)first;                                                                                 \
+    va_start(list, first);                                                                                   \
+    for (size_t i = 1; i <= count; i++)                                                                      \
+    argv[i] = va_arg(list, char *)
+
+EXPORT int execl(const char *path, const char *argument, ...) {
+    ARGUMENTS(argument);
+    va_end(list);
+    return execv(path, argv);
+}
+
+EXPORT int execlp(const char *name, const char *argument, ...) {
+    ARGUMENTS(argument);
+    va_end(list);
+    return execvp(name, argv);
+}
+
+EXPORT int execle(const char *path, const char *argument, ...) {
+    ARGUMENTS(argument);
+    char *const *environment = va_arg(list, char *const *);
+    va_end(list);
+    return execve(path, argv, environment);
+}
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const *argv, char *const *environment) {
+    note(path, environment, false, false);
+    return REAL(ENOSYS, posix_spawn, pid, path, actions, attributes, argv, environment);
+}
+
+EXPORT int posix_spawnp(pid_t *pid, const char *name, const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *attributes, char *const *argv, char *const *environment) {
+    note(name, environment, true, false);
+    return REAL(ENOSYS, posix_spawnp, pid, name, actions, attributes, argv, environment);
+}

@@ -1,0 +1,76 @@
+// The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so
+// whoever writes a trace there can see that nobody reads it any more. Then the folder is removed by the first
+// to notice.
+
+#ifndef GPT_FOLDER_H
+#define GPT_FOLDER_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FOLDER_LOCK ".helper"
+
+// The lock, held by all who have this descriptor; -1 with errno set. It lasts until the last of them has
+// ended.
+static inline int folder_lock(const char *folder) {
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof(path), "%s/%s", folder, FOLDER_LOCK);
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (file >= 0 && fcntl(file, F_OFD_SETLK, &whole)) { // a file system without locks: it is not watched
+        close(file);
+        unlink(path);
+        return -1;
+    }
+    return file;
+}
+
+// Whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be held.
+static inline bool folder_is_left(int lock) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;
+}
+
+// The lock, traces (PID, PID.PID, PID.PID.2), and the files of their buffers: no other name is ours.
+static inline bool folder_has_name(const char *name) {
+    return !strcmp(name, FOLDER_LOCK) ||
+           (*name >= '0' && *name <= '9' && !name[strspn(name, "0123456789.buffers")]);
+}
+
+// Removes what processes of the run wrote to a folder that is open. Memory is not allocated: a handler of a
+// signal may come by.
+static inline void folder_empty(int folder) {
+    _Alignas(struct dirent64) char entries[2048];
+    bool any = true;
+    while (any) { // again from the beginning, for what is removed may move the rest
+        long got;
+        any = false;
+        lseek(folder, 0, SEEK_SET);
+        while ((got = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0)
+            for (long at = 0; at < got;) {
+                const struct dirent64 *entry = (const void *)(entries + at);
+                at += entry->d_reclen;
+                if (folder_has_name(entry->d_name))
+                    any |= !unlinkat(folder, entry->d_name, 0);
+            }
+    }
+}
+
+// Does the same by name, and removes the folder if nothing else is in it.
+static inline void folder_remove(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (folder >= 0) {
+        folder_empty(folder);
+        close(folder);
+    }
+    rmdir(path);
+}
+
+#endif

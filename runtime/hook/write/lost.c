@@ -1,0 +1,90 @@
+// Programs that the command starts without the hook: what the report says of them.
+//
+// Any process of the run may start one, and only the root process reports. So a note of it goes to a small
+// file whose name, which holds the random id of the run, the launcher chose: one for each kind of loss, the
+// first wins. The root process removes them at its end.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lost.h"
+#include "naming.h"
+#include "say.h"
+
+enum { TEXT = 512 };
+
+struct note {
+    char by[64], program[TEXT], how[64];
+};
+
+static const char *notes; // the names of the files begin so
+static pid_t root;
+
+void hook_lost_setup(pid_t of_run) {
+    const char *path = hook_keep_variable("GPT_HOOK_NOTES");
+    notes = path && *path == '/' ? path : NULL;
+    root = of_run;
+}
+
+// The root process is there, so the note will be removed.
+bool hook_notes_losses(void) { return notes && !kill(root, 0); }
+
+static int open_note(enum loss loss, int flags, char path[PATH_MAX]) {
+    snprintf(path, PATH_MAX, "%s.%d", notes, (int)loss);
+    return open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+}
+
+void hook_note_loss(enum loss loss, const char *program, const char *how) {
+    char path[PATH_MAX];
+    struct note note = {0};
+    snprintf(note.by, sizeof(note.by), "%s", program_invocation_short_name);
+    snprintf(note.program, sizeof(note.program), "%s", program);
+    snprintf(note.how, sizeof(note.how), "%s", how);
+    int file = open_note(loss, O_WRONLY | O_CREAT | O_EXCL, path);
+    if (file < 0)
+        return;
+    if (write(file, &note, sizeof(note)) != sizeof(note))
+        unlink(path);
+    close(file);
+}
+
+// Read a note and remove it. Returns false if there is none.
+static bool take(enum loss loss, struct note *note) {
+    char path[PATH_MAX];
+    struct stat status;
+    int file = notes ? open_note(loss, O_RDONLY, path) : -1;
+    if (file < 0)
+        return false;
+    bool ours = !fstat(file, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+    bool read_all = ours && read(file, note, sizeof(*note)) == sizeof(*note);
+    note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
+    close(file);
+    if (ours)
+        unlink(path);
+    return read_all;
+}
+
+static const char *advice_of(enum loss loss) {
+    return loss == LOSS_DROPPED  ? "; put 'gpt-hook run' right before that program"
+           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+                                 : " cannot be watched";
+}
+
+enum loss hook_take_loss(char *text, size_t size) {
+    enum loss found = LOSS_NONE;
+    for (enum loss loss = LOSS_DROPPED; loss > LOSS_NONE; loss--) {
+        struct note note;
+        if (!take(loss, &note) || found)
+            continue;
+        found = loss;
+        snprintf(text, size, "nothing was recorded of %s, which %s started%s %s%s", note.program, note.by,
+                 loss == LOSS_DROPPED ? "" : ":", note.how, advice_of(loss));
+    }
+    return found;
+}

@@ -1,0 +1,72 @@
+// The variables that set up the device. One that means nothing is refused as a whole: a device that ignores
+// what it was asked for looks as if it did it.
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+// "9.0" or "sm_90".
+static bool read_arch(const char *text) {
+    int end = 0, both;
+    if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
+        return *text > '0' && *text <= '9';
+    if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||
+        both < 10)
+        return false;
+    sim_major = both / 10, sim_minor = both % 10;
+    return true;
+}
+
+// A variable that is empty counts as absent.
+static const char *find(const char *name) {
+    const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+
+// Decimal digits only: strtoull() takes signs, spaces and what comes after the number.
+static bool read_number(const char *name, const char *unit, uint64_t least, uint64_t most, uint64_t *value) {
+    const char *text = find(name);
+    if (!text)
+        return true;
+    errno = 0;
+    *value = strtoull(text, NULL, 10);
+    if (!text[strspn(text, "0123456789")] && !errno && *value >= least && *value <= most)
+        return true;
+    sim_say("%s: not a number of %s from %lu to %lu: '%s'", name, unit, least, most, text);
+    return false;
+}
+
+static bool read_all(void) {
+    uint64_t delay = 0, load = 0, memory = 0, timeout = 60;
+    const char *arch = find("GPT_SIM_ARCH"), *what = find("GPT_SIM_RUN");
+    if (!read_arch(arch ? arch : "9.0")) {
+        sim_say("GPT_SIM_ARCH: not a compute capability: '%s' (examples: 9.0, sm_90)", arch);
+        return false;
+    }
+    if (what && strcmp(what, "none") && strcmp(what, "all")) {
+        sim_say("GPT_SIM_RUN: neither none nor all: '%s'", what);
+        return false;
+    }
+    if (!read_number("GPT_SIM_DELAY", "microseconds", 0, 1000000000, &delay) ||
+        !read_number("GPT_SIM_LOAD_DELAY", "microseconds", 0, 1000000000, &load) ||
+        !read_number("GPT_SIM_MEMORY", "bytes", 1, UINT64_MAX, &memory) ||
+        !read_number("GPT_SIM_TIMEOUT", "seconds", 0, 1000000000, &timeout))
+        return false;
+    sim_delay = 1000 * delay;
+    sim_load_delay = (unsigned)load;
+    sim_memory = memory;
+    sim_timeout = (unsigned)timeout;
+    sim_strict = find("GPT_SIM_STRICT") != NULL;
+    sim_runs = !what || strcmp(what, "none");
+    return true;
+}
+
+bool sim_read_environment(void) {
+    static enum { UNREAD, GOOD, BAD } state;
+    if (state == UNREAD)
+        state = read_all() ? GOOD : BAD;
+    return state == GOOD;
+}

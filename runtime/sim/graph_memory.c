@@ -1,0 +1,253 @@
+// Memory that nodes of graphs allocate. A node has its address from the start; the memory is there from each
+// launch of its graph until it is freed, by a node of that graph or another one, or by the program. It's held
+// by the nodes, by operations of launches, and by each launch whose memory isn't freed yet.
+
+#include <stdlib.h>
+
+#include "graph.h"
+
+struct allocation {
+    struct object object;
+    struct allocation *next;
+    struct context *context;
+    CUmemPoolProps props;
+    uint64_t start, size;
+    unsigned references;
+    unsigned launches; // whose memory is there: more than one if a free is still to be run
+    bool live;         // allocated, in the order in which the program issues its work
+};
+_Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
+
+static struct allocation *allocations;
+static uint64_t live_bytes, kept_bytes, high; // kept: by the device for all graphs, until a trim
+
+static struct allocation *find(uint64_t start) {
+    struct allocation *at = allocations;
+    while (at && at->start != start)
+        at = at->next;
+    return at;
+}
+
+bool sim_is_graph_memory(uint64_t start, uint64_t size) {
+    for (const struct allocation *at = allocations; at; at = at->next)
+        if (start - at->start <= at->size && size <= at->size - (start - at->start))
+            return true;
+    return false;
+}
+
+static void release(struct allocation *allocation) {
+    if (--allocation->references)
+        return;
+    struct allocation **at = &allocations;
+    while (*at != allocation)
+        at = &(*at)->next;
+    *at = allocation->next;
+    sim_retire(allocation->start, allocation->size);
+    sim_delete(allocation);
+}
+
+CUresult sim_make_graph_memory(struct operation *operation, size_t size, const CUmemPoolProps *props,
+                               struct context *context) {
+    if (!size || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->location.id)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (size > sim_total_memory())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *start = aligned_alloc(512, (size + 511) & ~(size_t)511);
+    struct allocation *made = start ? sim_new(ALLOCATION, NULL) : NULL;
+    if (!made) {
+        free(start);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->next = allocations;
+    made->context = context;
+    made->props = *props;
+    made->start = (uint64_t)start, made->size = size;
+    made->references = 1;
+    allocations = made;
+    *operation = (struct operation){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .memory = made->start};
+    return CUDA_SUCCESS;
+}
+
+void sim_hold_graph_memory(const struct operation *operation) {
+    if (operation->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        find(operation->memory)->references++;
+}
+
+void sim_release_graph_memory(const struct operation *operation) {
+    if (operation->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        release(find(operation->memory));
+}
+
+void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    const struct allocation *allocation = find(start);
+    *params = (CUDA_MEM_ALLOC_NODE_PARAMS){
+        .poolProps = allocation->props, .bytesize = allocation->size, .dptr = allocation->start};
+}
+
+// A graph frees memory once, of its own or of another one.
+CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory) {
+    if (!find(memory))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct operation *operation = graph->nodes[i]->operation;
+        if (operation->type == CU_GRAPH_NODE_TYPE_MEM_FREE && operation->memory == memory)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+bool sim_has_memory(const struct graph *graph) {
+    for (size_t i = 0; i < graph->count; i++) {
+        int type = graph->nodes[i]->operation->type;
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            return true;
+        for (size_t j = 0; j < graph->nodes[i]->inners; j++)
+            if (sim_has_memory(graph->nodes[i]->inner[j]))
+                return true;
+    }
+    return false;
+}
+
+// Launches
+
+static void trim(void) {
+    sim_give_memory(kept_bytes - live_bytes);
+    kept_bytes = live_bytes;
+}
+
+static void set_live(struct allocation *allocation, bool live) {
+    live_bytes += live ? allocation->size : -allocation->size;
+    allocation->live = live;
+}
+
+// Graphs have their memory one after the other: a launch needs the most that is there at once.
+CUresult sim_reserve_graph_memory(const struct operation *all, size_t count) {
+    uint64_t now = live_bytes, most = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct allocation *allocation = find(all[i].memory);
+        if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE && allocation)
+            now -= allocation->size;
+        else if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !allocation->live)
+            now += allocation->size;
+        most = now > most ? now : most;
+    }
+    if (most > kept_bytes && !sim_take_memory(most - kept_bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    kept_bytes = most > kept_bytes ? most : kept_bytes;
+    high = kept_bytes > high ? kept_bytes : high;
+    return CUDA_SUCCESS;
+}
+
+static bool allocates(const struct operation *all, size_t count, uint64_t memory) {
+    for (size_t i = 0; i < count; i++)
+        if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && all[i].memory == memory)
+            return true;
+    return false;
+}
+
+CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first) {
+    for (size_t i = 0; i < count; i++) {
+        const struct allocation *allocation = find(all[i].memory);
+        if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && allocation->live && !frees_first)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE && !(allocation && allocation->live) &&
+            !allocates(all, i, all[i].memory))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_reserve_graph_memory(all, count);
+}
+
+// The launch was issued. Memory that it allocates is there from now on: the program may issue work for it.
+void sim_note_launch(const struct operation *all, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        struct allocation *allocation = find(all[i].memory);
+        if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            set_live(allocation, false);
+        else if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+                 !allocation->live) { // else it was freed first
+            set_live(allocation, true);
+            allocation->references++;
+            if (!allocation->launches++)
+                sim_add_graph_memory(allocation->start, allocation->size, allocation->context);
+        }
+    }
+}
+
+bool sim_begin_free(CUdeviceptr memory, CUresult *status) {
+    struct allocation *allocation = find(memory);
+    if (!allocation)
+        return false;
+    *status = allocation->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (allocation->live)
+        set_live(allocation, false);
+    return true;
+}
+
+bool sim_free_graph_memory(CUdeviceptr memory) {
+    struct allocation *allocation = find(memory);
+    if (!allocation)
+        return false;
+    if (allocation->launches) {
+        if (!--allocation->launches)
+            sim_remove_graph_memory(allocation->start);
+        release(allocation);
+    }
+    return true;
+}
+
+void sim_end_graph_memory(const struct context *context) {
+    for (struct allocation *at = allocations, *next; at; at = next) {
+        next = at->next;
+        unsigned launches = at->context == context ? at->launches : 0;
+        if (launches && at->live)
+            set_live(at, false);
+        at->launches -= launches;
+        for (; launches; launches--)
+            release(at);
+    }
+}
+
+// Its attributes
+
+static CUresult check_attribute(int attribute, const void *value, CUdevice device) {
+    return device ? CUDA_ERROR_INVALID_DEVICE
+           : !value || attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH
+               ? CUDA_ERROR_INVALID_VALUE
+               : CUDA_SUCCESS;
+}
+
+// An H200 counts in such units, and says the same of used and of reserved memory.
+static uint64_t in_units(uint64_t bytes) {
+    enum { UNIT = 32 << 20 };
+    return (bytes + UNIT - 1) / UNIT * UNIT;
+}
+
+API cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value) {
+    LOCKED;
+    CUresult status = check_attribute(attribute, value, device);
+    bool now = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT ||
+               attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
+    if (!status)
+        *(uint64_t *)value = in_units(now ? kept_bytes : high);
+    return status;
+}
+
+API cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value) {
+    LOCKED;
+    CUresult status = check_attribute(attribute, value, device);
+    bool is_high =
+        attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    if (status || !is_high || *(const uint64_t *)value)
+        return status ? status : CUDA_ERROR_INVALID_VALUE;
+    high = kept_bytes;
+    return CUDA_SUCCESS;
+}
+
+API cuDeviceGraphMemTrim(CUdevice device) {
+    LOCKED;
+    if (device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    trim();
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,102 @@
+"""The simulated device refuses and takes the same instructions as the installed ptxas. forms.py makes them.
+
+Known differences are listed in KNOWN, each with its reason.
+"""
+
+import itertools
+import re
+
+import pytest
+
+from tests import cuda
+from tests.asm.host import forms
+from tests.tiers import full
+
+KNOWN = (  # the instruction, whether the simulated device takes it, and why that differs from ptxas
+    (r"(v\w+|createpolicy)\.\S* -?\d", False, "a constant as a result, which ptxas takes and drops"),
+    (r"\S*bf16x2.*\{", False, "a vector as one register of .bf16x2: no page says so"),
+    (r"mov\.v\d\.", False, "parts of a vector that are one register: no page says so"),
+    (r"st\.v\d\S* \[\S+\], [^{]", False, "parts of a vector that are one register: no page says so"),
+    (r"\S*\.pred %f", False, "a type too many, which ptxas drops"),
+    (r"testp\.f", False, "no test at all: no page says what that is"),
+    (r"(addc|subc|madc)\.\S*(16|sat)", False, "carries of 16 bits, and .sat: no page says so"),
+    (r"prmt\.[a-z0-9]+\.b32|mma\.(?!sync)|fence\.(mbarrier_init|sync_restrict)", False, "words in another order"),
+    (r"atom\.(?!\S*cache_hint)\S+ \S+, \[\S+\], [^,]+, .*;", False, "a policy without .L2::cache_hint"),
+    (r"st\.(async\S*|u16|s16)|red\.async", False, "no mbarrier: no page says so"),
+    (r".*(%p|%b128_|%f\d|%u16_|global_|-1;)", None, "odd registers that ptxas takes or refuses by instruction"),
+    (r"(madc?|mad24|div|barrier|cp|mbarrier|createpolicy)\.", True, "words in another order, and lacking operands"),
+    (r"(match|bmsk|redux|movmatrix|getctarank|mapa|stackrestore|alloca|pmevent|setp?|ldu|mov|atom|st|cvta)\b", True,
+     "operands that ptxas refuses by instruction"),
+)  # fmt: skip
+
+
+def is_known(line: str, taken: bool) -> bool:
+    """Return True if a difference is listed."""
+    return any(only in (None, taken) and re.match(pattern, line) for pattern, only, _ in KNOWN)
+
+
+@pytest.fixture(scope="module")
+def ptxas():
+    try:
+        return str(cuda.tool("ptxas"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def differences(lines: list[str], ptxas: str, target: str, version: str, folder) -> list[str]:
+    """List the lines on which the two disagree, with what each says."""
+    found = []
+    both = zip(
+        lines, forms.theirs(lines, ptxas, target, version, folder), forms.ours(lines, target, version), strict=True
+    )
+    for line, theirs, ours in both:
+        if theirs != forms.CRASH and bool(theirs) != bool(ours):
+            found.append(f"{line} ptxas: '{theirs}', here: '{ours}'")
+    return found
+
+
+@pytest.mark.parametrize("target", ["sm_90", full("sm_80"), full("sm_100a")])
+def test_conversions(ptxas, tmp_path, target):
+    """Compare every pair of types with every rounding and the common modifiers; nothing may differ."""
+    types = ["u8", "s32", "u16", "s64", "f16", "bf16", "f32", "f64", "tf32"]
+    modes = ["", ".rn", ".rz", ".rm", ".rp", ".rni", ".rzi", ".rna"]
+    words = ["", ".ftz", ".sat", ".relu", ".satfinite", ".ftz.sat"]
+    lines = []
+    for to, of, mode, word in itertools.product(types, types, modes, words):
+        result, operand = (forms.REGISTERS.get(name, "%b32_" if name == "tf32" else "%b16_") for name in (to, of))
+        lines.append(f"cvt{mode}{word}.{to}.{of} {result}1, {operand}2;")
+    assert len(lines) == 3888
+    assert not differences(lines, ptxas, target, "8.6", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("cvt.f16.f32 %f16_1, %f32_1;", "needs one of .rn .rz .rm .rp"),
+        ("min.f32 %f32_1, %f32_2, %f32_3, %f32_4;", "needs .target sm_100 or later"),
+        ("add.f32.bf16 %f32_1, %b16_2, %f32_3;", "needs .target sm_100 or later"),
+        ("add.f32 %f32_1, %u32_2, %f32_3;", "'%u32_2' is a register of .u32 where .f32 is expected"),
+        ("add.s32 %s32_1, %tid.x, 1;", "'mov' it to a register first"),
+        ("add.f32 %f32_1, %f32_2, 1;", "'1' where .f32 is expected"),
+        ("bfe.u32 %u32_1, %u32_2, 256, 1;", "'256' is not from 0 to 255"),
+        ("ld.relaxed.global.u32 %u32_1, [%b64_1];", "goes with .cta or .cluster or .gpu or .sys only"),
+        ("bar.sync 16;", "a barrier, 0 to 15"),
+        ("shfl.up.b32 %b32_1, %b32_2, 1, 0;", "needs .target or .version before"),
+    ],
+)
+def test_what_ptxas_refuses_is_refused_with_a_reason(ptxas, tmp_path, line, reason):
+    assert forms.theirs([line], ptxas, "sm_90a", "8.6", tmp_path) != [""]
+    assert reason in forms.ours([line], "sm_90a", "8.6")[0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "target", "version"),
+    [
+        (12, "sm_90", "8.7"),
+        *(full(150, *case) for case in (("sm_75", "7.0"), ("sm_80", "7.8"), ("sm_90a", "8.7"), ("sm_100a", "9.0"))),
+        full(150, "sm_120a", "9.0"),
+    ],
+)
+def test_every_form(ptxas, tmp_path, limit, target, version):
+    found = differences(forms.forms(limit), ptxas, target, version, tmp_path)
+    assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []

@@ -1,0 +1,43 @@
+"""The lists of gpt-debloat --apply: --restore deletes them, so they have to be the user's own."""
+
+import os
+import subprocess
+
+import pytest
+
+
+def restore(folder):
+    env = os.environ | {"XDG_STATE_HOME": str(folder)}
+    return subprocess.run(["gpt-debloat", "--restore"], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("shape", ["link", "link above", "owner", "others write"])
+def test_nothing_is_deleted_where_another_user_could_have_led_us(tmp_path, shape):
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    (home := tmp_path / "home").mkdir()
+    (home / "notes.txt").write_text("precious")
+    (gpt := tmp_path / "state" / "gpt").parent.mkdir()
+    match shape:
+        case "link above":
+            (home / "applied").mkdir()
+            (home / "notes.txt").rename(home / "applied" / "notes.txt")
+            gpt.symlink_to(home)
+        case _:
+            gpt.mkdir()
+            (gpt / "applied").symlink_to(home)
+            if shape == "owner":
+                os.chown(gpt, 2002, 2002)
+            elif shape == "others write":
+                gpt.chmod(0o777)
+    done = restore(tmp_path / "state")
+    assert done.returncode == 1 and done.stderr.startswith(f"gpt-debloat: error: {gpt}")
+    assert "set XDG_STATE_HOME" in done.stderr
+    assert [path.read_text() for path in home.rglob("notes.txt")] == ["precious"]
+
+
+def test_lists_of_ones_own_are_read(tmp_path):
+    (lists := tmp_path / "gpt" / "applied").mkdir(parents=True)
+    (lists / "one").write_bytes(b"/nothing\0")
+    assert restore(tmp_path).stdout == "libraries restored: 0, from 0B of backups\n"
+    assert restore(tmp_path).returncode == 4

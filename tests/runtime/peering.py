@@ -1,0 +1,97 @@
+"""Speaks to the supervisor byte by byte, as an honest or hostile process would.
+
+Scripts of tests run it under gpt-hook, from sandboxes too: it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+USER, MOUNT, NETWORK = 0x10000000, 0x20000, 0x40000000
+HOST, CHECK, UNPACK, PROBE, REGISTER = range(5)
+QUESTION, REPLY = struct.Struct("<I16s65s3x"), struct.Struct("<i1024s")
+REFUSED = 253
+MODULE = b"\x83\xa4kind\xa6module\xa2id\x01\xa4data\xc4\x01x"  # {"kind": "module", "id": 1, "data": b"x"}
+
+libc = ctypes.CDLL(None, use_errno=True)
+folder = os.environ.get("GPT_HOOK_BROKER", "")
+
+
+def connect(path: str = "") -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(20)
+    if path:
+        client.connect(path)
+    else:  # its name may be longer than an address
+        place = os.open(folder, os.O_PATH)
+        client.connect(f"/proc/self/fd/{place}/socket")
+        os.close(place)
+    return client
+
+
+def file(content: bytes) -> int:
+    made = os.memfd_create("request")
+    os.write(made, content)
+    return made
+
+
+def send(client: socket.socket, which: int, digest: str = "", text: str = "", arch: str = "host", files=None) -> None:
+    message = QUESTION.pack(which, arch.encode(), digest.encode()) + (text.encode() + b"\0" if text else b"")
+    if files is None:
+        files = [] if text else [file(MODULE)]
+    more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+    client.sendmsg([message], more)
+
+
+def receive(client: socket.socket) -> tuple[int, str]:
+    """The status and the fault; (-1, "") if the supervisor only closed the connection."""
+    try:
+        data, rights, *_ = client.recvmsg(4096, 64)
+    except ConnectionResetError:
+        data, rights = b"", []
+    for *_, held in rights:
+        os.close(struct.unpack("i", held[:4])[0])
+    if len(data) != REPLY.size:
+        return -1, ""
+    status, fault = REPLY.unpack(data)
+    return status, fault.rstrip(b"\0").decode()
+
+
+def ask(which: int, *words: str, **more) -> tuple[int, str]:
+    with connect(more.pop("path", "")) as client:
+        send(client, which, *words, **more)
+        return receive(client)
+
+
+def unshare(flags: int) -> None:
+    assert libc.unshare(flags) == 0, os.strerror(ctypes.get_errno())
+
+
+def jail(flags: int) -> None:
+    """Enters namespaces, and an empty root directory."""
+    empty = f"/tmp/gpt-jail.{os.getpid()}"
+    os.mkdir(empty)
+    unshare(flags)
+    os.chroot(empty)
+    os.chdir("/")
+
+
+def child(work: Callable[[], object]) -> None:
+    """Prints what some work in a child comes to, and removes its jail."""
+    print(end="", flush=True)
+    pid = os.fork()
+    if not pid:
+        try:
+            print(work(), flush=True)
+        except OSError as error:
+            print(type(error).__name__, flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    if os.path.isdir(f"/tmp/gpt-jail.{pid}"):
+        os.rmdir(f"/tmp/gpt-jail.{pid}")

@@ -1,0 +1,164 @@
+"""Programs that a run starts without the hook: nothing is recorded of them, and gpt-hook says so."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests import cuda
+from tests.runtime import hooked
+from tests.runtime.clients import LOOP
+
+NOT_WRITTEN = "not written: "
+BEFORE = "; put 'gpt-hook run' right before that program"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A program that uses the driver, one that is linked statically, and a library to preload."""
+    folder = tmp_path_factory.mktemp("lost")
+    hooked.compile_c(folder / "app", LOOP)
+    (folder / "plain.c").write_text("int main(void) { return 5; }\n")
+    cuda.c_compiler("-static", folder / "plain.c", "-o", folder / "static")
+    cuda.c_compiler("-shared", "-fPIC", "-x", "c", os.devnull, "-o", folder / "other.so")
+    return folder
+
+
+def said(tmp_path, *command, output=None, **more):
+    """Return a run's status and gpt-hook's lines, without its name and that of the trace. No note is left."""
+    notes = tmp_path / "notes"
+    notes.mkdir(exist_ok=True)
+    words = ("run", "-fo", output or tmp_path / "t.mp", "--device", "sim", "--", *command)
+    env = os.environ | {"TMPDIR": str(notes)}
+    line = hooked.command(*words, quiet=False)
+    done = subprocess.run(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env, **more)
+    assert [name for name in os.listdir(notes) if name.startswith("gpt-hook")] == []
+    lines = [line for line in done.stderr.splitlines() if line.startswith("gpt-hook: ")]
+    return done.returncode, [line.removeprefix("gpt-hook: ").replace(f"{tmp_path}/t.mp: ", "") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("script", "by", "how"),
+    [
+        ("exec env LD_PRELOAD={f}/other.so {f}/app 3", "env", "with another LD_PRELOAD"),
+        ("env LD_PRELOAD={f}/other.so {f}/app 3; exit 0", "env", "with another LD_PRELOAD"),
+        ("exec env -i {f}/app 3", "env", "without LD_PRELOAD"),
+        ("exec env LD_PRELOAD= {f}/app 3", "env", "without LD_PRELOAD"),
+        ("unset LD_PRELOAD; {f}/app 3", "sh", "without LD_PRELOAD"),
+        ("unset LD_PRELOAD; {f}/app 3; true", "sh", "without LD_PRELOAD"),
+        ("sh -c 'sh -c \"unset LD_PRELOAD; {f}/app 3; true\"; true'; true", "sh", "without LD_PRELOAD"),
+        ("exec env -u GPT_HOOK_OUTPUT {f}/app 3", "env", "without the variables of gpt-hook"),
+    ],
+)
+def test_an_environment_without_the_hook(tmp_path, folder, script, by, how):
+    _, lines = said(tmp_path, "sh", "-c", script.format(f=folder))
+    what = f"nothing was recorded of {folder}/app, which {by} started {how}{BEFORE}"
+    assert lines == [f"warning: {NOT_WRITTEN}{what}"] and not (tmp_path / "t.mp").exists()
+
+
+@pytest.mark.parametrize("function", ["execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve"])
+def test_every_function_that_replaces_the_program(tmp_path, folder, function):
+    """Each starts the program as ever, with its arguments and its environment."""
+    arguments = {
+        "execve": '"/bin/sh", words, environment', "execv": '"/bin/sh", words', "execvp": '"sh", words',
+        "execvpe": '"sh", words, environment', "fexecve": 'open("/bin/sh", O_RDONLY), words, environment',
+        "execl": '"/bin/sh", "sh", "-c", words[2], (char *)0', "execlp": '"sh", "sh", "-c", words[2], (char *)0',
+        "execle": '"/bin/sh", "sh", "-c", words[2], (char *)0, environment',
+    }[function]  # fmt: skip
+    source = """
+    #include <fcntl.h>
+    int main(void) {
+        char *words[] = {"sh", "-c", "exit $STATUS", 0}, *environment[] = {"STATUS=7", 0};
+        unsetenv("LD_PRELOAD");
+        setenv("STATUS", "7", 1);
+        %s(%s);
+        return 1;
+    }
+    """
+    program = hooked.compile_c(tmp_path / "program", source % (function, arguments))
+    status, (line,) = said(tmp_path, program)
+    assert status == 7
+    assert re.search(r"nothing was recorded of \S+, which program started without LD_PRELOAD;", line)
+
+
+@pytest.mark.parametrize("function", ["posix_spawn", "posix_spawnp"])
+def test_spawned_programs(tmp_path, folder, function):
+    source = """
+    #include <spawn.h>
+    #include <sys/wait.h>
+    int main(void) {
+        pid_t child;
+        int status;
+        char *words[] = {"sh", "-c", "exit $STATUS", 0}, *environment[] = {"STATUS=7", 0};
+        OK(%s(&child, "/bin/sh", 0, 0, words, environment));
+        wait(&status);
+        assert(%s(&child, "/no/such", 0, 0, words, environment) == ENOENT);
+        return WEXITSTATUS(status);
+    }
+    """
+    program = hooked.compile_c(tmp_path / "program", source % (function, function))
+    status, (line,) = said(tmp_path, program)
+    assert status == 7 and "nothing was recorded of /bin/sh, which program started without LD_PRELOAD;" in line
+
+
+def test_programs_that_no_library_enters(tmp_path, folder):
+    fact = f"warning: {NOT_WRITTEN}nothing was recorded of {folder}/static, which sh started: a statically linked"
+    for script, status in ((f"exec {folder}/static", 5), (f"{folder}/static; exit 3", 3)):
+        assert said(tmp_path, "sh", "-c", script) == (status, [f"{fact} program cannot be watched"])
+    # Of a program that starts one as a helper, and uses the driver itself, that is no news.
+    status, (line,) = said(tmp_path, "sh", "-c", f"{folder}/static; {folder}/app 3; exit 4")
+    assert status == 4 and " 3 launches, " in line
+
+
+def test_a_program_of_musl_has_a_trace_without_calls(tmp_path, folder):
+    if not shutil.which("musl-gcc"):
+        pytest.skip("no musl-gcc")
+    subprocess.run(["musl-gcc", folder / "plain.c", "-o", tmp_path / "musl"], check=True)
+    status, lines = said(tmp_path, "sh", "-c", f"{tmp_path}/musl; exit 3")
+    assert status == 3 and lines[0].startswith("0 calls, 0 launches, 1 process")
+    assert lines[1].endswith(f"of {tmp_path}/musl, which sh started: a program of musl cannot be watched")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_setuid_program(tmp_path, folder):
+    program = tmp_path / "setuid"
+    shutil.copy("/bin/true", program)
+    os.chown(program, 2001, 2001)
+    program.chmod(0o4755)
+    _, lines = said(tmp_path, "sh", "-c", f"{program}; true")
+    what = f"of {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+    assert lines == [f"warning: {NOT_WRITTEN}nothing was recorded {what}"]
+
+
+def test_a_part_of_the_run_is_recorded(tmp_path, folder):
+    status, lines = said(tmp_path, "sh", "-c", f"{folder}/app 3; env -i {folder}/app 4; exit 9")
+    assert status == 9 and " 3 launches, " in lines[0]
+    assert lines[1:] == [f"warning: nothing was recorded of {folder}/app, which env started without LD_PRELOAD{BEFORE}"]
+
+
+@pytest.mark.parametrize("output", ["-", "|cat"])
+def test_streams(tmp_path, folder, output):
+    nothing = f"warning: {output}: nothing was recorded: no process that gpt-hook watched used the CUDA driver"
+    assert said(tmp_path, "sh", "-c", "true", output=output)[1] == [nothing]
+    lost = f"warning: nothing was recorded of {folder}/app, which env started without LD_PRELOAD{BEFORE}"
+    assert said(tmp_path, "env", "-i", folder / "app", "3", output=output)[1] == [lost, nothing]
+    assert said(tmp_path, folder / "app", "3", output=output)[1] == []
+
+
+def test_names_are_safe(tmp_path, folder):
+    """A name of a program is anybody's: it doesn't reach the terminal as it is."""
+    program = tmp_path / "a\x1b[2J\nb"
+    shutil.copy("/bin/true", program)
+    _, (line,) = said(tmp_path, "env", "-i", program)
+    assert f"{tmp_path}/a\\x1b[2J\\x0ab, which env started" in line
+
+
+def test_a_planted_note_is_neither_followed_nor_believed(tmp_path, folder):
+    """The folder of notes may be everybody's."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    script = f'ln -s {victim} "$GPT_HOOK_NOTES.3"; env -i {folder}/app 3; rm "$GPT_HOOK_NOTES.3"; true'
+    _, (line,) = said(tmp_path, "sh", "-c", script)
+    assert "no process that gpt-hook watched" in line and victim.read_text() == "mine"

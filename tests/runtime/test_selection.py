@@ -1,0 +1,144 @@
+"""Options that choose kernels and launches and leave nothing: what gpt-hook says there was instead."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.runtime import hooked, probing
+
+FOO = ".entry foo(){ret;} .visible .entry bar(){ret;} .visible .entry never(){ret;}"
+MANY = "".join(f".visible .entry k{i}(){{ret;}}\n" for i in range(9))
+
+# Launches the kernels that its arguments name; `-NAME` is only looked up.
+PROGRAM = r"""
+static void *module;
+static void use(const char *name) {
+    void *function;
+    OK(cuModuleGetFunction(&function, module, name + (*name == '-')));
+    if (*name != '-')
+        OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+int main(int argc, char **argv) {
+    static char text[1 << 14];
+    FILE *file = fopen(argv[1], "r");
+    assert(file && fread(text, 1, sizeof(text) - 1, file));
+    begin();
+    OK(cuModuleLoadData(&module, text));
+    for (int i = 2; i < argc; i++)
+        use(argv[i]);
+    return 3;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("selection")
+    path = folder / "program"
+    head = ".version 7.0\n.target sm_70\n.address_size 64\n"
+    (folder / "few.ptx").write_text(f"{head}.visible {FOO}\n")
+    (folder / "many.ptx").write_text(head + MANY)
+    hooked.compile_c(path, PROGRAM)
+    return path
+
+
+def said(tmp_path, *command, options=()) -> list[str]:
+    """Return what a run with a probe says, without the line about the trace."""
+    words = ("run", "-fo", tmp_path / "t.mp", "--device", "sim", "-p", "block_sched", *options, "--", *command)
+    env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
+    done = subprocess.run(hooked.command(*words, quiet=False), stderr=subprocess.PIPE, text=True, check=False, env=env)
+    assert done.returncode == 3
+    return [line.removeprefix("gpt-hook: ") for line in done.stderr.splitlines() if "/t.mp: " not in line]
+
+
+LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
+
+
+@pytest.mark.parametrize(
+    ("options", "kernels", "lines"),
+    [
+        (("-k", "fo"), "foo", ["1 launch with probes, 0 without"]),
+        (
+            ("-k", "matmul"),
+            "foo bar foo",
+            [
+                "0 launches with probes, 0 without, 3 of kernels that -k and --filter leave out",
+                "warning: -k matmul matches no kernel; the program looked up: foo, bar",
+            ],
+        ),
+        (
+            ("-k", "matmul:foo:x"),  # one of several
+            "foo",
+            [
+                "1 launch with probes, 0 without",
+                "warning: -k matmul:x matches no kernel; the program looked up: foo",
+            ],
+        ),
+        (
+            ("--filter", "o:r"),
+            "foo bar",
+            [
+                "0 launches with probes, 0 without, 2 of kernels that -k and --filter leave out",
+                "warning: --filter leaves no kernel; it drops: foo, bar",
+            ],
+        ),
+        (
+            ("-k", "never"),
+            "foo -never",
+            [
+                "0 launches with probes, 0 without, 1 of kernels that -k and --filter leave out",
+                "warning: no kernel that -k and --filter choose was launched; the program looked up, of these: never",
+            ],
+        ),
+        (
+            ("--launch-skip", "2", "--launch-count", "5"),
+            "foo foo",
+            [
+                f"0 launches with probes, 2 without: {LEFT_OUT} (2)",
+                "warning: --launch-skip 2 --launch-count 5 leaves out every launch of: foo",
+            ],
+        ),
+        (("--launch-skip", "1"), "foo foo", [f"1 launch with probes, 1 without: {LEFT_OUT} (1)"]),
+        (
+            ("--launch-count", "0"),
+            "foo",
+            [
+                f"0 launches with probes, 1 without: {LEFT_OUT} (1)",
+                "warning: --launch-count 0 leaves out every launch of: foo",
+            ],
+        ),
+        ((), "", ["0 launches with probes, 0 without: no launch was recorded"]),
+        (("-k", "foo"), "", ["0 launches with probes, 0 without: no launch was recorded"]),
+    ],
+)
+def test_what_was_looked_up_instead(tmp_path, program, options, kernels, lines):
+    assert said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=options) == lines
+
+
+def test_a_list_is_short(tmp_path, program):
+    names = [f"k{i}" for i in range(9)]
+    line = said(tmp_path, program, program.with_name("many.ptx"), *names, options=("-k", "x"))[-1]
+    assert line == "warning: -k x matches no kernel; the program looked up: k0, k1, k2, k3, k4 and 4 more"
+
+
+def test_names_of_all_processes_count(tmp_path, program):
+    """An option is fine if it chooses a kernel of any process."""
+    ptx = program.with_name("few.ptx")
+    script = f"{program} {ptx} foo; {program} {ptx} bar; exit 3"
+    assert said(tmp_path, "sh", "-c", script, options=("-k", "ba")) == ["1 launch with probes, 0 without"]
+    assert said(tmp_path, "sh", "-c", script, options=("-k", "x"))[-1].endswith("looked up: foo, bar")
+
+
+def test_a_long_name_is_matched_whole(tmp_path, program):
+    name, ptx = "z" * 700 + "end", tmp_path / "long.ptx"
+    ptx.write_text(program.with_name("few.ptx").read_text().replace("foo", name))
+    assert said(tmp_path, program, ptx, name, options=("-k", "zend")) == ["1 launch with probes, 0 without"]
+    assert said(tmp_path, program, ptx, name, options=("-k", "x"))[-1].endswith(f"{'z' * 252}...")
+
+
+@pytest.mark.parametrize("option", ["-k", "--filter"])
+def test_a_list_without_a_part_is_refused(tmp_path, program, option):
+    done = hooked.run(tmp_path / "t.mp", program, options=("-p", "block_sched", option, "::"))
+    assert done.returncode == 2
+    assert done.stderr == f"gpt-hook: error: {option}: '::' names no part of a kernel's name\n"

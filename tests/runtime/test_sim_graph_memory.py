@@ -1,0 +1,288 @@
+"""Memory that graphs allocate, and what counts as memory of the simulated device: as an H200 answers (driver 580)."""
+
+GRAPHS = r"""
+enum { MIB = 1 << 20 };
+static void *alloc_node(void *graph, uint64_t *memory, size_t size) {
+    CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = size};
+    void *node;
+    OK(D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
+    *memory = params.dptr;
+    return node;
+}
+static void is_attribute(int attribute, uint64_t value) {
+    uint64_t got = 1;
+    OK(D(cuDeviceGetGraphMemAttribute)(0, attribute, &got));
+    if (got != value)
+        fprintf(stderr, "attribute %d: %ld, not %ld\n", attribute, (long)got, (long)value), abort();
+}
+static void *instance(void *graph, unsigned long long flags) {
+    void *exec;
+    OK(D(cuGraphInstantiateWithFlags)(&exec, graph, flags));
+    return exec;
+}
+"""
+
+
+def test_each_launch_allocates(play):
+    source = r"""
+    int main(void) {
+        begin();
+        void *s, *graph, *other, *exec, *frees, *node, *set, *context;
+        uint64_t m, value;
+        OK(D(cuStreamCreate)(&s, 1));
+        OK(D(cuCtxGetCurrent)(&context));
+        OK(D(cuGraphCreate)(&graph, 0));
+        node = alloc_node(graph, &m, 256);
+        CUDA_MEMSET_NODE_PARAMS_v2 params = {m, 0, 7, 4, 64, 1, context};
+        OK(D(cuGraphAddMemsetNode)(&set, graph, &node, (size_t)1, &params, context));
+        params.dst = m + 252;
+        IS(1, D(cuGraphAddMemsetNode)(&set, graph, &node, (size_t)1, &params, context)); // beyond its end
+        exec = instance(graph, 0);
+        IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4)); // not yet there
+        IS(1, D(cuMemsetD8Async)(m, 0, (size_t)4, s));
+        IS(1, D(cuPointerGetAttribute)(&value, 2, m));
+        IS(500, D(cuMemGetAddressRange_v2)((void *)0, (void *)0, m));
+        IS(1, D(cuMemFreeAsync)(m, s));
+        is_attribute(0, 0);
+        OK(D(cuGraphLaunch)(exec, s));
+        OK(D(cuMemcpyDtoDAsync_v2)(m + 8, m, (size_t)8, s)); // after it, in the stream
+        IS(1, D(cuGraphLaunch)(exec, s)); // without a free
+        OK(D(cuStreamSynchronize)(s));
+        for (int i = 0; i < 4; i++)
+            is_attribute(i, 32 * MIB);
+        OK(D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+        assert((uint32_t)value == 7);
+        OK(D(cuMemFreeAsync)(m, s));
+        IS(1, D(cuMemFreeAsync)(m, s));
+        OK(D(cuGraphLaunch)(exec, s));
+        OK(D(cuStreamSynchronize)(s));
+        OK(D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+        OK(D(cuMemFree_v2)(m));
+        IS(1, D(cuMemFree_v2)(m));
+        IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+        is_attribute(0, 32 * MIB); // the device keeps it
+        OK(D(cuDeviceGraphMemTrim)(0));
+        is_attribute(0, 0);
+        is_attribute(1, 32 * MIB);
+        value = 1;
+        IS(1, D(cuDeviceSetGraphMemAttribute)(0, 1, &value));
+        value = 0;
+        IS(1, D(cuDeviceSetGraphMemAttribute)(0, 0, &value));
+        OK(D(cuDeviceSetGraphMemAttribute)(0, 3, &value));
+        is_attribute(3, 0);
+
+        // Another graph frees it, if it is there.
+        OK(D(cuGraphCreate)(&other, 0));
+        OK(D(cuGraphAddMemFreeNode)(&node, other, (void *)0, (size_t)0, m));
+        frees = instance(other, 0);
+        IS(1, D(cuGraphLaunch)(frees, s));
+        for (int i = 0; i < 2; i++) {
+            OK(D(cuGraphLaunch)(exec, s));
+            OK(D(cuGraphLaunch)(frees, s));
+        }
+        OK(D(cuStreamSynchronize)(s));
+        IS(1, D(cuGraphLaunch)(frees, s));
+        IS(1, D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+
+        // Memory stays when its graph goes, until it is freed.
+        OK(D(cuGraphLaunch)(exec, s));
+        OK(D(cuGraphExecDestroy)(exec));
+        OK(D(cuGraphDestroy)(graph));
+        OK(D(cuStreamSynchronize)(s));
+        OK(D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+        assert((uint32_t)value == 7);
+        OK(D(cuMemFree_v2)(m));
+        IS(1, D(cuMemFree_v2)(m));
+
+        // Freed by the next launch
+        OK(D(cuGraphCreate)(&graph, 0));
+        alloc_node(graph, &m, 256);
+        exec = instance(graph, 1);
+        for (int i = 0; i < 3; i++)
+            OK(D(cuGraphLaunch)(exec, s));
+        OK(D(cuStreamSynchronize)(s));
+        OK(D(cuMemcpyDtoH_v2)(&value, m, (size_t)4));
+        OK(D(cuDevicePrimaryCtxReset_v2)(0)); // takes all along
+    }
+    """
+    play(GRAPHS + source)
+
+
+def test_what_is_captured(play):
+    source = r"""
+    int main(void) {
+        begin();
+        void *s, *t, *graph, *exec, *nodes[8];
+        uint64_t m, second, pool, out;
+        size_t count = 8;
+        int type, types[] = {10, 2, 1, 11};
+        OK(D(cuStreamCreate)(&s, 1));
+        OK(D(cuStreamCreate)(&t, 1));
+        OK(D(cuMemAlloc_v2)(&out, (size_t)256));
+        OK(D(cuMemAllocAsync)(&pool, (size_t)256, s));
+        OK(D(cuStreamBeginCapture_v2)(s, 0));
+        OK(D(cuMemAllocAsync)(&m, (size_t)256, s));
+        OK(D(cuMemsetD32Async)(m, 5, (size_t)64, s));
+        OK(D(cuMemcpyDtoDAsync_v2)(out, m, (size_t)256, s));
+        IS(1, D(cuMemFreeAsync)(pool, s)); // of no graph
+        IS(1, D(cuMemFreeAsync)(m + 4, s));
+        OK(D(cuMemFreeAsync)(m, s));
+        IS(1, D(cuMemFreeAsync)(m, s));
+        OK(D(cuStreamEndCapture)(s, &graph));
+        OK(D(cuGraphGetNodes)(graph, nodes, &count));
+        assert(count == 4);
+        for (int i = 0; i < 4; i++) {
+            OK(D(cuGraphNodeGetType)(nodes[i], &type));
+            assert(type == types[i]);
+        }
+        exec = instance(graph, 0);
+        for (int i = 0; i < 3; i++) {
+            uint32_t got[64] = {0};
+            OK(D(cuMemsetD32_v2)(out, 0, (size_t)64));
+            OK(D(cuCtxSynchronize)());
+            OK(D(cuGraphLaunch)(exec, s));
+            OK(D(cuStreamSynchronize)(s));
+            OK(D(cuMemcpyDtoH_v2)(got, out, (size_t)256));
+            assert(got[0] == 5 && got[63] == 5);
+            IS(1, D(cuMemFree_v2)(m));
+        }
+        OK(D(cuMemFreeAsync)(pool, t));
+        IS(1, D(cuMemFreeAsync)(pool, t)); // it has been freed
+        OK(D(cuStreamSynchronize)(t));
+        OK(D(cuStreamBeginCapture_v2)(s, 0));
+        OK(D(cuMemAllocAsync)(&second, (size_t)256, s));
+        IS(900, D(cuMemFreeAsync)(second, t)); // only a launch allocates it
+        IS(901, D(cuStreamEndCapture)(s, &graph));
+    }
+    """
+    play(GRAPHS + source)
+
+
+def test_what_may_not_be_done_with_such_a_graph(play):
+    source = r"""
+    int main(void) {
+        begin();
+        void *graph, *outer, *exec, *alloc, *node, *empty, *clone;
+        uint64_t m, got, plain;
+        OK(D(cuMemAlloc_v2)(&plain, (size_t)256));
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphCreate)(&outer, 0));
+        alloc = alloc_node(graph, &m, 256);
+        IS(801, D(cuGraphClone)(&clone, graph));
+        IS(801, D(cuGraphAddChildGraphNode)(&node, outer, (void *)0, (size_t)0, graph));
+        IS(801, D(cuGraphDestroyNode)(alloc));
+        OK(D(cuGraphAddEmptyNode)(&empty, graph, &alloc, (size_t)1));
+        IS(801, D(cuGraphRemoveDependencies)(graph, &alloc, &empty, (size_t)1));
+        IS(1, D(cuGraphAddMemFreeNode)(&node, graph, (void *)0, (size_t)0, plain));
+        IS(1, D(cuGraphAddMemFreeNode)(&node, graph, (void *)0, (size_t)0, m + 4));
+        IS(1, D(cuGraphAddMemFreeNode)(&node, graph, (void *)0, (size_t)0, 0ull));
+        OK(D(cuGraphAddMemFreeNode)(&node, graph, &empty, (size_t)1, m));
+        IS(1, D(cuGraphAddMemFreeNode)(&empty, graph, &node, (size_t)1, m));
+        CUDA_MEM_ALLOC_NODE_PARAMS params;
+        OK(D(cuGraphMemAllocNodeGetParams)(alloc, &params));
+        assert(params.bytesize == 256 && params.dptr == m && params.poolProps.allocType == 1);
+        OK(D(cuGraphMemFreeNodeGetParams)(node, &got));
+        assert(got == m);
+        IS(1, D(cuGraphMemFreeNodeGetParams)(alloc, &got));
+        params.bytesize = 0;
+        IS(1, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
+        params.bytesize = 1ull << 45;
+        IS(2, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
+        params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = 256}; // where?
+        IS(1, D(cuGraphAddMemAllocNode)(&node, graph, (void *)0, (size_t)0, &params));
+        exec = instance(graph, 0);
+        IS(801, D(cuGraphInstantiateWithFlags)(&clone, graph, 0ull)); // one at a time
+        IS(801, D(cuGraphInstantiateWithFlags)(&clone, graph, 1ull));
+        OK(D(cuGraphExecUpdate_v2)(exec, graph, (void *)0));
+        OK(D(cuGraphExecDestroy)(exec));
+        exec = instance(graph, 0);
+        params = (CUDA_MEM_ALLOC_NODE_PARAMS){.poolProps = {.allocType = 1, .location = {1, 0}}, .bytesize = 64};
+        CUgraphNodeParams both = {.type = 10, .alloc = params};
+        OK(D(cuGraphAddNode)(&node, outer, (void *)0, (size_t)0, &both));
+        both = (CUgraphNodeParams){.type = 11, .free = {both.alloc.dptr}};
+        OK(D(cuGraphAddNode)(&empty, outer, &node, (size_t)1, &both));
+        IS(801, D(cuGraphExecUpdate_v2)(exec, outer, (void *)0)); // its memory is another one's
+        OK(D(cuGraphLaunch)(instance(outer, 0), (void *)0));
+        OK(D(cuCtxSynchronize)());
+    }
+    """
+    play(GRAPHS + source)
+
+
+def test_the_limit_of_memory(play):
+    source = r"""
+    enum { PIECE = 32 * MIB, ALL = 32 };
+    static uint64_t got[2 * ALL];
+    #define COUNT(status, call) ({ int n_ = 0, last_ = 0; \
+        while (n_ < 2 * ALL && !(last_ = (call))) n_++; \
+        IS(status, last_); n_; })
+    static size_t left(void) {
+        size_t left;
+        OK(D(cuMemGetInfo_v2)(&left, (void *)0));
+        return left / MIB;
+    }
+    int main(void) {
+        begin();
+        struct { int type, handles, location, place; uint64_t rest[2]; } props = {1, 0, 1, 0, {0}};
+        size_t pitch, size = PIECE;
+        void *pool, *graph, *exec, *second;
+        uint64_t m, other;
+        assert(left() == 1024);
+        #define FREE(n, call) do { for (int i_ = n; i_--;) { uint64_t p = got[i_]; OK(call); } \
+            assert(left() == 1024); } while (0)
+        IS(ALL, COUNT(2, D(cuMemAlloc_v2)(&got[n_], size)));
+        FREE(ALL, D(cuMemFree_v2)(p));
+        IS(ALL, COUNT(2, D(cuMemAllocPitch_v2)(&got[n_], &pitch, (size_t)MIB, (size_t)32, 4)));
+        FREE(ALL, D(cuMemFree_v2)(p));
+        IS(ALL, COUNT(2, D(cuMemAllocAsync)(&got[n_], size, (void *)0)));
+        for (int i = 0; i < ALL; i++)
+            OK(D(cuMemFreeAsync)(got[i], (void *)0));
+        OK(D(cuCtxSynchronize)());
+        OK(D(cuDeviceGetDefaultMemPool)(&pool, 0));
+        IS(ALL, COUNT(2, D(cuMemAllocFromPoolAsync)(&got[n_], size, pool, (void *)0)));
+        FREE(ALL, D(cuMemFree_v2)(p));
+        IS(ALL, COUNT(2, D(cuMemCreate)(&got[n_], size, &props, 0ull)));
+        assert(left() == 0);
+        IS(2, D(cuMemAlloc_v2)(&m, (size_t)1));
+        FREE(ALL, D(cuMemRelease)(p));
+        IS(2 * ALL, COUNT(0, D(cuMemAllocManaged)(&got[n_], size, 1))); // more than the device has
+        OK(D(cuMemAlloc_v2)(&m, 31 * size));
+        IS(2, D(cuMemAlloc_v2)(&other, size + 1));
+        OK(D(cuMemFree_v2)(m));
+        FREE(2 * ALL, D(cuMemFree_v2)(p));
+        IS(2 * ALL, COUNT(0, D(cuMemHostAlloc)(&got[n_], size, 0)));
+        for (int i = 0; i < 2 * ALL; i++)
+            OK(D(cuMemFreeHost)((void *)got[i]));
+
+        // Memory that is mapped counts once, until both its handle and its mapping are gone.
+        OK(D(cuMemAddressReserve)(&m, size, (size_t)0, 0ull, 0ull));
+        OK(D(cuMemCreate)(&other, size, &props, 0ull));
+        OK(D(cuMemMap)(m, size, (size_t)0, other, 0ull));
+        OK(D(cuMemRelease)(other));
+        assert(left() == 1024 - 32);
+        OK(D(cuMemUnmap)(m, size));
+        assert(left() == 1024);
+
+        // Graphs share what they need one after the other; it is taken when the first is launched.
+        OK(D(cuGraphCreate)(&graph, 0));
+        void *node = alloc_node(graph, &m, 20 * size), *freed;
+        OK(D(cuGraphAddMemFreeNode)(&freed, graph, &node, (size_t)1, m));
+        exec = instance(graph, 0);
+        OK(D(cuGraphCreate)(&graph, 0));
+        alloc_node(graph, &other, 20 * size);
+        second = instance(graph, 0);
+        assert(left() == 1024);
+        OK(D(cuGraphLaunch)(exec, (void *)0));
+        OK(D(cuGraphLaunch)(second, (void *)0));
+        IS(2, D(cuGraphLaunch)(exec, (void *)0));
+        assert(left() == 1024 - 20 * 32);
+        OK(D(cuMemFree_v2)(other));
+        assert(left() == 1024 - 20 * 32);
+        OK(D(cuGraphUpload)(exec, (void *)0));
+        IS(2, D(cuMemAlloc_v2)(&m, 13 * size));
+        OK(D(cuDeviceGraphMemTrim)(0));
+        OK(D(cuMemAlloc_v2)(&m, 13 * size));
+        IS(2, D(cuGraphUpload)(exec, (void *)0));
+    }
+    """
+    play(GRAPHS + source, GPT_SIM_MEMORY=str(1 << 30))
