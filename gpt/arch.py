@@ -15,7 +15,7 @@ KNOWN = (
 )  # fmt: skip
 
 _ARCH = re.compile(r"sm_(\d{1,3})(\d)([af]?)", re.ASCII)
-_DOTTED = re.compile(r"(\d{1,3})\.(\d)([af]?)", re.ASCII)
+_DOTTED = re.compile(r"(\d{1,3})\.?(\d)([af]?)", re.ASCII)
 _NEAR = re.compile(r"\s*(?:sm|compute|lto)?[_-]?(\d{1,3})\.?(\d)([af]?)\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -37,7 +37,7 @@ def find_arch(text: str) -> Arch | None:
 
 
 def parse_arch(text: str) -> Arch:
-    """`sm_90a` or `9.0a`, as people name them. Raises UsageError."""
+    """`sm_90a`, `9.0a` or `90a`, as people name them. Raises UsageError."""
     found = _ARCH.fullmatch(text) or _DOTTED.fullmatch(text)
     if found:
         return Arch(int(found[1]), int(found[2]), found[3])

@@ -3,13 +3,16 @@
 A row has `stride` bytes, and each field lies in it at its offset, little-endian. Whoever wrote the record chose all
 of this, so nobody unpacks rows by fields that `parse_fields` has not seen.
 
-An `answer` has columns in place of fields, which can be text: the number of one of the record's `texts`. A column
-whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of floats a NaN.
+An `answer` has columns in place of fields, which can be text: the number of one of the record's `texts`. A `number` is
+text, too: a whole number or a float of any size, in decimals, for columns whose rows have numbers of different types. A
+column whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of floats a
+NaN.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -24,7 +27,9 @@ TYPES = {  # as struct and numpy name them, after `<`
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
     "f16": "e", "f32": "f", "f64": "d",
 }  # fmt: skip
-TEXT = "text"
+TEXT, NUMBER = "text", "number"
+LONGEST = 64  # characters of a number
+DECIMALS = re.compile(r"-?(?:[0-9]+((?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)|(inf|nan))")
 
 
 class RowField(NamedTuple):
@@ -82,9 +87,10 @@ def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
 def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
     name, type_ = declared["name"], declared["type"]
     base = type_.removesuffix("?") if answer else type_
-    code = "I" if base == TEXT and answer else TYPES.get(base)
+    code = "I" if base in (TEXT, NUMBER) and answer else TYPES.get(base)
     if code is None:
-        raise MalformedError(f"field '{name}': unknown type '{type_}'")
+        known = ", ".join([TEXT, NUMBER, *TYPES] if answer else TYPES)
+        raise MalformedError(f"field '{name}': unknown type '{type_}' (there are {known})")
     return RowField(name, base, code, declared["offset"], struct.calcsize("<" + code), base != type_)
 
 
@@ -143,7 +149,9 @@ class Packer:
             return field.none
         if field.type == TEXT and isinstance(value, str):
             return self._numbers.setdefault(value, len(self._numbers))
-        if field.type == TEXT or type(value) not in (int, float) or (field.optional and value == field.none):
+        if field.type == NUMBER and type(value) in (int, float):
+            return self._numbers.setdefault(repr(value), len(self._numbers))
+        if field.type in (TEXT, NUMBER) or type(value) not in (int, float) or (field.optional and value == field.none):
             raise MalformedError(f"row.{field.name} is not of type {field.type}")
         return value
 
@@ -172,10 +180,16 @@ def _iter_values(fields: list[RowField], texts: list[str], rows: Iterable[tuple[
         for field, none, value in zip(fields, nones, row, strict=True):
             if field.optional and (value == none or value != value):  # a NaN is not itself
                 values.append(None)
-            elif field.type != TEXT:
+            elif field.type not in (TEXT, NUMBER):
                 values.append(value)
             elif value < len(texts):
-                values.append(texts[value])
+                values.append(texts[value] if field.type == TEXT else _parse_number(field.name, texts[value]))
             else:
                 raise MalformedError(f"answer: column '{field.name}' has text {value} of {len(texts)}")
         yield values
+
+
+def _parse_number(name: str, text: str) -> int | float:
+    if len(text) > LONGEST or not (found := DECIMALS.fullmatch(text)):
+        raise MalformedError(f"answer: column '{name}' has something that is no number")
+    return float(text) if found[1] or found[2] else int(text)

@@ -34,14 +34,14 @@ STRUCTS: dict[str, Keys] = {
     },
     "column": {
         "name": ("str", "name of the value"),
-        "type": ("str", "as of a field, or text; with ? where a row may have no value"),
+        "type": ("str", "as of a field, text, or number; with ? where a row may have no value"),
         "offset": ("u64", "bytes from the start of the row"),
         "unit": ("str?", "ns, cycles, bytes, %, id, address, and of text kernel; absent for counts and plain text"),
         "title": ("str?", "what stands above it in a table; absent if that is the name"),
         "shown": ("str?", "in tables for people: never, any, under, line, exact; absent for always"),
     },
     "plot": {
-        "form": ("str", "bars, lines, levels, histogram, spans, heat or roofs"),
+        "form": ("str", "bars, stack, lines, levels, histogram, spans, heat or roofs"),
         "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
         "y": ("[str]", "columns along the vertical axis; of spans and heat, that of rows; of roofs three"),
         "end": (

@@ -194,7 +194,7 @@ RUNS: dict[str, Keys] = {
         "name": ("str", "what it is about: processes, functions, copies, kernels"),
         "columns": ("[column]", "values of a row, in order"),
         "stride": ("u64", "bytes of a row"),
-        "texts": ("[str]", "what numbers in columns of text stand for, from 0"),
+        "texts": ("[str]", "what the values in columns of text and of numbers stand for, from 0"),
         "rows": ("bin", "packed little-endian rows; none is padding"),
         "top": ("u64?", "rows that a table for people shows, of many; absent for all"),
         "verdict": ("[str]", "what follows from the rows, or limits what they say: a line each"),

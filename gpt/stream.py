@@ -222,7 +222,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         del pending[:taken]
         start += taken
     if pending:
-        raise TruncatedError(f"ends {len(pending)} bytes into a record", at(name, base + start))
+        raise TruncatedError(f"truncated {len(pending)} bytes into a record", at(name, base + start))
 
 
 def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Record, int]]:

@@ -254,7 +254,8 @@ def test_files_are_read_one_after_the_other(tmp_path):
     done = run(PASS, str(a), str(b))
     assert done.returncode == 3
     assert (
-        done.stderr.decode() == f"gpt-test: error: {b}+{len(HEADER):#x}: ends {len(sync(2)) - 1} bytes into a record\n"
+        done.stderr.decode()
+        == f"gpt-test: error: {b}+{len(HEADER):#x}: truncated {len(sync(2)) - 1} bytes into a record\n"
     )
 
 

@@ -374,7 +374,7 @@ def test_a_cut_stream_is_told_of_once(folder):
 def test_a_torn_input_is_refused(stage, size):
     last = max(edge for edge in (0, len(HEADER), len(HEADER + STRANGE[0])) if edge < size)
     line = one_line(stage, stage(data=UNFINISHED[:size]), 3)
-    assert line.endswith(f"<stdin>+{last:#x}: ends {size - last} bytes into a record")
+    assert line.endswith(f"<stdin>+{last:#x}: truncated {size - last} bytes into a record")
 
 
 @alike

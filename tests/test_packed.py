@@ -58,7 +58,7 @@ def test_each_kind_of_rows_becomes_lines_with_the_other_keys_of_its_record():
 
 # Answers
 
-TYPES = st.sampled_from(["text", "text?", *packed.TYPES, *(f"{type_}?" for type_ in packed.TYPES)])
+TYPES = st.sampled_from(["text", "text?", "number", "number?", *packed.TYPES, *(f"{type_}?" for type_ in packed.TYPES)])
 
 
 def values(type_):
@@ -66,6 +66,8 @@ def values(type_):
     base = type_.rstrip("?")
     if base == "text":
         some = st.text(max_size=5)
+    elif base == "number":
+        some = st.integers(-(1 << 64), 1 << 64) | st.floats(allow_nan=False)
     elif base[0] == "f":
         some = st.floats(width=int(base[1:]), allow_nan=False)
     else:
@@ -96,6 +98,15 @@ def test_answers_come_back_also_through_json(found):
     assert len(lines) == 3 + len(rows)
     _, back, sync = read(lines)
     assert (back, sync["kind"]) == (answer, "sync") and back.raw
+
+
+@pytest.mark.parametrize("text", ["", "x", "1e", "٣", "9" * 65, "--1", "1_0"])
+def test_numbers_that_are_none_are_refused(text):
+    packer = packed.Packer([{"name": "n", "type": "number", "offset": 0}])
+    packer.add([7])
+    answer = records.make("answer", name="a", **{**packer.keys(), "texts": [text]}, verdict=[])
+    with pytest.raises(MalformedError, match="column 'n' has something that is no number"):
+        list(packed.unpack_rows(answer)[1])
 
 
 HEADER = records.make(

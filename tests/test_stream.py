@@ -215,7 +215,7 @@ def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
         try:
             found.extend(r.raw for r in stream.read_records(file, "in"))  # keeps what came before an error
         except TruncatedError as error:
-            assert (error.where, error.fact) == (f"in+{last:#x}", f"ends {size - last} bytes into a record")
+            assert (error.where, error.fact) == (f"in+{last:#x}", f"truncated {size - last} bytes into a record")
             assert size > last
         else:
             assert size == last
@@ -288,7 +288,7 @@ def test_a_record_that_is_torn_in_a_chunk_does_not_swallow_what_follows(missing)
         at = data.index(sync(1)) + len(sync(1))
         with pytest.raises(TruncatedError) as caught:
             read(data)
-        assert str(caught.value) == f"in+{at:#x}: ends {len(torn)} bytes into a record"
+        assert str(caught.value) == f"in+{at:#x}: truncated {len(torn)} bytes into a record"
 
 
 def test_chunks_that_lie_are_refused():

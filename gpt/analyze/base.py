@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # What a process knows, and others use. Launches of probed kernels are some of it: their buffers refer to them.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 NAMED = 3  # lines of what is missing
+KERNELS = 8  # names of kernels, where a selection chose others
+SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
 FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
 EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
@@ -203,6 +205,8 @@ class Passage:
         self._told = False  # whether a stage before has reported an error
         self._left_out = set[bool]()  # by process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
+        self._names: dict[str, None] = {}  # of kernels, for a selection that matches none
+        self._simulated = False  # whether the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
         """The records of this one come next."""
@@ -218,6 +222,7 @@ class Passage:
             return
         self._kinds.add(kind)
         self._told |= kind == "diag" and record.get("level") == "error"
+        self._simulated |= kind == "device" and record.get("runs") == "ptx"
         match kind:
             case "header":
                 self._begin(segment, record)
@@ -292,6 +297,8 @@ class Passage:
             self._fold.take(process)
             self._fold.end(process)
         self._pids[process.pid] = None
+        if self._selection and self._selection.kernels:
+            self._names |= dict.fromkeys(process.kernels().values())
         if process.left_out is not None:
             self._left_out.add(process.left_out)
         if process.started:
@@ -310,10 +317,11 @@ class Passage:
             if process.started:
                 self._fold.take(process)
         if self._news or not self._fold.streams:
-            lines = self._lines()
+            lines, more = self._lines(), [SIMULATED] if self._simulated else []
             for record in self._fold.answer(lines):
                 if record["kind"] == "answer":
-                    record = records.make(**{**record, "incomplete": lines or None})
+                    verdict, more = [*record["verdict"], *more], []
+                    record = records.make(**{**record, "verdict": verdict, "incomplete": lines or None})
                     if self._seen:
                         self._seen(record)
                 self._write(record)
@@ -333,11 +341,19 @@ class Passage:
         self._news |= other._news
         self._left_out |= other._left_out
         self._pids |= other._pids
+        self._names |= other._names
+        self._simulated |= other._simulated
 
     def _find_left_out(self) -> str | None:
         """Whether the selection leaves out all that the analysis is about."""
         if not self._selection or self._left_out != {True}:
             return None
+        if self._names:
+            from gpt.screen.demangle import readable
+
+            names = readable([*self._names])
+            rest = f" and {len(names) - KERNELS:,} more" if len(names) > KERNELS else ""
+            return f"{self._selection} leaves out everything; the kernels are {', '.join(names[:KERNELS])}{rest}"
         pids = [*map(str, self._pids)]
         more = f" and {len(pids) - NAMED:,} more" if len(pids) > NAMED else ""
         return f"{self._selection} leaves out everything; the processes are {', '.join(pids[:NAMED])}{more}"

@@ -9,33 +9,49 @@ import numpy.typing as npt
 
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.sequence import LAUNCH, Calls, Groups, IdleWaits, NextLaunches
+from gpt.trace.unrecorded import Unrecorded
 
 TOP = 10  # gaps that are kept of a thread
 WAITS = "waits"  # the group of what follows waits; others are threads
 
 
+class Meanwhile(NamedTuple):
+    """Calls of a thread between two launches: ns of all and of the longest one, and its api, None without any."""
+
+    time: float
+    longest: float
+    api: int | None
+
+
 class Gap(NamedTuple):
-    """From a launch to the next one of its thread: the functions, the api of the longest call meanwhile, ns."""
+    """The `time` from a launch to the next one of its thread, in ns: the functions, and the calls in between."""
 
     after: int
     before: int
-    call: int | None
+    calls: Meanwhile
     start: int
     time: int
 
 
+NO_CALLS = Meanwhile(0.0, 0.0, None)
+
+
 class _Last(NamedTuple):
-    """The last launch of a thread, and the longest call since then: its time and its api."""
+    """The last launch of a thread, and the calls since then."""
 
     end: int
     function: int
-    longest: tuple[float, int] | None
+    since: Meanwhile
 
 
 class Between:
-    """Of the calls of a process, as they come: `gaps` by thread and after waits, and the `longest` by thread."""
+    """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
 
-    def __init__(self) -> None:
+    Time in gaps that wasn't recorded isn't part of them.
+    """
+
+    def __init__(self, unrecorded: Unrecorded) -> None:
+        self.unrecorded = unrecorded
         self.launches = 0
         self.first, self.last = 0, 0  # when the first call began, and the last one ended
         self.gaps = Numbers()
@@ -54,9 +70,13 @@ class Between:
         for thread, mine in self._threads.iter(calls.rows["thread"]):
             self._add_thread(thread, calls, mine, np.flatnonzero(launch[mine]))
         waits = calls.end[self._idle.find(calls)]
-        found = self._next.find(start[launch], waits, int(start[-1]))
-        if len(found):
-            self.gaps.add(WAITS, found)
+        begins, found = self._next.find(start[launch], waits, int(start[-1]))
+        self.gaps.add(WAITS, found - self.unrecorded.within(begins, begins + found))
+
+    @property
+    def whole(self) -> int:
+        """The ns from the first call to the end of the last one that were recorded."""
+        return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def _add_thread(self, thread: int, calls: Calls, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]) -> None:
         """Those of a thread; launches are at `places` of its own."""
@@ -64,16 +84,17 @@ class Between:
         if len(places):
             own = mine[places]
             starts, ends = calls.rows["start"][own], calls.end[own]
-            between = starts - np.concatenate(([last.end if last else starts[0]], ends[:-1]))
+            begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
+            between = np.maximum(starts - begins, 0) - self.unrecorded.within(begins, starts)
             known = int(not last)  # the first launch of all is after none
             if len(between) > known:
-                self.gaps.add(thread, np.maximum(between[known:], 0))
+                self.gaps.add(thread, between[known:])
             self._keep_longest(thread, calls, mine, places, between, known)
             rest = mine[places[-1] + 1 :]
             function = int(calls.rows["function"][own[-1]])
-            self._before[thread] = _Last(int(ends[-1]), function, _longest(calls, rest, None))
+            self._before[thread] = _Last(int(ends[-1]), function, _add_calls(calls, rest, NO_CALLS))
         elif last:
-            self._before[thread] = last._replace(longest=_longest(calls, mine, last.longest))
+            self._before[thread] = last._replace(since=_add_calls(calls, mine, last.since))
 
     def _keep_longest(
         self, thread: int, calls: Calls, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp],
@@ -89,20 +110,23 @@ class Between:
             inside = mine[(places[at - 1] + 1 if at else 0) : places[at]]
             if at:
                 before = mine[places[at - 1]]
-                after, end, call = int(functions[before]), int(calls.end[before]), _longest(calls, inside, None)
+                after, end, since = int(functions[before]), int(calls.end[before]), NO_CALLS
             else:
                 assert last
-                after, end, call = last.function, last.end, _longest(calls, inside, last.longest)
+                after, end, since = last.function, last.end, last.since
             next_ = int(functions[mine[places[at]]])
-            kept.append(Gap(after, next_, call[1] if call else None, end, int(between[at])))
+            kept.append(Gap(after, next_, _add_calls(calls, inside, since), end, int(between[at])))
         kept.sort(key=lambda gap: -gap.time)
         del kept[TOP:]
 
 
-def _longest(calls: Calls, places: npt.NDArray[np.intp], known: tuple[float, int] | None) -> tuple[float, int] | None:
-    """The time and the api of the call that took longest, of some and of what is known of those before."""
+def _add_calls(calls: Calls, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
+    """Return some calls and those that are `known` together."""
     if not len(places):
         return known
-    at = places[calls.rows["duration"][places].argmax()]
-    found = float(calls.rows["duration"][at]), int(calls.rows["api"][at])
-    return known if known and known[0] >= found[0] else found
+    took = calls.rows["duration"][places]
+    at = int(took.argmax())
+    time = known.time + float(took.sum())
+    if known.api is not None and known.longest >= took[at]:
+        return known._replace(time=time)
+    return Meanwhile(time, float(took[at]), int(calls.rows["api"][places[at]]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,7 +33,7 @@ from gpt.mistaken import is_stream
 from gpt.outputs import check_folder
 from gpt.screen import plots
 from gpt.stage import DASH, Stage
-from gpt.trace.inputs import STDIN
+from gpt.trace.inputs import STDIN, find_runs
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -251,6 +251,15 @@ def _check_output(traces: Sequence[Path], path: Path | None) -> None:
         raise UsageError(f"'{path}' is a trace, and not replaced: name another file")
 
 
+def _expand_sides(traces: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield the traces of both sides of a comparison. Raises UsageError, MissingError."""
+    if len(traces) != 2:
+        raise UsageError("two traces are compared: name two files, before and after, or two folders of such files")
+    if len({*map(real_path, traces)}) != 2:
+        raise UsageError(f"A and B are the same: {traces[1]}")
+    yield from map(find_runs, traces)
+
+
 def make_command(analysis: Analysis) -> Callable[..., int]:
     """The command of an analysis, for typer."""
 
@@ -259,8 +268,9 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         own = {name: given[name] for name in analysis.options}
         _check_engine(analysis, given)
         _check_output(traces, own.get("output") or path)
-        if analysis.two and (len(traces) != 2 or len({*map(real_path, traces)}) != 2 or any(map(Path.is_dir, traces))):
-            raise UsageError("two traces are compared: name two files, that of before and that of after")
+        if analysis.two:
+            sides = [*_expand_sides(traces)]
+            traces, own["runs"] = [trace for side in sides for trace in side], tuple(map(len, sides))
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
             if given["engine"]:

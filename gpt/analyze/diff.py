@@ -1,27 +1,45 @@
-"""gpt-analyze diff: two traces, by function and by kernel, and which of their differences are noise.
-
-A count that differs is a difference, and so are bytes. Times vary from call to call: with variances a and b of m and n
-durations within the two traces, the difference of the means has a standard error of sqrt(a/m + b/n). What is within
-NOISE of these is noise, and what is LITTLE of the mean too, for clocks and temperature differ from run to run and no
-trace of one run can say by how much. Of fewer than FEW durations the variance is not known well enough.
-"""
+"""gpt-analyze diff: two traces, or several runs of each, by function and by kernel (differences.py has the rules)."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
-from gpt.screen.units import amount, human_time
+from gpt.analyze.differences import (
+    COUNT,
+    FEW_TIMES,
+    LITTLE,
+    MEDIAN,
+    NOISE,
+    NOISE_ONLY,
+    NOT_TIMED,
+    NOTHING,
+    REAL,
+    RUNS,
+    SIZE,
+    SLOWEST,
+    TIME,
+    Side,
+    Sums,
+    is_apart,
+    make_side,
+    mean_of,
+    pair_names,
+    tell_difference,
+)
+from gpt.screen.brief import brief_name
+from gpt.screen.units import amount, human_count, human_time
 
 if TYPE_CHECKING:
     from gpt.analyze.totals import ProcessTotals, Totals
-    from gpt.trace.process import Process
+    from gpt.trace.process import Api, Process
 
+STATISTICS = ("median", "p99", "longest")
 NUMBERS = (
     Column("differs", "text", title="differs in"),
     Column("count_a", "u64", title="in A"),
@@ -31,71 +49,101 @@ NUMBERS = (
     Column("total_b", "u64?", "ns", "time B"),
     Column("mean_a", "u64?", "ns", "mean A"),
     Column("mean_b", "u64?", "ns", "mean B"),
+    *(Column(f"{name}_{side}", "u64?", "ns", f"{name} {side.upper()}") for name in STATISTICS for side in "ab"),
 )
 BYTES = (Column("bytes_a", "u64?", "bytes", "bytes A", "any"), Column("bytes_b", "u64?", "bytes", "bytes B", "any"))
 FUNCTIONS = (Column("name", "text", title="function"), Column("type", "text", shown="never"), *NUMBERS, *BYTES)
 KERNELS = (Column("name", "text", "kernel", "kernel"), *NUMBERS)
-ONLY_A, ONLY_B, COUNT, SIZE, TIME, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
-    "only in A", "only in B", "count", "bytes", "time", "noise", "too few", "not timed", "nothing",
-)  # fmt: skip
-REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME)
-NOISE = 3.0  # standard errors
-LITTLE = 0.02  # of a mean
-FEW = 5  # durations
+WHOLE = (
+    Column("what", "text", title="time of"),
+    Column("differs", "text", title="differs"),
+    Column("a", "u64", "ns", "A"),
+    Column("b", "u64", "ns", "B"),
+    Column("change", "f64", "ns"),
+    Column("ratio", "f64?", title="B / A"),
+    Column("noise", "u64?", "ns"),
+    Column("runs_a", "u64", title="runs A"),
+    Column("runs_b", "u64", title="runs B"),
+)
+WALL, IN_CALLS, ON_GPU = "all of it", "CUDA calls", "on the GPU"
+NOT_KNOWN = "not known"  # whether a difference is noise
+SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in their median",
+        SLOWEST: "differ in their slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
 
 
-class Side(NamedTuple):
-    """What one trace says: how often, ns of `timed` of these, their variance in square ns, and bytes."""
+class Compared(NamedTuple):
+    """A function or kernel, and what both sides say of it."""
 
-    number: int
-    timed: int
-    total: float
-    variance: float
-    bytes: int
+    name: str
+    type: str
+    differs: str
+    a: Side
+    b: Side
 
     @property
-    def mean(self) -> float:
+    def change(self) -> float:
+        """ns that a run of B took longer than one of A."""
+        return self.b.total - self.a.total
+
+
+class Run:
+    """One run: its processes, how long they ran, and sums by function and by kernel."""
+
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+        self.verdict: list[str] = []  # on what probes reached
+        self.functions: dict[Api, Sums] = defaultdict(Sums)
+        self.kernels: dict[str, Sums] = defaultdict(Sums)
+        self.on_gpu = 0.0  # ns
+        self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
+
+    def add(self, found: ProcessTotals) -> None:
+        """Takes a process in that is over, or what is known of it by now."""
+        clock, totals = found.process.clock, found.named()
+        self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
+        self._unrecorded = max(self._unrecorded, found.process.unrecorded.within_one(clock.monotonic, found.last))
+        self.verdict = self.verdict or list(totals.coverage.verdict())
+        self._add_totals(totals)
+
+    def _add_totals(self, totals: Totals) -> None:
+        for api, function in totals.functions.items():
+            number = function.calls + function.counted
+            self.functions[api].add(number, function.moved["bytes"], function.durations)
+            self.on_gpu += function.gpu.total
+        for name, kernel in totals.kernels.items():
+            self.kernels[name].add(max(kernel.launches, kernel.gpu.count), 0, kernel.gpu)
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Adds up kernels that are compared as one."""
+        for name, shape in names.items():
+            if name in self.kernels:
+                kernel = self.kernels.pop(name)
+                self.kernels[shape].add(kernel.number, kernel.bytes, kernel.times)
+
+    @property
+    def wall(self) -> float:
+        """ns from the start of its first process to the end of the last call."""
+        return max(0.0, self._end - self._begin - self._unrecorded)
+
+    @property
+    def in_calls(self) -> float:
         """ns."""
-        return self.total / self.timed if self.timed else 0.0
-
-
-ABSENT = Side(0, 0, 0.0, 0.0, 0)
-
-
-def tell_difference(a: Side, b: Side) -> str:
-    """In what they differ."""
-    if not a.number or not b.number:
-        return ONLY_B if b.number else ONLY_A
-    if a.number != b.number:
-        return COUNT
-    if a.bytes != b.bytes:
-        return SIZE
-    if not a.timed and not b.timed:
-        return NOTHING
-    if not a.timed or not b.timed:
-        return NOT_TIMED
-    if a.mean == b.mean and a.variance == b.variance == 0:
-        return NOTHING
-    if min(a.timed, b.timed) < FEW:
-        return FEW_TIMES
-    error = math.sqrt(a.variance / a.timed + b.variance / b.timed)
-    return TIME if abs(a.mean - b.mean) > max(NOISE * error, LITTLE * max(a.mean, b.mean)) else NOISE_ONLY
+        return sum(function.times.total for function in self.functions.values())
 
 
 class Diff:
-    """The sums of each of two traces."""
+    """The runs of two sides; `runs` has how many of the inputs are of A, and how many of B."""
 
     streams = True
     apart = True
 
-    def __init__(self) -> None:
-        from gpt.analyze.totals import Totals
+    def __init__(self, runs: tuple[int, int]) -> None:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
-        self._done = Totals(), Totals()  # of processes that are over
-        self._commands: tuple[list[str], list[str]] = [], []
+        self._first = runs[0]
+        self._runs = [Run() for _ in range(sum(runs))]
         self._open: dict[Process, ProcessTotals] = {}
 
     def take(self, process: Process) -> None:
@@ -104,108 +152,157 @@ class Diff:
 
         if process not in self._open:
             self._open[process] = ProcessTotals(process)
-            self._commands[process.origin].append(shlex.join(process.header["argv"]))
+            self._runs[process.origin].commands.append(shlex.join(process.header["argv"]))
         self._open[process].take()
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
-        self._done[process.origin].merge(self._open.pop(process).named())
+        self._runs[process.origin].add(self._open.pop(process))
+
+    @property
+    def _sides(self) -> tuple[list[Run], list[Run]]:
+        return self._runs[: self._first], self._runs[self._first :]
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Which of them has no calls."""
-        absent = [name for name, commands in zip("AB", self._commands, strict=True) if not commands]
+        """Return which of them has no calls."""
+        absent = [name for name, runs in zip("AB", self._sides, strict=True) if not all(run.commands for run in runs)]
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Functions and kernels, those that changed most first."""
-        from gpt.analyze.totals import Totals
-
-        both = Totals(), Totals()
-        for totals, done in zip(both, self._done, strict=True):
-            totals.merge(done)
-        for process, current in self._open.items():
-            both[process.origin].merge(current.named())
-        if not all(self._commands):
+        """Yield all of it, then functions and kernels, those that changed most first."""
+        for process in [*self._open]:
+            self.end(process)
+        if not all(run.commands for run in self._runs):
             return
-        sides = [{api: _of_function(function) for api, function in totals.functions.items()} for totals in both]
-        compared = _compare(*sides)
-        rows = [
-            (api.name, api.type, *_row(differs, a, b), a.bytes or None, b.bytes or None)
-            for api, differs, a, b in compared
-        ]
-        by_time = plot("bars", "name", "change", title="time in calls, B - A")
-        verdict = [*self._describe(both), *_verdict("functions", compared)]
-        yield make_answer("functions", FUNCTIONS, rows, verdict, top=TOP, plots=[by_time])
-        kernels = [{name: _of_kernel(kernel) for name, kernel in totals.kernels.items()} for totals in both]
-        if any(kernels):
-            compared = _compare(*kernels)
-            timed = [any(side.timed for side in one.values()) for one in kernels]
-            drawn = [plot("bars", "name", "change", title="time on the GPU, B - A")] if all(timed) else []
-            verdict = list(_verdict("kernels", compared))
-            if not all(timed):
-                said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
-                verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
-            lines = [(name, *_row(differs, a, b)) for name, differs, a, b in compared]
-            yield make_answer("kernels", KERNELS, lines, verdict, top=TOP, plots=drawn)
-
-    def _describe(self, both: tuple[Totals, Totals]) -> Iterator[str]:
-        """What is compared."""
-        for name, commands, totals in zip("AB", self._commands, both, strict=True):
-            calls = sum(function.calls + function.counted for function in totals.functions.values())
-            took = human_time(sum(function.durations.total for function in totals.functions.values()))
-            more = f" and {len(commands) - 1:,} more" if len(commands) > 1 else ""
-            yield f"{name}: {commands[0]}{more}: {amount(calls, 'call')}, {took} in them"
-            yield from (f"{name}: {line}" for line in list(totals.coverage.verdict())[:1])
+        a, b = self._sides
+        in_calls = mean_of(run.in_calls for run in a).mean, mean_of(run.in_calls for run in b).mean
+        on_gpu = mean_of(run.on_gpu for run in a).mean, mean_of(run.on_gpu for run in b).mean
+        functions = _compare([run.functions for run in a], [run.functions for run in b], in_calls)
+        names = pair_names({name for run in a for name in run.kernels}, {name for run in b for name in run.kernels})
+        for run in self._runs:
+            run.rename(names)
+        kernels = _compare([run.kernels for run in a], [run.kernels for run in b], on_gpu)
+        yield _answer_whole(a, b, functions, kernels)
+        rows = [(one.name, one.type, *_row(one), one.a.bytes or None, one.b.bytes or None) for one in functions]
+        drawn = plot("bars", "name", "change", title="time in calls, B - A")
+        yield make_answer("functions", FUNCTIONS, rows, [*_verdict("functions", functions)], top=TOP, plots=[drawn])
+        if kernels:
+            yield _answer_kernels(kernels, names)
 
 
-def _of_function(function: Any) -> Side:
-    took = function.durations
-    size = function.moved["bytes"]
-    return Side(function.calls + function.counted, took.count, took.total, took.variance, size)
+def _compare(
+    a: Sequence[Mapping[Any, Sums]], b: Sequence[Mapping[Any, Sums]], times: tuple[float, float]
+) -> list[Compared]:
+    """Return what the runs of both sides have, which took these `times`: functions, or kernels, which have no type."""
+    found = []
+    for key in dict.fromkeys(key for run in (*a, *b) for key in run):
+        one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
+        name, type_ = (key, "") if isinstance(key, str) else (key.name, key.type)
+        found.append(Compared(name, type_, tell_difference(one, other, max(times)), one, other))
+    return _order(found)
 
 
-def _of_kernel(kernel: Any) -> Side:
-    gpu = kernel.gpu
-    return Side(max(kernel.launches, gpu.count), gpu.count, gpu.total, gpu.variance, 0)
+def _order(found: list[Compared]) -> list[Compared]:
+    """Return first what differs, and of that first what changed most."""
+    found = [one for one in found if one.a.number or one.b.number]
+    return sorted(found, key=lambda one: (one.differs not in REAL, -abs(one.change),
+                                          -abs(one.b.number - one.a.number), one.name))  # fmt: skip
 
 
-def _compare(a: dict[Any, Side], b: dict[Any, Side]) -> list[tuple[Any, str, Side, Side]]:
-    """What each differs in, and both sides of it: first what differs, and of that what changed most."""
-    sides: dict[Any, tuple[Side, Side]] = defaultdict(lambda: (ABSENT, ABSENT))
-    for key in [*a, *b]:
-        sides[key] = a.get(key, ABSENT), b.get(key, ABSENT)
-    found = [(key, tell_difference(*both), *both) for key, both in sides.items() if any(side.number for side in both)]
-    return sorted(found, key=_changed)
-
-
-def _changed(row: tuple[Any, str, Side, Side]) -> tuple[Any, ...]:
-    key, differs, a, b = row
-    return differs not in REAL, -abs(b.total - a.total), -abs(b.number - a.number), key
-
-
-def _row(differs: str, a: Side, b: Side) -> tuple[Any, ...]:
+def _row(one: Compared) -> tuple[Any, ...]:
     """The columns NUMBERS."""
-    times = (b.total - a.total, *(side.total if side.timed else None for side in (a, b)),
-             *(side.mean if side.timed else None for side in (a, b)))  # fmt: skip
-    known = all(side.timed or not side.number for side in (a, b)) and (a.timed or b.timed)
-    return differs, a.number, b.number, times[0] if known else None, *times[1:]
+    sides = one.a, one.b
+    timed = [side.times.count > 0 for side in sides]
+    known = any(timed) and all(yes or not side.number for yes, side in zip(timed, sides, strict=True))
+    times = [
+        (side.total, side.times.mean, side.times.percentile(0.5), side.times.percentile(0.99), side.times.largest)
+        if yes else (None,) * 5
+        for yes, side in zip(timed, sides, strict=True)
+    ]  # fmt: skip
+    paired = [value for pair in zip(*times, strict=True) for value in pair]
+    return one.differs, one.a.number, one.b.number, one.change if known else None, *paired
 
 
-def _verdict(what: str, compared: list[tuple[Any, str, Side, Side]]) -> Iterator[str]:
-    counts: dict[str, int] = defaultdict(int)
-    for _, differs, *_ in compared:
-        counts[differs] += 1
-    told = [
-        f"{counts[kind]:,} {'differ in ' if kind in (COUNT, SIZE, TIME) else ''}{kind}" for kind in REAL if counts[kind]
-    ]
+def _answer_whole(a: list[Run], b: list[Run], functions: list[Compared], kernels: list[Compared]) -> dict[str, Any]:
+    """How much longer or shorter a run of B is, whether that is noise, and where most of it is."""
+    values = {
+        WALL: ([run.wall for run in a], [run.wall for run in b]),
+        IN_CALLS: ([run.in_calls for run in a], [run.in_calls for run in b]),
+        ON_GPU: ([run.on_gpu for run in a], [run.on_gpu for run in b]),
+    }
+    rows = []
+    known = min(len(a), len(b)) >= RUNS
+    for what, both in values.items():
+        if what == ON_GPU and not all(map(any, both)):
+            continue
+        means = [*map(mean_of, both)]
+        change = means[1].mean - means[0].mean
+        noise = NOISE * math.sqrt(means[0].error + means[1].error) if known else None
+        differs = (TIME if is_apart(*means) else NOISE_ONLY) if known else NOT_KNOWN
+        ratio = means[1].mean / means[0].mean if means[0].mean else None
+        rows.append((what, differs, means[0].mean, means[1].mean, change, ratio, noise, len(a), len(b)))
+    verdict = [*_describe("A", a), *_describe("B", b), _sum_up(*rows[0])]
+    verdict += filter(None, (_find_most("", functions), _find_most("kernel ", kernels)))
+    return make_answer("whole", WHOLE, rows, verdict)
+
+
+def _describe(name: str, runs: list[Run]) -> Iterator[str]:
+    """Say what is compared."""
+    calls = round(mean_of(sum(function.number for function in run.functions.values()) for run in runs).mean)
+    took = human_time(mean_of(run.in_calls for run in runs).mean)
+    more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""
+    several = f"the mean of {len(runs)} runs: " if len(runs) > 1 else ""
+    yield f"{name}: {runs[0].commands[0]}{more}: {several}{amount(calls, 'call')}, {took} in them"
+    yield from (f"{name}: {line}" for line in runs[0].verdict[:1])
+
+
+def _sum_up(_: str, differs: str, a: float, b: float, change: float, ratio: float | None, *more: Any) -> str:
+    told = f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
+    if ratio is not None:
+        told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"
+    if differs == NOISE_ONLY:
+        return f"{told}, which is within what runs of the same side differ by"
+    if differs == TIME:
+        return f"{told}, which is more than runs of the same side differ by"
+    return f"{told}; folders of {RUNS} runs or more each, in place of A and B, show whether that is noise"
+
+
+def _find_most(what: str, compared: list[Compared]) -> str | None:
+    """Say what changed most of what differs."""
+    found = max((one for one in compared if one.differs in REAL), key=lambda one: abs(one.change), default=None)
+    if not found or not found.change:
+        return None
+    told = f"most of it: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
+    told += "longer" if found.change > 0 else "less"
+    if found.differs == SLOWEST:
+        longest = human_time(found.a.times.largest), human_time(found.b.times.largest)
+        told += f", in few calls: the longest took {longest[0]} in A, {longest[1]} in B"
+    return told
+
+
+def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str, Any]:
+    timed = [any(one.a.times.count for one in kernels), any(one.b.times.count for one in kernels)]
+    drawn = [plot("bars", "name", "change", title="time on the GPU, B - A")] if all(timed) else []
+    verdict = [*_verdict("kernels", kernels)]
+    if names:
+        verdict.append(f"'#' stands for a number: {amount(len(names), 'kernel')} with different ones are compared so")
+    if not all(timed):
+        said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
+        verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
+    return make_answer("kernels", KERNELS, [(one.name, *_row(one)) for one in kernels], verdict, top=TOP, plots=drawn)
+
+
+def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
+    counts = Counter(one.differs for one in compared)
+    told = [f"{counts[kind]:,} {SAID.get(kind, kind)}" for kind in REAL if counts[kind]]
     same = [f"{counts[NOISE_ONLY]:,} in what may be noise"] if counts[NOISE_ONLY] else []
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
     same += [f"{counts[NOTHING]:,} in nothing"] if counts[NOTHING] else []
     yield f"{what}: {', '.join(told) or 'none differs'}" + (f"; {', '.join(same)}" if same else "")
     if counts[NOISE_ONLY]:
-        share = f"{100 * LITTLE:.0f} %"
-        yield f"noise: means that are within {NOISE:.0f} standard errors, of the times within each trace, or {share}"
+        of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"
+        yield f"noise: means within {NOISE:.0f} standard errors of {of}, or within {100 * LITTLE:.0f} %"
 
 
 ANALYSIS = Analysis("Compare two traces by function and kernel.", Diff, two=True)

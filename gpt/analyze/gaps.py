@@ -11,7 +11,7 @@ from gpt.analyze.places import WHO, Who, describe, tell_apart
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
-    from gpt.analyze.between import Between
+    from gpt.analyze.between import Between, Gap
     from gpt.analyze.gpu_use import Switches, Use
     from gpt.analyze.numbers import Numbers
     from gpt.trace.model import TraceModel
@@ -21,7 +21,7 @@ TIMES = (
     Column("count", "u64"),
     Column("total", "u64", "ns"),
     Column("share", "f64", "%"),
-    *(Column(name, "u64", "ns") for name in ("mean", "p50", "p99", "longest")),
+    *(Column(name, "u64", "ns") for name in ("longest", "mean", "p50", "p99")),
 )
 GAPS = (
     Column("gap", "text", title="from, to"),
@@ -30,9 +30,12 @@ GAPS = (
     *TIMES,
 )
 LONGEST = (
-    Column("after", "text", "kernel", "longest gaps, after"),
+    Column("after", "text", "kernel", "long gap after"),
     Column("before", "text", "kernel"),
-    Column("call", "text?", title="most of it in"),
+    Column("reason", "text", title="mostly in"),
+    Column("share", "f64", "%"),
+    Column("call", "text?", shown="never"),
+    Column("in_calls", "f64", "%", shown="never"),
     *WHO[:2],
     Column("pid", "u64", "id", shown="never"),
     Column("thread", "u64", "id"),
@@ -66,6 +69,8 @@ POINTS = (
     Column("took", "u64", "ns"),
 )
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
+MOST_OF = 0.5  # of a gap: what covers less isn't named as its reason
+HOST_CODE, SHORT_CALLS = "host code, no CUDA call", "short CUDA calls"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
@@ -115,7 +120,8 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
     found = []
     for number in range(len(trace.processes)):
-        between, threads = Between(), ThreadSwitches(number, switches)
+        between = Between(trace.unrecorded(trace.processes[number]))
+        threads = ThreadSwitches(number, switches)
         for calls in iter_calls(trace, number, "function", "object", "stream"):
             between.add(calls)
             threads.add(calls)
@@ -164,18 +170,18 @@ def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
     """The columns TIMES."""
     count, total = found.count(group), found.total(group)
     percentiles = (found.percentile(group, percent) for percent in (50, 99))
-    return count, total, 100 * total / (whole or 1), total / count, *percentiles, found.most(group)
+    return count, total, 100 * total / (whole or 1), found.most(group), total / count, *percentiles
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns GAPS: of each thread those between its launches, of the process those after it waited."""
     from gpt.analyze.between import WAITS
 
-    whole, gaps = float(between.last - between.first), between.gaps
-    threads = sorted(thread for thread in gaps if isinstance(thread, int))
+    whole, gaps = float(between.whole), between.gaps
+    threads = sorted(thread for thread in gaps if isinstance(thread, int) and gaps.count(thread))
     found = [(LAUNCH, *who, thread, *_times(gaps, thread, whole)) for thread in threads]
     yield from sorted(found, key=lambda row: -row[6])
-    if WAITS in gaps:
+    if gaps.count(WAITS):
         yield WAIT, *who, None, *_times(gaps, WAITS, whole)
 
 
@@ -193,8 +199,23 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
     for thread, found in sorted(between.longest.items()):
         for gap in found:
             names = (kernels.get(function, f"#{function}") for function in (gap.after, gap.before))
-            call = None if gap.call is None else process.api(gap.call).name
-            yield *names, call, *who, thread, max(0, gap.start), gap.time
+            reason, share, call = _explain(process, gap)
+            in_calls = _percent(gap.calls.time, gap.time)
+            yield *names, reason, share, call, in_calls, *who, thread, max(0, gap.start), gap.time
+
+
+def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
+    """Return in what a thread spent most of a gap, the share of that, and the call if it's a single one."""
+    api = gap.calls.api
+    if api is not None and gap.calls.longest >= MOST_OF * gap.time:
+        name = process.api(api).name
+        return name, _percent(gap.calls.longest, gap.time), name
+    in_calls = _percent(gap.calls.time, gap.time)
+    return (SHORT_CALLS, in_calls, None) if in_calls >= 100 * MOST_OF else (HOST_CODE, 100 - in_calls, None)
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * min(1.0, part / (whole or 1))
 
 
 def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
@@ -213,7 +234,7 @@ def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 def _idle(use: Use, group: Hashable) -> tuple[Any, ...]:
     """The columns IDLE from `busy` on."""
     whole = use.whole(group)
-    count, total, share, *more = _times(use.gaps, group, whole) if group in use.gaps else (0,) * 7
+    count, total, share, *more = _times(use.gaps, group, whole) if use.gaps.count(group) else (0,) * 7
     return whole - total, total, share, count, *more
 
 

@@ -13,6 +13,7 @@ from gpt.analyze.numbers import Numbers
 from gpt.analyze.places import Gpus, Who
 from gpt.analyze.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
 from gpt.trace.kept import NO_DEVICE
+from gpt.trace.unrecorded import Unrecorded, unite
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -75,11 +76,12 @@ class Switches:
 class Use:
     """What ran on a GPU: how long nothing did, by group.
 
-    A group is all of it (ALL), a process, or a stream of a process. `gaps` have how long nothing of it ran before each
-    GPU time but the first; that is 0 where something did.
+    A group is all of it (ALL), a process, or a stream of a process. `gaps` has how long each idle period of it was,
+    without the time that wasn't recorded.
     """
 
-    def __init__(self, name: str, places: list[Place]) -> None:
+    def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
+        """`unrecorded` has what each of the processes didn't record."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
@@ -89,10 +91,14 @@ class Use:
         self._reach: dict[Hashable, int] = {}  # when all before had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
+        self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
+        for process, off in unrecorded.items():
+            self._unrecorded[process] = off
+        self._unknown = defaultdict[Hashable, int](int)  # ns by which gaps were shortened, by group
 
     def whole(self, group: Hashable) -> int:
-        """From the first beginning to the last end."""
-        return self._reach[group] - self._began[group]
+        """Return the time from the first beginning to the last end, without idle time that wasn't recorded."""
+        return self._reach[group] - self._began[group] - self._unknown[group]
 
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
         """Takes GPU times in that follow those of the last time; processes have `names`."""
@@ -116,8 +122,12 @@ class Use:
         reach = np.maximum.accumulate(np.concatenate(([self._reach[group]], ends)))
         self._reach[group] = int(reach[-1])
         gaps: npt.NDArray[np.int64] = np.maximum(begins - reach[:-1], 0)
-        if len(found := gaps[1:] if first else gaps):
-            self.gaps.add(group, found)
+        unrecorded = self._unrecorded[group[0] if isinstance(group, tuple) else group]
+        if len(unrecorded):
+            unknown = unrecorded.within(reach[:-1], begins)
+            self._unknown[group] += int(unknown.sum())
+            gaps -= unknown
+        self.gaps.add(group, gaps[gaps > 0])
         return gaps
 
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
@@ -136,7 +146,11 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[U
     for number, device in trace.gpus():
         place = gpus.number(trace.processes[number], None if device == NO_DEVICE else device)
         places[place].append((number, device))
-    found = [Use(f"GPU {gpu}", own) for gpu, own in sorted(places.items())]
+    unrecorded = [trace.unrecorded(process) for process in trace.processes]
+    found = [
+        Use(f"GPU {gpu}", own, {process: unrecorded[process] for process, _ in own})
+        for gpu, own in sorted(places.items())
+    ]
     for use in found:
         for rows in trace.iter_gpu_times(use.places):
             use.add(rows, names, switches)

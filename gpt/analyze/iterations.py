@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.periods import SHARE, Codes, Period, find_periods, find_steps
+from gpt.analyze.periods import SHARE, Codes, Period, Places, find_periods, find_steps, split_units
 from gpt.screen.units import amount
 from gpt.trace.loading import LAUNCH
 from gpt.trace.machines import LIMIT
@@ -26,9 +26,16 @@ if TYPE_CHECKING:
     from gpt.trace.clock import Clock
     from gpt.trace.process import Process
     from gpt.trace.rows import Rows, Threads
+    from gpt.trace.unrecorded import Unrecorded
 
 MOST = 1 << 22  # launches of a process that are looked at
+WHOLE, INSIDE, OTHER = (
+    "iteration",
+    "part of it",
+    "repetition",
+)  # of units: what covers most, repeats in that, or beside it
 NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
+OTHERS, LITTLE = 7, 0.05  # units of the same length that are told, and the share that each of them covers at least
 SCOPES = 8  # threads, and streams, that are looked at: those with most launches
 SAMPLE = 1000  # iterations in which breaks are looked for
 GRAPH_LAUNCH = ("graph", "launch")  # type and op
@@ -41,8 +48,10 @@ class Unit(NamedTuple):
     """What repeats itself in the launches of a `scope`, of which it covers `covered`; times are time stamps or ticks.
 
     `codes` are those of one iteration, which comes `times` times; `first` is the number of the launch where it begins.
+    `role` is WHOLE, INSIDE or OTHER.
     """
 
+    role: str
     scope: str
     launches: int
     covered: int
@@ -141,51 +150,66 @@ class Launches:
             order = np.argsort(starts, kind="stable")
             starts = starts[order]
         codes = column(1) if order is None else column(1)[order]
-        if found := list(_iter_units("all", starts, codes)):
-            return found
+        unrecorded = self._process.unrecorded_stamps
+        times = self._process.clock.since(starts) - unrecorded.before(self._process.clock.since(starts))
+        units = list(_iter_units("all", starts, times, codes))
+        if any(unit.role == WHOLE for unit in units):
+            return units
+        found: list[Unit] = []
         threads = [*self._threads]
         for name, at in (("thread", 2), ("stream", 3)):
             values = column(at) if order is None else column(at)[order]
             groups = sorted(iter_groups(values), key=lambda group: -len(group[1]))
             for value, mine in groups[:SCOPES] if len(groups) > 1 else ():
                 scope = f"thread {threads[value]}" if name == "thread" else f"stream of {amount(len(mine), 'launch')}"
-                found += _iter_units(scope, starts[mine], codes[mine])
-        return sorted(found, key=lambda unit: -unit.launches)
+                found += _iter_units(scope, starts[mine], times[mine], codes[mine])
+        found = [unit for unit in found if unit.role != OTHER]
+        return sorted(found, key=lambda unit: -unit.launches) if found else units
 
 
-def _iter_units(scope: str, starts: Stamps, codes: Codes) -> Iterator[Unit]:
-    """The iteration, and what is inside of it, if a unit covers enough."""
+def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
+    """Yield the iteration and what is inside of it, then other units of its length.
+
+    `times` leave out what wasn't recorded. If units of one length cover SHARE of the sequence, but none of them does
+    alone, there is no iteration.
+    """
     periods = find_periods(codes)
     if not periods or periods[0].covered < SHARE * len(codes):
         return
-    whole = periods[0].length
-    inside = [period for period in periods[1:] if period.length < whole and period.covered >= SHARE * len(codes)]
-    for period in [periods[0], *inside[: NESTED - 1]]:
-        yield _make_unit(scope, starts, codes, period)
+    whole, *others = split_units(codes, periods[0])
+    if whole.covered >= SHARE * len(codes):
+        yield _make_unit(WHOLE, scope, starts, times, codes, whole)
+        inside = [one for one in periods[1:] if one.length < whole.length and one.covered >= SHARE * len(codes)]
+        for period in inside[: NESTED - 1]:
+            yield _make_unit(INSIDE, scope, starts, times, codes, split_units(codes, period)[0])
+    else:
+        others = [whole, *others]
+    for period in others[:OTHERS]:
+        if period.covered >= LITTLE * len(codes):
+            yield _make_unit(OTHER, scope, starts, times, codes, period)
 
 
-def _make_unit(scope: str, starts: Stamps, codes: Codes, period: Period) -> Unit:
+def _make_unit(role: str, scope: str, starts: Stamps, times: Places, codes: Codes, period: Period) -> Unit:
     length, most = period.length, int((period.ends - period.begins).argmax())
-    break_ = int(period.begins[most]) + _find_break(starts, int(period.begins[most]), int(period.ends[most]), length)
+    break_ = int(period.begins[most]) + _find_break(times, int(period.begins[most]), int(period.ends[most]), length)
     unit = codes[break_ : break_ + length]
     first = int(period.begins[0])
     first += _find(codes[first : first + 2 * length], unit)
     lengths = period.ends - period.begins
     lengths[0] = period.ends[0] - first
     ends = int(period.ends[-1])
-    times = starts.astype(np.int64)
     took = find_steps(times, np.append(first, period.begins[1:]), lengths // length, length)
     time = float(np.median(took)) if len(took) else 0.0
     last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
     end = int(starts[ends]) if ends < len(starts) else last
     covered, count = int(lengths.sum()), int((lengths // length).sum())
-    return Unit(scope, len(codes), covered, unit, count, first, int(starts[first]), end, time)
+    return Unit(role, scope, len(codes), covered, unit, count, first, int(starts[first]), end, time)
 
 
-def _find_break(starts: Stamps, begin: int, end: int, length: int) -> int:
+def _find_break(times: Places, begin: int, end: int, length: int) -> int:
     """How far from its beginning an iteration begins, in the stretch from `begin` to before `end`."""
     rounds = min((end - begin - 1) // length, SAMPLE)
-    waits = np.diff(starts[begin : begin + rounds * length + 1].astype(np.int64)).reshape(rounds, length)
+    waits = np.diff(times[begin : begin + rounds * length + 1]).reshape(rounds, length)
     usual = np.median(waits, axis=0)  # after each launch of the unit; that before the first is the last
     longest = int(usual.argmax())
     return (longest + 1) % length if usual[longest] >= 2 * usual[-1] else 0
@@ -246,10 +270,10 @@ class Spans:
         columns = rows["begin"], rows["duration"], rows["function"]
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
-    def find_idle(self, clock: Clock, loaded: Rows) -> Idle | None:
-        """When nothing ran, from the first to the last, and when kernels were `loaded`; None if nothing is known.
+    def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> Idle | None:
+        """Return when nothing ran, from the first to the last, without what is `unrecorded`; None if nothing is known.
 
-        That is rows with `begin` and `function`, and `cut`, the ns that it took.
+        `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that it took.
         """
         if not self._kept:
             return None
@@ -264,8 +288,10 @@ class Spans:
             order = np.argsort(begin, kind="stable")
         begin, function = begin[order], function[order]
         end = np.maximum.accumulate(begin + took[order])
-        gaps = np.where(begin[1:] > end[:-1], begin[1:] - end[:-1], 0)
-        total = int(end[-1]) - int(begin[0])
+        gaps = np.maximum(begin[1:] - end[:-1], 0)
+        unknown = unrecorded.within(end[:-1], begin[1:])
+        gaps -= unknown
+        total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
             return Idle(total, 0, 0, 0, 0, 0, 0)
         at = int(gaps.argmax())

@@ -28,7 +28,7 @@ FIELDS = (
     Column("field", "text?", shown="under"),
     Column("launches", "u64?"),
     Column("records", "u64?"),
-    *(Column(name, "f64?", title={"least": "min", "greatest": "max"}.get(name, "")) for name in NUMBERS),
+    *(Column(name, "number?", title={"least": "min", "greatest": "max"}.get(name, "")) for name in NUMBERS),
     Column("dropped", "u64?", title="lost", shown="any"),
     Column("nans", "u64?", title="NaN", shown="any"),
     Column("infinite", "u64?", shown="any"),
@@ -36,8 +36,8 @@ FIELDS = (
 BIN = (
     Column("field", "text"),
     Column("name", "text", "kernel", "kernel"),
-    Column("low", "f64", title="from", shown="exact"),
-    Column("high", "f64", title="up to", shown="exact"),
+    Column("low", "number", title="from", shown="exact"),
+    Column("high", "number", title="up to", shown="exact"),
     Column("records", "u64"),
 )
 TOP = 60  # rows that a table shows
@@ -59,9 +59,7 @@ class _Field(NamedTuple):
         if values.least is None:
             return (None,) * len(NUMBERS)
         stamps = values.whole and values.least >= STAMP and not self.total
-        sum_ = None if stamps else float(values.total)
-        mean = None if values.mean is None else float(values.mean)
-        return float(values.least), median, mean, p95, float(values.greatest or 0), sum_
+        return values.least, median, values.mean, p95, values.greatest, None if stamps else values.total
 
 
 class Fields(MapAnalysis):

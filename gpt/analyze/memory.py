@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpt.analyze.pieces import Pieces, Whole
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
+    from gpt.trace.unrecorded import Unrecorded
 
 SUMS = (
     Column("allocations", "u64", title="allocs"),
@@ -80,6 +81,7 @@ LIVE = (
 )
 SPANS = (
     Column("begin", "u64", "ns", "from"),
+    Column("unrecorded", "u64?", "ns", "not recorded", "any"),
     Column("allocations", "u64", title="allocs"),
     Column("allocated", "u64", "bytes"),
     Column("freed", "u64"),
@@ -104,7 +106,7 @@ def memory(trace: TraceModel) -> Answers:
     if not found:
         return
     names = [_Names(pieces.process) for pieces in found]
-    yield _make_spans(found[0])
+    yield _make_spans(found[0], trace.unrecorded(found[0].process))
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
@@ -276,9 +278,11 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
 
 
-def _make_spans(pieces: Pieces) -> Record:
+def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
     """The time with allocations, in PARTS as long as each other: what happened to memory of GPUs in each."""
     import numpy as np
+
+    from gpt.screen.units import human_time
 
     begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
     moments, values = pieces.line(pieces.on_gpu)
@@ -290,8 +294,12 @@ def _make_spans(pieces: Pieces) -> Record:
             first, last = np.searchsorted(moments, (low, high))
             there = values[max(0, first - 1) : last]
             most, live = float(there.max(initial=0)), float(there[-1]) if len(there) else 0
-            rows.append((max(0, int(low)), int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
-    return make_answer("times", SPANS, rows, [f"GPU memory of process {pieces.process.pid}"])
+            off = unrecorded.within_one(int(low), int(high)) or None
+            rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
+    verdict = [f"GPU memory of process {pieces.process.pid}"]
+    if off := sum(row[1] or 0 for row in rows):
+        verdict.append(f"recording was off for {human_time(off)}: what was allocated or freed then isn't known")
+    return make_answer("times", SPANS, rows, verdict)
 
 
 def _make_live(pieces: Pieces, processes: int) -> Record:

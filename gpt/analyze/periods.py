@@ -36,6 +36,7 @@ STEPS = 64  # distances that are asked about at an anchor
 BLOCK = 1 << 16  # launches that are compared at once
 BLOCKS = 1 << 20  # the same, of the whole sequence
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
+HALF = np.uint64(32)  # bits
 
 
 class Sliced(Protocol):
@@ -130,6 +131,41 @@ def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
         runs = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
         runs = runs[:, runs[1] - runs[0] >= (REPEATS - 1) * length]
         yield runs + np.array([[0], [length]])
+
+
+def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
+    """Return a period for each unit, that which covers most first: stretches of one length may repeat different ones.
+
+    A stretch can begin anywhere in its unit, so units are told apart by a sum over their triples of launches, which
+    doesn't depend on where they begin.
+    """
+    if not len(period.ends):
+        return []
+    _, which = np.unique(_add_triples(codes, period.ends, period.length), return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+    found = [Period(period.length, period.begins[group], period.ends[group]) for group in groups]
+    return sorted(found, key=lambda one: (-one.covered, int(one.begins[0])))
+
+
+def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
+    """Return a sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
+    places = np.unique(np.concatenate((ends, ends - length)))
+    sums = np.zeros(len(places), np.uint64)  # of the triples that end before each place
+    total = np.uint64(0)
+    for at in range(0, int(places[-1]), BLOCKS):
+        first = max(0, at - 2)
+        near: npt.NDArray[np.uint64] = np.concatenate(
+            (np.zeros(first - at + 2, np.uint64), codes[first : at + BLOCKS].astype(np.uint64))
+        )
+        triples: npt.NDArray[np.uint64] = (near[2:] * BASE + near[1:-1]) * BASE + near[:-2]
+        triples = (triples ^ (triples >> HALF)) * BASE  # or the sums of many units would be the same
+        running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(triples ^ (triples >> HALF)))) + total
+        here = slice(*np.searchsorted(places, (at, at + BLOCKS + 1)))
+        sums[here] = running[places[here] - at]
+        total = running[-1]
+    found: npt.NDArray[np.uint64] = sums[np.searchsorted(places, ends)] - sums[np.searchsorted(places, ends - length)]
+    return found
 
 
 def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Places:

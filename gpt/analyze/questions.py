@@ -68,12 +68,13 @@ class Facts(NamedTuple):
     """What the questions ask of one process; times are ns."""
 
     header: Header
-    span: int  # from its beginning to the end of its last call
+    span: int  # from its beginning to the end of its last call, as far as it was recorded
     launches: int  # that were recorded as calls
     looked_at: int  # of these
     units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
     phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
+    counted: int  # calls that were only counted
     step: int  # one call in so many was looked at
     idle: Idle | None
     around: tuple[str, str] | None  # names: between what the longest time was that the GPU was idle
@@ -83,13 +84,14 @@ class Facts(NamedTuple):
 
 def make_facts(totals: ProcessTotals) -> Facts:
     """What is known of a process by now."""
-    from gpt.analyze.iterations import MOST
+    from gpt.analyze.iterations import MOST, WHOLE
 
     process, clock, kernels = totals.process, totals.process.clock, totals.process.kernels()
+    unrecorded = process.unrecorded
     units = totals.launches.find_units()
     first = totals.launches.first()
     bounds = [(LOADING, 0, NEVER if first is None else first)]
-    if first is not None and units and units[0].scope == "all":
+    if first is not None and units and (units[0].role, units[0].scope) == (WHOLE, "all"):
         bounds += [(WARMUP, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
         bounds += [(REST, units[0].end, NEVER)]
     elif first is not None:
@@ -104,18 +106,19 @@ def make_facts(totals: ProcessTotals) -> Facts:
                 loading[process.api(id_).type] += count
         if counts:
             edges = clock.times(_array(max(begin, totals.first_stamp), min(end, last))).tolist()
-            took = max(0, (totals.last if end > last else edges[1]) - edges[0])
+            edges[1] = totals.last if end > last else edges[1]
+            took = max(0, edges[1] - edges[0] - unrecorded.within_one(*edges))
             phases.append((phase, sum(counts.values()), totals.launches.count(begin, end), float(took)))
-    idle = totals.busy.find_idle(clock, totals.find_loaded())
+    idle = totals.busy.find_idle(clock, totals.find_loaded(), unrecorded)
     around = None
     if idle:
         around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
         idle = idle._replace(at=max(0, idle.at - clock.monotonic))
-    rows = [_unit_row(totals, unit, units) for unit in units]
-    span = totals.last - clock.monotonic
+    rows = [_unit_row(totals, unit) for unit in units]
+    span = totals.last - clock.monotonic - unrecorded.within_one(clock.monotonic, totals.last)
     looked = min(totals.launches.total, MOST)
-    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.call_times.step,
-                 idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
+    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.counted,
+                 totals.call_times.step, idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
 
 
 def _array(*values: int) -> Any:
@@ -124,7 +127,7 @@ def _array(*values: int) -> Any:
     return np.array(values, np.uint64)
 
 
-def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any, ...]:
+def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
     """The columns ITERATIONS without WHO."""
     import numpy as np
 
@@ -141,12 +144,11 @@ def _unit_row(totals: ProcessTotals, unit: Unit, units: list[Unit]) -> tuple[Any
             kernels += count
     code = int(unit.codes[0])
     name = None if code & int(GRAPH) else names.get(code, f"#{code}")
-    whole = next(other for other in units if other.scope == unit.scope) is unit
     took = float(clock.durations(_array(max(0, round(unit.took))))[0])
     begin = max(0, int(clock.times(_array(unit.start))[0]) - clock.monotonic)
     size = len(unit.codes)
     share = 100 * unit.covered / unit.launches
-    told = ("iteration" if whole else "part of it") + ("" if unit.scope == "all" else f", {unit.scope}")
+    told = unit.role + ("" if unit.scope == "all" else f", {unit.scope}")
     return told, unit.scope, name, size, kernels, unit.times, took, \
         unit.first + 1, begin, share  # fmt: skip
 
@@ -196,24 +198,38 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     took = next((row[3] for row in main.phases if row[0] == LOADING), 0)
     about = "about " if main.step > 1 else ""
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
-    if counted := sum(function.counted for function in totals.functions.values()):
-        evidence += f"; only counted, at no time: {amount(counted, 'call')}"
+    if main.counted:
+        every += main.counted
+        evidence += f"; {amount(main.counted, 'call')} only counted, at no known time"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
 def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
+    from gpt.analyze.iterations import INSIDE, OTHER, WHOLE
+
     question, main = "kernels an iteration", facts[0]
-    if main.units:
-        _, scope, name, launches, kernels, count, took, first, _, share = main.units[0]
+    units = [row for row in main.units if row[0].startswith(WHOLE)]
+    if units:
+        _, scope, name, launches, kernels, count, took, first, _, share = units[0]
         begins = f" ({brief_name(name)})" if name else ""
         parts = [names[id(main)] + ("" if scope == "all" else f", {scope}") + f": the same {count:,} times"]
         parts += [f"launched by {amount(launches, 'call')}, graphs among them"] if kernels != launches else []
         parts += [f"from launch {first:,}{begins} on", f"{human_share(share)} of the launches"]
         told = [", ".join(parts), f"{human_time(took)} each, the median"]
-        if inside := [f"{amount(row[3], 'launch')}" for row in main.units[1:] if row[1] == scope]:
+        same = [row for row in main.units if row[1] == scope]
+        if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
             told.append(f"inside of it {' and '.join(inside)} repeat themselves")
+        if others := [row for row in same if row[0].startswith(OTHER)]:
+            other = " and ".join(f"{human_time(row[6])} ({row[5]:,} times)" for row in others[:SHOWN])
+            told.append(f"other {amount(launches, 'launch')} repeat in the same way, each {other}")
         told += [f"of the first {main.looked_at:,} launches"] if main.looked_at < main.launches else []
         return Said(question, f"{kernels:,}, {count:,} times", kernels, "kernels", "; ".join(told))
+    if main.units:
+        what = amount(main.units[0][3], "launch")
+        evidence = (
+            f"{names[id(main)]}: {len(main.units)} different units of {what} repeat, none in half of all launches"
+        )
+        return Said(question, "no single iteration", evidence=evidence)
     if main.launches:
         evidence = f"{names[id(main)]}: no sequence of launches comes three times, one after the other, in half of"
         return Said(question, "no unit repeats itself", evidence=f"{evidence} its {amount(main.launches, 'launch')}")

@@ -225,12 +225,15 @@ class _Times:
                 self._counts[function, where, bool(had)] += count
         self._launches.take()
 
-    def _firsts_of(self) -> dict[tuple[int, int, bool], float]:
-        """ns of the first launch of each kernel on each device."""
+    def _firsts_of(self) -> dict[tuple[int, int, bool], tuple[float, int]]:
+        """Return ns and number of the first launches of each kernel on each device, one a thread."""
         rows = self._firsts.rows
         took = self._process.clock.durations(rows["duration"]).tolist()
-        kinds = rows[["function", "device", "probed"]].tolist()
-        return {(function, device, probed != 0): ns for (function, device, probed), ns in zip(kinds, took, strict=True)}
+        found: dict[tuple[int, int, bool], tuple[float, int]] = {}
+        for (function, device, probed), ns in zip(rows[["function", "device", "probed"]].tolist(), took, strict=True):
+            before = found.get((function, device, probed != 0), (0.0, 0))
+            found[function, device, probed != 0] = before[0] + ns, before[1] + 1
+        return found
 
     def sums(self) -> dict[Key, _Sums]:
         """By kernel and device."""
@@ -242,8 +245,8 @@ class _Times:
             if function in names and self._process.is_chosen(names[function]):
                 key = names[function], name_device(self._process, device)
                 count = self._counts[kind]
-                first = without.get(kind) if count > 1 else None  # it may contain the loading of its code
-                taken = (ns, count) if first is None else (ns - first, count - 1)
+                took, firsts = without.get(kind, (0.0, 0))  # they may contain the loading of its code
+                taken = (ns - took, count - firsts) if count > firsts else (ns, count)
                 found.setdefault(key, _Sums()).add("probed" if probed else "gpu-time", *taken)
         for name, launch, times, _ in self._launches.joined():
             if "original" in times:

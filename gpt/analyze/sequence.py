@@ -45,9 +45,14 @@ class Acts:
 
     def of(self, calls: npt.NDArray[np.void]) -> npt.NDArray[np.uint16]:
         """The bits of each call; a launch is one that succeeded."""
-        at = np.minimum(np.searchsorted(self._ids, calls["api"]), len(self._ids) - 1)
-        found: npt.NDArray[np.uint16] = np.where(self._ids[at] == calls["api"], self._acts[at], 0).astype(np.uint16)
+        found = self.of_ids(calls["api"])
         found[(calls["result"] != 0) & (found == LAUNCH)] = 0
+        return found
+
+    def of_ids(self, apis: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
+        """Return the bits of functions."""
+        at = np.minimum(np.searchsorted(self._ids, apis), len(self._ids) - 1)
+        found: npt.NDArray[np.uint16] = np.where(self._ids[at] == apis, self._acts[at], 0).astype(np.uint16)
         return found
 
     @property
@@ -178,10 +183,10 @@ class NextLaunches:
         self._ends = np.zeros(0, np.int64)
         self._last = np.zeros(0, bool)  # whether the wait after it is before a later launch
 
-    def find(self, launches: Whole, waits: Whole, now: int) -> Whole:
-        """ns of those that end with these launches; `waits` are the ends of further waits, `now` the last call's begin.
+    def find(self, launches: Whole, waits: Whole, now: int) -> tuple[Whole, Whole]:
+        """Return the ends of the waits before these launches, and the ns from there to the launch.
 
-        Waits are in the order in which they began.
+        `waits` are the ends of further waits, in the order in which these began, and `now` is the last call's begin.
         """
         ends = np.concatenate((self._ends, waits))
         last = np.concatenate((self._last, np.zeros(len(waits), bool)))
@@ -190,9 +195,10 @@ class NextLaunches:
         last[:-1] |= next_[1:] != next_[:-1]
         last[-1:] |= done[-1:]
         found = np.flatnonzero(done & last)
-        between: Whole = np.maximum(launches[next_[found]] - ends[found], 0)
+        begins: Whole = ends[found]
+        between: Whole = np.maximum(launches[next_[found]] - begins, 0)
         left = ~done
         over = left & (ends <= now)
         left[:-1] &= last[:-1] | ~(over[:-1] & over[1:])
         self._ends, self._last = ends[left], last[left]
-        return between
+        return begins, between

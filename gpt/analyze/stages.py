@@ -10,7 +10,8 @@ The stages are found from the calls of the process that launches most:
   launched before, those aside that are launched once, and the program has waited for that; Warmup, if no code is
   loaded then.
 - Inference: from there to the last launch, or the end of the wait after it, without what has a line of its own.
-- Sync: waiting, in that time. Output Transfer: copies from the device after the first launch.
+- Sync: waiting, in that time. Output Transfer: copies from the device after the first launch. A copy may wait for
+  kernels that were launched before it: where GPU times say how long, that is waiting.
 - Other: the rest.
 
 A program that marks its stages with NVTX says it better: if names of its outermost ranges contain one of the WORDS,
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, describe, tell_apart
-from gpt.screen.units import amount
-from gpt.trace.kinds import CALLS, RANGES
+from gpt.screen.units import amount, human_time
+from gpt.trace.kinds import CALLS, GPU_TIMES, RANGES
 
 if TYPE_CHECKING:
     from gpt.analyze.periods import Period
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gpt.analyze.tapes import Tapes
     from gpt.trace.aside import Array
     from gpt.trace.model import TraceModel
+    from gpt.trace.unrecorded import Unrecorded
 
     Marked = dict[str, "Spans"]  # by stage
 
@@ -45,6 +47,7 @@ COLUMNS = (
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
+    Column("segment", "u64?", "ns", "time", "never"),  # the time of what adds up to the total
 )
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
@@ -65,6 +68,8 @@ WORDS = (  # in names of NVTX ranges, lower case; the first that fits
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
 AHEAD = 0.5  # rounds are launched ahead if that takes less of the inference, and fewer of them are waited for
 LITTLE = 0.01  # of the bytes before the first launch: the input
+COPIES = 0.05  # of the time, from which on copies are worth a word
+COPIES_WAIT = "copies wait for kernels: 'gpt-hook run --gpu-time' tells that from copying"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
     "'gpt-hook run' records those of a program, unless --calls or ctl excludes them"
@@ -92,7 +97,8 @@ def stages(trace: TraceModel) -> Answers:
     _, one, _, rows, verdict = found[0]
     if len(found) > 1:
         verdict[0] += f"; {describe(one)}, of {len(found)} that launched: --pid chooses"
-    yield make_answer("stages", COLUMNS, rows, verdict, plots=[plot("bars", "category", "time", title="stages")])
+    shown = [(*row, None if row[1] or row[0] == TOTAL else row[2]) for row in rows]
+    yield make_answer("stages", COLUMNS, shown, verdict, plots=[plot("stack", "category", "segment", title="stages")])
     if len(found) > 1:
         yield make_answer("processes", PROCESSES, [
             (shlex.join(header["argv"]), *where, *_times(rows)) for header, where, _, rows, _ in found
@@ -121,8 +127,12 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         return None
     inference = _find_inference(tapes)
     marked = _ranges(trace, number)
-    rows, total = _marked_rows(marked) if marked else _rows(tapes, inference)
+    rows, total = _marked_rows(marked, tapes.unrecorded) if marked else _rows(tapes, inference)
     verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
+    if not marked and not tapes.copies_timed:
+        verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[2] > COPIES * total]
+    if off := tapes.unrecorded.within_one(tapes.first, tapes.last):
+        verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
     period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
@@ -138,11 +148,11 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
 
 
 def find_round(kernels: Any) -> Period | None:
-    """What repeats itself in most of the launches, if they do."""
-    from gpt.analyze.periods import SHARE, find_periods
+    """Return the launches that repeat themselves, if they are most of all."""
+    from gpt.analyze.periods import SHARE, find_periods, split_units
 
-    periods = find_periods(kernels)
-    return next((period for period in periods[:1] if period.covered >= SHARE * len(kernels)), None)
+    units = [unit for period in find_periods(kernels)[:1] for unit in split_units(kernels, period)[:1]]
+    return next((unit for unit in units if unit.covered >= SHARE * len(kernels)), None)
 
 
 def _find_inference(tapes: Tapes) -> int:
@@ -170,8 +180,9 @@ class _Part:
     def count(self, mask: Mask, sizes: Array, acts: Array) -> None:
         """Takes calls in."""
         from gpt.analyze.sequence import IN, LAUNCH, OUT
+        from gpt.analyze.tapes import WAITED
 
-        self.calls += int(mask.sum())
+        self.calls += int((mask & ((acts & WAITED) == 0)).sum())
         self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
         self.bytes += float(sizes[mask & ((acts & (IN | OUT)) != 0)].sum())
 
@@ -206,7 +217,7 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
     compiled = COMPILE if code is not None and code < inference else WARMUP
     windows = {INIT: (tapes.first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop)}
     rows = _add_up(tapes, (loaded[1], begin, inference), windows)
-    total = tapes.last - tapes.first
+    total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
     rest = total - sum(row[2] for row in rows.values())
     rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None)
     shown = [rows[name] for name in NAMES if name in rows and (name != OTHER or rows[name][2] > 0)]
@@ -237,7 +248,8 @@ def _add_up(
             parts[name].cover(start[inside & own], np.minimum(end[inside & own], right))
     rows = {name: parts[name].row(name, parts[name].time) for name in alone}
     for name, (left, right) in windows.items():
-        rows[name] = parts[name].row(name, max(0, right - left) - parts[name].time)
+        known = max(0, right - left) - tapes.unrecorded.within_one(left, right)
+        rows[name] = parts[name].row(name, max(0, known - parts[name].time))
     return rows
 
 
@@ -246,6 +258,7 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
     import numpy as np
 
     found: Marked = {}
+    unrecorded = trace.unrecorded(trace.processes[number])
     reach: dict[int, int] = {}  # by thread
     texts = trace.ranges(number).texts
     names = [
@@ -260,18 +273,20 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
                 continue
             reach[thread] = right
             before = found.get(stage, Spans(left, right, 0))
-            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + right - left)
+            took = right - left - unrecorded.within_one(left, right)
+            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + took)
     return found
 
 
-def _marked_rows(marked: Marked) -> tuple[list[tuple[Any, ...]], int]:
+def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any, ...]], int]:
     """The columns of each stage that the program names, and the time from the first to the last."""
-    total = max(spans.last for spans in marked.values()) - min(spans.first for spans in marked.values())
+    edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
+    total = edges[1] - edges[0] - unrecorded.within_one(*edges)
     rows = [(name, None, marked[name].total) for name in NAMES if name in marked]
     rest = total - sum(row[2] for row in rows)
     rows += [(OTHER, None, rest)] if rest > 0 else []
     return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | RANGES, need=find_need,
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | GPU_TIMES | RANGES, need=find_need,
                     drains=True)  # fmt: skip

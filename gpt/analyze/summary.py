@@ -121,7 +121,7 @@ class Summary:
             yield _make_functions(totals)
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
-        verdict = [*_describe_loading(totals), *totals.coverage.verdict()]
+        verdict = [*_describe_graphs(totals), *_describe_loading(totals), *totals.coverage.verdict()]
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
@@ -194,11 +194,24 @@ def _iter_copies(totals: Totals) -> Rows:
 def _iter_kernels(totals: Totals) -> Rows:
     """Each kernel, that with the longest time on the GPU first, then that which was launched most."""
     launches = sum(kernel.launches for kernel in totals.kernels.values())
-    time = sum(kernel.gpu.total for kernel in totals.kernels.values())
+    time = sum(kernel.gpu.total for kernel in totals.kernels.values()) + sum(_graph_times(totals))
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
         gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
         yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)
+
+
+def _graph_times(totals: Totals) -> list[float]:
+    """Return the ns on the GPU of functions that launch graphs, whose kernels have no times of their own."""
+    return [function.gpu.total for api, function in totals.functions.items() if api[:2] == ("graph", "launch")]
+
+
+def _describe_graphs(totals: Totals) -> Iterator[str]:
+    """Say how much of the time on the GPU was inside graphs."""
+    if inside := sum(_graph_times(totals)):
+        whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
+        share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
+        yield f"in graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
@@ -216,7 +229,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"
-        yield f"{human_time(time)} of the GPU time are of {launches}: a first launch contains the loading of its code"
+        fact = "a first launch may contain the loading of its code"
+        yield f"{human_time(time)} of the GPU time are of {launches}: {fact}"
 
 
 ANALYSIS = Analysis("Sum up calls, bytes and kernels of programs.", Summary)

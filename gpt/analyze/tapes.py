@@ -10,13 +10,15 @@ import numpy.typing as npt
 
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.periods import Period, iter_units
-from gpt.analyze.sequence import IN, LAUNCH, LOAD, OUT, WAIT, Calls, Whole, iter_calls
-from gpt.trace.aside import Array, Aside, Tape
+from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
+from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "u1")]  # acts: those of the first eight bits
+CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("thread", "<u8")]
+COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a copy's call, and when earlier work had ended
+WAITED = 1 << 15  # of acts: the part of a copy's call in which it waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: those, and copies from the device, that began before
 STEPS = "steps"
 
@@ -40,11 +42,13 @@ class Tapes:
 
     Times are in ns: when the first call began and the last one ended, when the first of code loaded, when the last
     launch ended. `again` is when the last kernel came that was launched again later, the first time, or if there is
-    none the last of all, and how many launches came before.
+    none the last of all, and how many launches came before. `copies_timed` says whether it's known how long copies
+    waited for work before them.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
         aside = Aside()
+        self.unrecorded = trace.unrecorded(trace.processes[number])
         self.calls = Tape(aside, CALL)
         self.launches, self._codes = Tape(aside, LAUNCHED), Tape(aside, np.uint32)
         self.first, self.last, self.launched = 0, 0, 0
@@ -55,6 +59,10 @@ class Tapes:
         self._waits = 0
         for calls in iter_calls(trace, number, "function", "bytes", "object"):
             self._add(calls)
+        copied = _find_copies(trace, number)
+        self.copies_timed = copied is not None
+        if copied is not None:
+            self.calls = _split_copies(self.calls, copied)
 
     def _add(self, calls: Calls) -> None:
         start, end = calls.start, calls.end
@@ -64,7 +72,8 @@ class Tapes:
         if self.load is None and len(loads):
             self.load = int(start[loads[0]])
         rows = np.zeros(len(start), CALL)
-        rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts & 0xFF
+        rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts
+        rows["thread"] = calls.rows["thread"]
         self.calls.append(rows)
         launch = calls.of(LAUNCH)
         if launch.any():
@@ -133,8 +142,9 @@ class Tapes:
             rows = self.launches.take(first + places)
             if before:
                 stretches, rows = np.append(before[0], stretches), np.append(before[1], rows)
-            steps: Whole = np.diff(rows["start"])[np.diff(stretches) == 0]
-            took.add(STEPS, steps)
+            starts = rows["start"]
+            steps: Whole = np.diff(starts) - self.unrecorded.within(starts[:-1], starts[1:])
+            took.add(STEPS, steps[np.diff(stretches) == 0])
             waited += int((np.diff(rows["waits"].astype(np.int64)) > 0).sum())
             count += len(rows) - 1
             before = int(stretches[-1]), rows[-1:]
@@ -145,6 +155,55 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
     """Begins, ends, bytes and acts of all calls, some at a time."""
     for rows in tapes.calls:
         yield rows["start"], rows["end"], rows["bytes"], rows["acts"]
+
+
+def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
+    """Return the copies of a process that have GPU times, and until when the GPU was busy with what began earlier.
+
+    None if no copy has any.
+    """
+    places = [place for place in trace.gpus() if place[0] == number]
+    found, reach, known = Sorted(Aside(), COPIED, "call"), np.iinfo(np.int64).min, False
+    acts = Acts(trace.processes[number])
+    for rows in trace.iter_gpu_times(places) if places else ():
+        ends = rows["begin"] + rows["duration"].astype(np.int64)
+        busy = np.maximum.accumulate(np.concatenate(([reach], ends)))
+        reach = int(busy[-1])
+        copies = np.flatnonzero((acts.of_ids(rows["api"]) & COPY) != 0)
+        part = np.zeros(len(copies), COPIED)
+        part["call"], part["thread"] = rows["call"][copies], rows["thread"][copies]
+        part["until"] = np.minimum(busy[:-1][copies], rows["begin"][copies])
+        found.add(part)
+        known = known or len(copies) > 0
+    return found if known else None
+
+
+def _split_copies(calls: Tape, copied: Sorted) -> Tape:
+    """Return the calls with each copy split in two, where it waited: the wait, which is WAITED, and the copy."""
+    made = Tape(Aside(), CALL)
+    streams = (iter(calls), calls.dtype, "start"), (iter(copied), copied.dtype, "call")
+    for rows, copies in iter_windows(*streams):
+        at = np.searchsorted(rows["start"], copies["call"])
+        while True:  # calls of other threads may begin in the same nanosecond
+            here = np.minimum(at, len(rows) - 1)
+            other = (at < len(rows)) & (rows["start"][here] == copies["call"]) if len(rows) else np.zeros(len(at), bool)
+            other &= rows["thread"][here] != copies["thread"] if len(rows) else other
+            if not other.any():
+                break
+            at = at + other
+        good = at < len(rows)
+        good[good] = rows["start"][at[good]] == copies["call"][good]
+        at, until = at[good], copies["until"][good]
+        until = np.minimum(until, rows["end"][at])
+        waited = until > rows["start"][at]
+        at, until = at[waited], until[waited]
+        waits = rows[at]
+        waits["end"], waits["bytes"], waits["acts"] = until, 0, WAIT | WAITED
+        left = rows.copy()
+        left["start"][at] = until
+        both = np.concatenate((left, waits))
+        made.append(both[np.argsort(both["start"], kind="stable")])
+    return made
 
 
 def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | None:

@@ -37,6 +37,13 @@ class Form(StrEnum):
 
 
 ENDINGS = {Form.ascii: ".txt", Form.chrome: ".json.gz", Form.perfetto: ".pftrace", Form.html: ".html"}  # of all
+FORMS = {".txt": Form.ascii, ".json": Form.chrome, ".pftrace": Form.perfetto, ".html": Form.html, ".htm": Form.html}
+
+
+def _find_form(output: Path | None) -> Form:
+    """Return the form that the name of a file asks for; text by default."""
+    suffixes = [suffix.lower() for suffix in output.suffixes if suffix.lower() != ".gz"] if output else []
+    return FORMS.get(suffixes[-1], Form.ascii) if suffixes else Form.ascii
 
 
 class Drawing:
@@ -54,7 +61,7 @@ class Drawing:
         if shape is Form.all and not output:
             raise UsageError("--format all writes files: -o says how their names begin")
         self.kinds = EVERYTHING
-        self._stage, self._form, self._output = stage, shape or Form.ascii, output
+        self._stage, self._form, self._output = stage, shape or _find_form(output), output
         self._model = TraceModel()
 
     def take(self, process: Process) -> None:
@@ -144,7 +151,7 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, typer.Option("--format", help="Text (ascii), or a file for viewers.")],
+    "shape": Annotated[Form | None, typer.Option("--format", help="ascii, or for viewers; else by FILE's name.")],
     "output": Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there (- prints it); .gz packs it.")
     ],

@@ -21,7 +21,7 @@ from gpt.trace.loading import FAR, TIMED, FirstLaunches, find_loading
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import Api, Process
 
-MAX_FUNCTIONS = 8192  # with calls: 64 KiB each; the driver has some 700
+MAX_FUNCTIONS = 8192  # with calls: 64 KiB each at most; the driver has some 700
 FEW = 3  # launches of which one takes FAR times as long as the others: it contains the loading of code
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
@@ -35,33 +35,6 @@ class SlowestCall(NamedTuple):
     thread: int
 
 
-class GpuTime:
-    """What of it ran on the GPU, as far as that is known: how many, and ns together."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.longest = 0.0
-        self.squares = 0.0  # of ns, added
-
-    def cut(self, took: float, left: float) -> None:
-        """Leaves of one of them so much."""
-        self.total -= took - left
-        self.squares -= took * took - left * left
-
-    def merge(self, other: GpuTime) -> None:
-        """Takes in what another one has."""
-        self.count += other.count
-        self.total += other.total
-        self.longest = max(self.longest, other.longest)
-        self.squares += other.squares
-
-    @property
-    def variance(self) -> float:
-        """Of the times, in square ns."""
-        return max(0.0, self.squares / self.count - (self.total / self.count) ** 2) if self.count else 0.0
-
-
 class FunctionTotals:
     """The calls of one function: `calls` were recorded, `counted` only counted."""
 
@@ -69,7 +42,7 @@ class FunctionTotals:
         self.calls = self.counted = self.failed = 0
         self.durations = Durations()  # of those that returned
         self.slowest: SlowestCall | None = None
-        self.gpu = GpuTime()
+        self.gpu = Durations()  # of what ran on the GPU
         self.moved = Counter[str]()  # calls with a number of bytes that succeeded: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
@@ -115,13 +88,13 @@ class KernelTotals:
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
         self.loaded = 0.0  # ns that are known to be the loading of its code, and are not in `gpu`
         self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels that were launched once
-        self.gpu = GpuTime()
+        self.gpu = Durations()  # of what ran on the GPU
 
     def find_loading(self, known: bool) -> None:
         """Sets `loads`, of one process: the first launch of a kernel loads its code, and how long may be `known`."""
         gpu = self.gpu
-        far = gpu.count >= FEW and gpu.longest > FAR * (gpu.total - gpu.longest) / (gpu.count - 1)
-        self.loads, self.loading = (1, gpu.longest) if far and not known else (0, 0.0)
+        far = gpu.count >= FEW and gpu.largest > FAR * (gpu.total - gpu.largest) / (gpu.count - 1)
+        self.loads, self.loading = (1, gpu.largest) if far and not known else (0, 0.0)
 
     def merge(self, other: KernelTotals) -> None:
         """Takes in what another one has."""
@@ -164,7 +137,7 @@ class ProcessTotals:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.launches, self.call_times, self.busy = Launches(process), CallTimes(), Spans()
-        self.calls = 0
+        self.calls = self.counted = 0  # all of them, and those that were only counted
         self.last = process.clock.monotonic  # when the last call that is known of ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
@@ -182,10 +155,10 @@ class ProcessTotals:
             self._firsts.add(found)
             took = process.clock.durations(found["duration"])
             for id_, order in rows.iter_groups(found["api"]):
-                _add_time(self._function(id_).gpu, took[order])
+                self._function(id_).gpu.add(took[order])
             for id_, order in rows.iter_groups(found["function"]):
                 if id_:  # else it is not a kernel
-                    _add_time(self._kernels[id_].gpu, took[order])
+                    self._kernels[id_].gpu.add(took[order])
             if "probed" in (found.dtype.names or ()):
                 for probed in (0, 1):
                     chosen = (found["function"] != 0) & ((found["probed"] != 0) == probed)
@@ -195,6 +168,7 @@ class ProcessTotals:
         for _, found in process.counts.take():
             for id_, count in found[["api", "count"]].tolist():
                 self._function(id_).counted += count
+                self.counted += count
                 self.calls += count
 
     def _add_calls(self, threads: rows.Threads, found: rows.Rows) -> None:
@@ -266,7 +240,7 @@ class ProcessTotals:
             kernel.loaded += cut
             kernel.unsure += unsure
             for gpu in (kernel.gpu, totals.functions[self.process.api(api)._replace(symbol="")].gpu):
-                gpu.cut(took, took - cut)
+                gpu.replace(took, took - cut)
             left[probed != 0] -= cut
         return left
 
@@ -274,10 +248,3 @@ class ProcessTotals:
 def _check_number(functions: Sized) -> None:
     if len(functions) > MAX_FUNCTIONS:
         raise MalformedError(f"calls: of over {MAX_FUNCTIONS} functions")
-
-
-def _add_time(gpu: GpuTime, took: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    gpu.count += len(took)
-    gpu.total += float(took.sum())
-    gpu.longest = max(gpu.longest, float(took.max(initial=0.0)))
-    gpu.squares += float(took @ took)

@@ -19,7 +19,7 @@ BITS = 9
 SHIFT = np.int64(52 - BITS)
 WIDE = 64  # how many times the median and the least above 0 the greatest is, for bins that double
 DOUBLINGS = 2  # bins between a number and twice that number, at most
-LARGEST = 1 << 63  # up to here sums are exact
+HALF = 32  # bits of a whole number: sums of halves of many do not overflow
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -30,9 +30,9 @@ class Values:
 
     def __init__(self) -> None:
         self.count = self.nans = self.infinite = 0
-        self.total: float = 0
-        self.least: float | None = None
-        self.greatest: float | None = None
+        self.total: int | float = 0
+        self.least: int | float | None = None
+        self.greatest: int | float | None = None
         self.whole = True  # whether all are whole numbers
         self._base = 0
         self._bins: Ints = np.zeros(0, np.int64)
@@ -59,10 +59,10 @@ class Values:
             self.infinite += len(found) - int(finite.sum())
             with np.errstate(over="ignore"):
                 self.total += float(found[finite].sum())
-        elif max(abs(least), abs(greatest)) * len(found) < LARGEST:
-            self.total += int(found.sum(dtype=np.int64))
         else:
-            self.total += float(found.sum(dtype=np.float64))
+            wide = found.astype(np.uint64 if found.dtype.kind == "u" else np.int64)
+            low = wide & wide.dtype.type((1 << HALF) - 1)
+            self.total += (int((wide >> wide.dtype.type(HALF)).sum()) << HALF) + int(low.sum())
         self._count(self._find_bins(found))
 
     def merge(self, other: Values) -> None:
@@ -106,15 +106,19 @@ class Values:
         found = np.where(self._bins < 0, -found, found) + float(self._base)
         return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
 
-    def percentile(self, part: float) -> float | None:
+    def percentile(self, part: float) -> int | float | None:
         """The number that `part` of all, 0 to 1, are not greater than; None if there are none."""
         if not self.count:
             return None
         rank = max(1, math.ceil(part * self.count))
         if rank == self.count:
             return self.greatest
-        found, counts = self.bins()
-        return float(found[int(np.searchsorted(np.cumsum(counts), rank))])
+        at = int(np.searchsorted(np.cumsum(self._counts), rank))
+        if not self.whole or self.least is None or self.greatest is None:
+            return float(self.bins()[0][at])
+        away = float((np.abs(self._bins[at : at + 1]) << SHIFT).view(np.float64)[0])  # whole, as the base is
+        found = int(math.copysign(away, int(self._bins[at]))) + self._base
+        return max(self.least, min(found, self.greatest))
 
     @property
     def mean(self) -> float | None:
@@ -122,12 +126,14 @@ class Values:
         return self.total / (self.count - self.infinite) if self.count > self.infinite else None
 
 
-def iter_columns(series: Mapping[str, Values], most: int) -> Iterator[tuple[str, float, float, int]]:
-    """The columns of a histogram that are not empty: name of the series, edges, how many."""
+def iter_columns(series: Mapping[str, Values], most: int) -> Iterator[tuple[str, int | float, int | float, int]]:
+    """Yield the columns of a histogram that are not empty: name of the series, edges, how many."""
     edges, counts = make_histogram([*series.values()], most)
+    whole = all(values.whole for values in series.values()) and bool((edges % 1 == 0).all())
+    shown: list[int | float] = [int(edge) if whole else edge for edge in edges.tolist()]
     for name, found in zip(series, counts, strict=True):
         for at in np.flatnonzero(found).tolist():
-            yield name, float(edges[at]), float(edges[at + 1]), int(found[at])
+            yield name, shown[at], shown[at + 1], int(found[at])
 
 
 def make_histogram(series: Sequence[Values], most: int) -> tuple[Floats, list[Ints]]:

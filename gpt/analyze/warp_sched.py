@@ -19,7 +19,7 @@ from gpt.screen.units import amount
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
-    from gpt.trace.durations import Bins
+    from gpt.trace.durations import Durations
     from gpt.trace.process import Process
 
 WARPS = (
@@ -58,7 +58,7 @@ class _Run(NamedTuple):
     end: int
     tail: int
     silent: int
-    times: Bins
+    times: Durations
     row: tuple[Any, ...]  # the columns LAUNCH
 
 
@@ -86,7 +86,7 @@ class WarpSched(MapAnalysis):
         times.add((end - start).astype(np.float64))
         where, row = process.gpu(buffer.launch.device), launch_row(len(self._runs) + 1, process, buffer)
         edges = (int(start.min()), int(end.max()), _find_tail(start, end)) if len(start) else (0, 0, 0)
-        self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times.bins(), row))
+        self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
 
     def merge(self, other: WarpSched) -> None:
         """Takes in what another one has of later traces."""
@@ -148,7 +148,7 @@ def _values(runs: list[_Run]) -> tuple[Any, ...]:
 
     times = Durations()
     for run in runs:
-        times.merge_bins(run.times)
+        times.merge(run.times)
     span, tail = (sum(values) / len(runs) for values in ([r.end - r.begin for r in runs], [r.tail for r in runs]))
     shown = times.percentile(0.5), times.percentile(0.99), times.largest, 100 * tail / (span or 1)
     return times.count, *shown, times.total / (times.count or 1), span, tail, sum(run.silent for run in runs)
@@ -162,7 +162,7 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
 
     both = {ALONE: Durations(), SHARED: Durations()}
     for run, how in zip(runs, shared, strict=True):
-        both[how].merge_bins(run.times)
+        both[how].merge(run.times)
     counts = np.stack([times.counts() for times in both.values()])
     within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)  # those of the histogram
     starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # are as wide as each other up to twice a time

@@ -36,6 +36,7 @@ from gpt.ptx.types import (
     types_of,
 )
 
+UNDECLARED = "register '{}' is not declared in the probe, which can't use the program's"
 _TAKEN = {*HELPERS, "SAVE", "WARP_SZ", "_"}
 
 
@@ -196,7 +197,7 @@ class _Check:
         if operand.name in HELPERS or operand.name in SPECIAL:
             raise self.refuse(f"writes '{operand}', which can only be read")
         if operand.name not in self.registers:
-            raise self.refuse(f"writes program register '{operand}'")
+            raise self.refuse(UNDECLARED.format(operand))
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
         """Refuses an operand that is not the probe's to read, or of another type than required."""
@@ -214,7 +215,7 @@ class _Check:
                     if parts not in (((".x",), (".y",), (".z",)) if name in VECTORS else ((),)):
                         raise self.refuse(f"'{operand}' is not a special register")
                 elif name not in self.registers or parts:
-                    raise self.refuse(f"reads program register '{operand}'" if name[0] == "%" else f"reads '{operand}'")
+                    raise self.refuse(UNDECLARED.format(operand) if name[0] == "%" else f"reads '{operand}'")
                 given = type_of_name(operand, self.registers)
                 if name in COUNTS and wanted in ("u64", "s64", "b64"):
                     given = wanted

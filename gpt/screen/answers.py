@@ -34,6 +34,7 @@ INDENT = "    "  # of a text that has lines of its own
 TITLE = 32  # columns of a title
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
+COUNTS = ("u8", "u16", "u32", "u64")  # types of columns that can be added up
 MARKDOWN_NAME = 80  # columns of a text
 Record = Mapping[str, Any]
 
@@ -73,7 +74,7 @@ class AnswerTable:
         self.rows = [list(row) for row in zip(*cells, strict=True)]
         self.hidden = answer.get("top") == 0 and len(answer["rows"]) > 0  # a picture's
         if len(answer["rows"]) > len(first) * answer["stride"]:
-            counts = [field for _, field, told in numbers if "unit" not in told and field.code not in "efd"]
+            counts = [field for _, field, told in numbers if "unit" not in told and field.type in COUNTS]
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:

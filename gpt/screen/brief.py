@@ -32,6 +32,14 @@ def fit_names(names: Sequence[str], width: int) -> list[str]:
     return [" " * indent + told[name.lstrip()] for name, indent in zip(names, indents, strict=True)]
 
 
+def fit_paths(paths: Sequence[str], width: int) -> list[str]:
+    """Return paths in at most `width` columns each, cut in the middle, or where those that would look alike differ."""
+    found = {path: shorten(path, width, middle=True) for path in paths}
+    for alike in _groups(found):
+        found |= _cut_apart({path: path for path in alike}, width)
+    return [found[path] for path in paths]
+
+
 def _without_parameters(name: str) -> str:
     """`f<int>` of `f<int>(char*)`."""
     depth = 0

@@ -76,6 +76,26 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
         legend(axes)
 
 
+def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """One bar of parts that follow each other, with a name and a share for each."""
+    import numpy as np
+
+    values = np.nan_to_num(columns[plot["y"][0]])
+    first = told[plot["y"][0]]
+    unit, scale = unit_of(first.get("unit", ""), float(values.sum()))
+    left, whole = 0.0, float(values.sum()) or 1.0
+    for number, at in enumerate(np.flatnonzero(values).tolist()):
+        label = f"{_cut(columns[plot['x']][at] or '')} {100 * values[at] / whole:.1f} %"
+        axes.barh(0, values[at] / scale, left=left, height=0.5, label=label, color=hue(number), edgecolor="white")
+        left += values[at] / scale
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, 0.5)
+    axes.set_xlim(0, left or 1)
+    number_ticks(axes.xaxis, first, scale)
+    axes.set_xlabel(axis(first, unit))
+    legend(axes)
+
+
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
     """What stands beside each bar: of a part of what is above it, its name."""
     texts = [columns[plot["x"]][at] for at in places]
@@ -288,6 +308,7 @@ def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 FORMS: dict[str, Callable[[Any, Record, Columns, Mapping[str, Record]], None]] = {
     "bars": _draw_bars,
+    "stack": _draw_stack,
     "lines": _draw_lines,
     "levels": _draw_levels,
     "histogram": _draw_histogram,

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gpt.printable import printable, shorten
-from gpt.screen.brief import fit_names
+from gpt.screen.brief import fit_names, fit_paths
 
 NO_TERMINAL, WIDEST = 80, 160  # columns
 LEAST = 12  # columns that a text keeps
@@ -104,6 +104,9 @@ class Grid:
             for at in shortened:
                 columns[at] = fit_names(columns[at], widths[at])
             rows = [[*cells] for cells in zip(*columns, strict=True)]
+        if self._paths:
+            firsts = fit_paths([row[0] for row in rows], widths[0])
+            rows = [[first, *row[1:]] for first, row in zip(firsts, rows, strict=True)]
         for cells, style in zip(rows, self._styles, strict=True):
             fitted = (self._fit(at, *it) for at, it in enumerate(zip(cells, widths, strict=True)))
             yield Text((" " * GAP).join(fitted).rstrip(), style=style)
@@ -111,7 +114,7 @@ class Grid:
     def _fit(self, at: int, cell: str, width: int) -> str:
         if at >= self._texts:
             return " " * (width - cell_len(cell)) + cell
-        cell = shorten(cell, width, middle=self._paths)
+        cell = shorten(cell, width, middle=False)
         return cell + " " * (width - cell_len(cell))
 
 

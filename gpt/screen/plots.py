@@ -95,7 +95,7 @@ def _read_all(answer: Record) -> Columns:
     import numpy as np
 
     fields, rows = packed.unpack_rows(answer)
-    if any(field.type == packed.TEXT for field in fields):
+    if any(field.type in (packed.TEXT, packed.NUMBER) for field in fields):
         values = list(zip(*rows, strict=True))
         return {
             field.name: list(column) if field.type == packed.TEXT else np.array(

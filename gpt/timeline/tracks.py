@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -253,20 +252,15 @@ class _Maker:
     def add_gaps(self) -> None:
         """When recording was off, as ranges of a track of its own."""
         for number, process in enumerate(self._model.processes):
-            changes = sorted(process.changes)
-            if not changes:
+            off = self._model.unrecorded(process)
+            if not len(off):
                 continue
-            times = self._model.times(process, np.array([at for at, _ in changes], np.uint64)).tolist()
-            edges = [*zip(times, (on for _, on in changes), strict=True), (times[-1], True)]
-            if changes[0][1]:
-                edges.insert(0, (self._model.began(process), False))
-            gaps = [(time, end) for (time, on), (end, _) in pairwise(edges) if not on]
-            spans = np.zeros(len(gaps), SPAN)
-            spans["begin"], spans["end"] = zip(*gaps, strict=True) if gaps else ((), ())
+            spans = np.zeros(len(off), SPAN)
+            spans["begin"], spans["end"] = off.begins, off.ends
             spans["track"] = self._track(Track(number, RECORDING, 0, 0))
             spans["name"], spans["category"] = self._number("not recorded"), RANGE
-            if not changes[-1][1]:
-                spans["open"][-1] = True
+            if off.ongoing:
+                spans["end"][-1], spans["open"][-1] = off.begins[-1], True
             self._spans.append(spans)
 
     def lay_out(self) -> tuple[Spans, list[Track]]:

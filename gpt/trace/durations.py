@@ -1,14 +1,12 @@
 """How long calls took: count, total, largest, and percentiles from a histogram of bounded size.
 
-Ten million durations would be 80 MB and a sort. A histogram over the logarithm takes 64 KiB however many there are:
+Ten million durations would be 80 MB and a sort. A histogram over the logarithm takes 64 KiB at most:
 its bins are the exponent and the first seven bits of the mantissa of the duration as a double, so each is 1/128 of
 its lower edge wide, and a percentile, the middle of its bin, is at most 0.4 % from the exact one. Count, total and
 largest are exact.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +19,6 @@ _ONE = 1023 << BITS  # the bin of 1.0, were there no offset
 Floats = npt.NDArray[np.float64]
 
 
-class Bins(NamedTuple):
-    """A histogram without its empty bins, to be kept: which bins, how many in each, and count, total and largest."""
-
-    which: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    number: int
-    total: float
-    largest: float
-
-
 def edges() -> Floats:
     """The lower edge of each bin, in ns."""
     found: Floats = ((np.arange(BINS, dtype=np.uint64) + np.uint64(_ONE)) << _SHIFT).view(np.float64)
@@ -38,13 +26,15 @@ def edges() -> Floats:
 
 
 class Durations:
-    """Durations in ns, taken in as arrays."""
+    """Durations in ns, taken in as arrays. Bins are kept from the least to the largest that is used."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
         self.largest = 0.0
-        self._bins = np.zeros(BINS, np.int64)
+        self._squares = 0.0  # added up
+        self._first = 0  # the number of the first bin that is kept
+        self._bins = np.zeros(0, np.int64)
 
     def add(self, ns: Floats) -> None:
         """Takes some in. Below 1 ns they count as 1 ns in percentiles."""
@@ -52,40 +42,60 @@ class Durations:
             self.count += len(ns)
             self.total += float(ns.sum())
             self.largest = max(self.largest, float(ns.max()))
-            bins = (np.maximum(ns, 1.0).view(np.uint64) >> _SHIFT).astype(np.int64) - _ONE
-            self._bins += np.bincount(np.minimum(bins, BINS - 1), minlength=BINS)
+            self._squares += float(ns @ ns)
+            places = _bins_of(ns)
+            first, last = int(places.min()), int(places.max())
+            self._reserve(first, last)
+            self._bins[first - self._first : last + 1 - self._first] += np.bincount(places - first)
+
+    def replace(self, old: float, new: float) -> None:
+        """Takes one out that was added, and another one in. The largest stays as it was."""
+        self.total += new - old
+        self._squares += new * new - old * old
+        before, after = _bins_of(np.array([old, new])).tolist()
+        self._reserve(after, after)
+        self._bins[before - self._first] -= 1
+        self._bins[after - self._first] += 1
+
+    def _reserve(self, first: int, last: int) -> None:
+        """Makes room for bins up to the last one."""
+        if not len(self._bins):
+            self._first = first
+        before = max(0, self._first - first)
+        after = max(0, last + 1 - self._first - len(self._bins))
+        if before or after:
+            self._bins = np.pad(self._bins, (before, after))
+            self._first -= before
 
     def merge(self, other: Durations) -> None:
         """Takes in what another one has."""
         self.count += other.count
         self.total += other.total
         self.largest = max(self.largest, other.largest)
-        self._bins += other._bins
+        self._squares += other._squares
+        self._add_bins(other._first, other._bins)
 
-    def bins(self) -> Bins:
-        """What there is, in little memory."""
-        which = np.flatnonzero(self._bins)
-        return Bins(which, self._bins[which], self.count, self.total, self.largest)
-
-    def merge_bins(self, other: Bins) -> None:
-        """Takes in what another one had."""
-        self.count += other.number
-        self.total += other.total
-        self.largest = max(self.largest, other.largest)
-        self._bins[other.which] += other.counts
+    def _add_bins(self, first: int, counts: npt.NDArray[np.int64]) -> None:
+        if len(counts):
+            self._reserve(first, first + len(counts) - 1)
+            at = first - self._first
+            self._bins[at : at + len(counts)] += counts
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many are in each bin."""
-        return self._bins
+        """How many are in each of all bins."""
+        found = np.zeros(BINS, np.int64)
+        found[self._first : self._first + len(self._bins)] = self._bins
+        return found
+
+    @property
+    def mean(self) -> float:
+        """In ns, 0 without any."""
+        return self.total / self.count if self.count else 0.0
 
     @property
     def variance(self) -> float:
-        """Of the durations, in square ns: of the middles of their bins, about 1 % from the exact one."""
-        which, counts = self.bins()[:2]
-        both = np.array([which, which + 1], np.uint64) + np.uint64(_ONE)
-        middles = np.minimum((both << _SHIFT).view(np.float64).mean(axis=0), self.largest)
-        mean = (middles * counts).sum() / (self.count or 1)
-        return float((counts * (middles - mean) ** 2).sum() / (self.count or 1))
+        """In square ns, 0 without any."""
+        return max(0.0, self._squares / self.count - self.mean**2) if self.count else 0.0
 
     def percentile(self, part: float) -> float:
         """The duration that `part` of all, 0 to 1, are not longer than; 0 if there are none."""
@@ -94,6 +104,13 @@ class Durations:
         rank = max(1, int(np.ceil(part * self.count)))
         if rank == self.count:
             return self.largest
-        found = int(np.searchsorted(np.cumsum(self._bins), rank))
+        found = self._first + int(np.searchsorted(np.cumsum(self._bins), rank))
         edges = (np.array([found, found + 1], np.uint64) + np.uint64(_ONE)) << _SHIFT
         return min(float(edges.view(np.float64).mean()), self.largest)
+
+
+def _bins_of(ns: Floats) -> npt.NDArray[np.int64]:
+    """The number of the bin of each duration."""
+    numbers = (np.maximum(ns, 1.0).view(np.uint64) >> _SHIFT).astype(np.int64) - _ONE
+    found: npt.NDArray[np.int64] = np.minimum(numbers, BINS - 1)
+    return found

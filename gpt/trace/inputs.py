@@ -39,6 +39,32 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
+def find_runs(path: Path) -> list[Path]:
+    """Return the traces of the runs in a folder, in order of their names; a file, or a trace folder, is one run.
+
+    The trace of a process that another one started has that one's name and a number, and isn't a run. Raises
+    MissingError if there are none.
+    """
+    if not path.is_dir() or _is_trace(path):
+        return [path]
+    found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and _is_run(one)]
+    if not found:
+        raise MissingError("no trace in this folder", str(path))
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    name, _, number = path.name.rpartition(".")
+    if number.isdecimal() and path.with_name(name).exists():
+        return False
+    return _is_trace(path) or (is_regular(path, follow=False) and _begins_stream(path))
+
+
+def _begins_stream(path: Path) -> bool:
+    with open_regular(path) as file:
+        return is_stream(file.peek(64))
+
+
 def _is_trace(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("event.log", "result", "probe.toml"))
 

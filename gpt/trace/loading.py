@@ -6,6 +6,9 @@ than the two events. But calls have times too, and launching is the last thing t
 that took over FAR times as long as the others of its kernel on the host began no sooner than that much before its
 call ended, and so did the kernel.
 
+Threads that launch a kernel while another one loads it wait for that, too. So the first launch of each thread counts,
+if its call began before that of the first one had ended.
+
 A kernel that was launched once has nothing to compare with, and calls that were only counted have no times: of these it
 is not known. Under CUDA_LAUNCH_BLOCKING a call contains its kernel; one that runs FAR times as long the first time,
 because it has more to do, would be taken for one that is loaded.
@@ -22,27 +25,35 @@ import numpy.typing as npt
 from gpt.trace.rows import iter_groups
 
 FAR = 10
-TIMED = [("function", "<u4"), ("device", "<u4"), ("call", "<i8"), ("begin", "<i8"), ("duration", "<u8"),
-         ("api", "<u4"), ("probed", "<u4"), ("batch", "<u4"), ("row", "<u4")]  # fmt: skip
+TIMED = [("function", "<u4"), ("device", "<u4"), ("thread", "<u8"), ("call", "<i8"), ("begin", "<i8"),
+         ("duration", "<u8"), ("api", "<u4"), ("probed", "<u4"), ("batch", "<u4"), ("row", "<u4")]  # fmt: skip
 LAUNCH = [("function", "<u4"), ("start", "<i8"), ("duration", "<f4")]
 Array = npt.NDArray[Any]
 Times = npt.NDArray[np.float64]
 
 
 def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
-    """Which rows of GPU times are the first launch of a kernel on a device, of those that say which call it was."""
+    """Return which rows of GPU times are the first launch of a kernel on a device by a thread.
+
+    Only rows that say which call launched them are looked at.
+    """
     calls, found = rows["call"], []
-    devices = rows["device"] if "device" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint32)
+    names = rows.dtype.names or ()
+    devices, threads = (
+        rows[name] if name in names else np.zeros(len(rows), np.uint64) for name in ("device", "thread")
+    )
     for function, order in iter_groups(rows["function"]):
         order = order[calls[order] != 0] if function else order[:0]
         for device in np.unique(devices[order]):
             mine = order[devices[order] == device]
-            found.append(mine[calls[mine].argmin()])
+            for thread in np.unique(threads[mine]):
+                own = mine[threads[mine] == thread]
+                found.append(own[calls[own].argmin()])
     return np.array(found, np.intp)
 
 
 class FirstLaunches:
-    """The first launches of the kernels of a process, of rows of GPU times that come in batches; in time stamps.
+    """The first launches of the kernels of a process, by thread, of rows of GPU times in batches; in time stamps.
 
     Of each it is kept which row of which batch it was.
     """
@@ -85,9 +96,21 @@ def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times
     if not took:
         return np.zeros(len(firsts)), np.zeros(len(firsts))
     call = np.array([took.get(key, 0.0) for key in firsts[["function", "call"]].tolist()])
-    apart = np.bincount(at, call, len(known))  # the first launches of a kernel: one a device
+    apart = np.bincount(at, call, len(known))  # the first launches of a kernel
     others = count - np.bincount(at, call > 0, len(known))
     usual = np.divide(total - apart, others, out=np.zeros(len(known)), where=others > 0)[at]
     cut = np.clip(call - usual - (firsts["begin"] - firsts["call"]), 0, firsts["duration"].astype(np.float64))
-    far = (usual > 0) & (call > FAR * usual)
+    far = (usual > 0) & (call > FAR * usual) & _are_during_the_first(firsts, call)
     return np.where(far, cut, 0.0), np.where((usual > 0) | (call == 0), 0.0, cut)
+
+
+def _are_during_the_first(firsts: Array, took: Times) -> npt.NDArray[np.bool_]:
+    """Whether each call began before that of the first launch of its kernel on its device had ended."""
+    ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: when the first began, and ended
+    for function, device, call, duration in zip(
+        *(firsts[name].tolist() for name in ("function", "device", "call")), took.tolist(), strict=True
+    ):
+        ends[function, device] = min(ends.get((function, device), (call, call + duration)), (call, call + duration))
+    last = [ends[key][1] for key in zip(firsts["function"].tolist(), firsts["device"].tolist(), strict=True)]
+    found: npt.NDArray[np.bool_] = firsts["call"] <= np.array(last)
+    return found

@@ -32,6 +32,7 @@ from gpt.trace.params import Argument
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.ranges import KeptRanges
 from gpt.trace.select import Selection
+from gpt.trace.unrecorded import Unrecorded
 
 EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS | DETAILS
 
@@ -137,6 +138,10 @@ class TraceModel:
     def began(self, process: Process) -> int:
         """When a process began, in the same."""
         return process.clock.monotonic + process.machines.offset(process.header)
+
+    def unrecorded(self, process: Process) -> Unrecorded:
+        """Return when recording of a process was off, in ns since the first process began."""
+        return process.unrecorded.shift(process.machines.offset(process.header))
 
     def calls(self, *names: str) -> npt.NDArray[np.void]:
         """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.

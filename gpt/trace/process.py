@@ -25,6 +25,7 @@ from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCH
 from gpt.trace.select import Selected, Selection
 from gpt.trace.sites import Sites
 from gpt.trace.tensors import Tensors
+from gpt.trace.unrecorded import Unrecorded, find_unrecorded
 
 Record = dict[str, Any]
 
@@ -281,19 +282,29 @@ class Process:
         """Whether a kernel is one of those that were asked for."""
         return self._selected.matches(kernel)
 
+    @property
+    def unrecorded_stamps(self) -> Unrecorded:
+        """When recording was off, in time stamps since the header (`Clock.since`)."""
+        stamps = self.clock.since(np.array([at for at, _ in self.changes], np.uint64)).tolist()
+        return find_unrecorded(0, list(zip(stamps, [on for _, on in self.changes], strict=True)))
+
+    @property
+    def unrecorded(self) -> Unrecorded:
+        """When recording was off, in ns of CLOCK_MONOTONIC."""
+        times = self.clock.times(np.array([at for at, _ in self.changes], np.uint64)).tolist()
+        changes = list(zip(times, [on for _, on in self.changes], strict=True))
+        return find_unrecorded(self.clock.monotonic, changes)
+
     def recorded(self, last: int) -> int | None:
-        """ns for which it was recorded until `last`, of CLOCK_MONOTONIC; None if that was all the time."""
+        """Return for how many ns it was recorded, until `last` of CLOCK_MONOTONIC or the last change if that is later.
+
+        None if that was all the time.
+        """
         if not self.changes:
             return None
-        changes = sorted(self.changes)
-        times = self.clock.times(np.array([at for at, _ in changes], np.uint64)).tolist()
-        edges = list(zip(times, [on for _, on in changes], strict=True))
-        begin = None if edges[0][1] else self.clock.monotonic
-        total = 0
-        for time, on in [*edges, (max(last, times[-1]), False)]:
-            total += time - begin if begin is not None else 0
-            begin = time if on else None
-        return max(0, total)
+        began = self.clock.monotonic
+        last = max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
+        return max(0, last - began - self.unrecorded.within_one(began, last))
 
 
 def iter_processes(

@@ -3,20 +3,26 @@
 import os
 import random
 
+import numpy as np
 import pytest
 
 from gpt import records
-from gpt.analyze.diff import Side, tell_difference
+from gpt.analyze.differences import Sums, make_side, pair_names, tell_difference
+from gpt.screen.units import human_time
 from tests.analyze.asked import Answers, run
 from tests.trace import forge
 
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuInit")
 APIS = [forge.api(number, name) for number, name in enumerate(NAMES, 1)]
 ALLOC, COPY, LAUNCH, SYNC, INIT = range(1, 6)
+KERNELS = {1: "_Z2k1v", 2: "_Z2k2v", 3: "_Z5only_v", 4: "_Z3newv"}
 
 
-def side(count, mean, deviation=0.0, size=0):
-    return Side(count, count, count * mean, deviation**2, size)
+def side(count, mean, deviation=0.0, size=0, timed=True):
+    """A side of one run, with times that are as far from the mean as the deviation, in turns."""
+    sums = Sums(count, size)
+    sums.times.add(np.array([mean + (deviation if n % 2 else -deviation) for n in range(count if timed else 0)], float))
+    return make_side([sums])
 
 
 @pytest.mark.parametrize(
@@ -28,15 +34,57 @@ def side(count, mean, deviation=0.0, size=0):
         (side(100, 50, 10), side(100, 50, 10, size=1), "bytes"),
         (side(100, 50, 10), side(100, 54, 10), "noise"),  # 2.8 standard errors
         (side(100, 50, 10), side(100, 55, 10), "time"),  # 3.5
-        (side(10**6, 50, 10), side(10**6, 50.5, 10), "noise"),  # 1 %: of runs on another day
-        (side(10**6, 50, 10), side(10**6, 52, 10), "time"),
+        (side(10**5, 50, 10), side(10**5, 50.5, 10), "noise"),  # 1 %: of runs on another day
+        (side(10**5, 50, 10), side(10**5, 52, 10), "time"),
         (side(2, 50, 1), side(2, 500, 1), "too few"),
         (side(100, 50), side(100, 50), "nothing"),
-        (Side(7, 0, 0, 0, 0), Side(7, 0, 0, 0, 0), "nothing"),  # only counted
+        (side(7, 0, timed=False), side(7, 0, timed=False), "nothing"),  # only counted
+        (side(7, 0, timed=False), side(7, 5), "not timed"),
     ],
 )
 def test_what_is_a_difference(a, b, differs):
-    assert tell_difference(a, b) == differs
+    assert tell_difference(a, b, 10**9) == differs
+
+
+def with_times(*runs):
+    """A side whose runs have these times."""
+    found = []
+    for times in runs:
+        found.append(Sums(len(times)))
+        found[-1].times.add(np.array(times, float))
+    return make_side(found)
+
+
+FAST = [1000.0] * 995
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "whole", "differs"),
+    [
+        ([FAST + [1000.0] * 5], [FAST + [1e9] * 5], 5e9, "slowest"),  # five of 1,000 calls take a second
+        ([FAST + [1000.0] * 5], [FAST + [1e5] * 5], 5e9, "noise"),  # which nobody notices
+        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 5e9, "noise"),  # slow calls on both sides
+        ([[1000.0, 1e6] * 500], [[1500.0] * 600 + [1e6] * 400], 5e8, "time"),
+        ([[990.0] * 900 + [1e7] * 100], [[1990.0] * 900 + [1e7] * 100], 1e9, "median"),  # hidden by slow ones
+        ([FAST] * 3, [[1100.0] * 995] * 3, 1e6, "time"),
+        ([[1000.0] * 9, [1300.0] * 9, [900.0] * 9], [[1100.0] * 9, [1250.0] * 9, [1000.0] * 9], 1e5, "noise"),
+        ([FAST, FAST], [[1100.0] * 995, FAST], 1e6, "time"),  # too few runs: by the calls in them
+        ([[1.0] * 5, [1.0] * 6], [[1.0] * 6, [1.0] * 7], 1e3, "nothing"),  # counts that runs of a side have, too
+        ([[1.0] * 5, [1.0] * 6], [[1.0] * 7, [1.0] * 8], 1e3, "count"),
+    ],
+)  # fmt: skip
+def test_slow_calls_and_several_runs(a, b, whole, differs):
+    assert tell_difference(with_times(*a), with_times(*b), whole) == differs
+
+
+def test_kernels_with_other_numbers_in_their_names_are_compared():
+    a = ["triton_add_3", "triton_add_9", "gemm_128", "only_a", "same_1"]
+    b = ["triton_add_4", "gemm_64", "only_b_2", "same_1"]
+    assert pair_names(a, b) == {
+        "triton_add_3": "triton_add_#", "triton_add_9": "triton_add_#", "triton_add_4": "triton_add_#",
+        "gemm_128": "gemm_#", "gemm_64": "gemm_#",
+    }  # fmt: skip
+    assert pair_names(a, a) == {}
 
 
 def trace(seed, copies, sync, kernels, **header):
@@ -47,7 +95,7 @@ def trace(seed, copies, sync, kernels, **header):
     moved = [(10 * n, 50, COPY, 0, 0, 0, 100, 0) for n in range(1, copies + 1)]
     times = [(7, round(noise.gauss(ns, 5)), LAUNCH, function) for function, (count, ns) in kernels.items()
              for _ in range(count)]  # fmt: skip
-    names = [records.make("function", id=n, name=f"_Z2k{n}v") for n in kernels]
+    names = [records.make("function", id=n, name=KERNELS[n]) for n in kernels]
     counted = forge.launches({function: count for function, (count, _) in kernels.items()})
     return forge.trace(*APIS, *names, forge.calls(plain), forge.calls(moved, forge.MEMORY),
                        forge.gpu_times(times), counted, **header)  # fmt: skip
@@ -73,12 +121,15 @@ def test_what_changed_most_comes_first(two):
     assert first["change"] == first["total_b"] - first["total_a"] == pytest.approx(199 * 500, rel=0.05)
     assert (copies["bytes_a"], copies["bytes_b"], copies["change"]) == (1000, 1100, 50)
     rows = [(r["name"], r["differs"], r.get("mean_a"), r.get("mean_b")) for r in found.rows["kernels"]]
-    assert [row[:2] for row in rows] == [("_Z2k2v", "time"), ("_Z2k3v", "only in A"), ("_Z2k4v", "only in B"),
-                                         ("_Z2k1v", "noise")] or rows[1][0] == "_Z2k4v"  # fmt: skip
+    assert [row[:2] for row in rows] == [("_Z2k2v", "time"), ("_Z5only_v", "only in A"), ("_Z3newv", "only in B"),
+                                         ("_Z2k1v", "noise")] or rows[1][0] == "_Z3newv"  # fmt: skip
     assert rows[0][2:] == (pytest.approx(400, abs=5), pytest.approx(300, abs=5))
-    verdict = found.verdicts["functions"]
+    verdict = found.verdicts["whole"]
     assert verdict[0].startswith("A: before: 408 calls") and verdict[1].startswith("B: after: 409 calls")
-    assert verdict[2] == "functions: 1 differ in count, 1 differ in time; 1 in what may be noise"
+    assert verdict[2].startswith("B took ") and "folders of 3 runs or more" in verdict[2]
+    assert verdict[3].startswith("most of it: cuStreamSynchronize, ") and verdict[3].endswith("us longer")
+    assert verdict[4] == f"most of it: kernel k2, {human_time(-found.rows['kernels'][0]['change'])} less"
+    assert found.verdicts["functions"][0] == "functions: 1 differ in count, 1 differ in time; 1 in what may be noise"
     assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differ in time; 1 in what may be noise"
 
 
@@ -87,7 +138,9 @@ def test_tables_are_whole_in_80_columns_and_in_markdown(two):
     for width in ("80", "160"):
         text = run("diff", *two, env={**os.environ, "COLUMNS": width}).stdout.decode()
         assert max(map(len, text.splitlines())) <= int(width)
-        assert ("no room for bytes A, bytes B" in text) == (width == "80")
+        head = next(line for line in text.splitlines() if line.startswith("function "))
+        assert all(title in head for title in ("differs in", "in A", "in B", "change", "time A", "time B"))
+        assert "no room for" in text if width == "80" else "median B" in head
     text = run("diff", "--format", "md", *two).stdout.decode()
     assert "| `cuStreamSynchronize` | `time` | 199 | 199 |" in text and len(text) <= 8000
 
@@ -107,9 +160,11 @@ def test_children_are_of_the_trace_that_names_them(tmp_path):
 
 @pytest.mark.full
 def test_two_traces_are_needed(two, tmp_path):
-    for paths in ([], two[:1], [*two, two[0]], [two[0], two[0]]):
+    for paths in ([], two[:1], [*two, two[0]]):
         done = run("diff", *paths)
         assert done.returncode == 2 and b"two traces are compared" in done.stderr
+    done = run("diff", two[0], two[0])
+    assert done.returncode == 2 and f"A and B are the same: {two[0]}".encode() in done.stderr
     (tmp_path / "empty.mp").write_bytes(forge.pack(forge.trace(pid=9)))
     (tmp_path / "torn.mp").write_bytes(two[1].read_bytes()[:-7])
     done = run("diff", two[0], tmp_path / "empty.mp")
@@ -117,3 +172,47 @@ def test_two_traces_are_needed(two, tmp_path):
     done = run("diff", two[0], tmp_path / "torn.mp")
     assert done.returncode == 3 and b"incomplete:" in done.stdout
     assert run("diff", two[0], tmp_path / "absent").returncode == 4
+
+
+def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
+    """Three runs of each side, with a child; B's waits take a fifth longer, more than runs differ by."""
+    for side, (name, sync) in enumerate((("a", 3000), ("b", 3600))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(3):
+            child = records.make("child", pid=50 + number, how="fork", path=f"run{number}.mp.{50 + number}")
+            segment = trace(10 * side + number, 10, sync, {1: (50, 200)}, pid=number + 1, argv=[name])
+            (folder / f"run{number}.mp").write_bytes(forge.pack([*segment[:-1], child, segment[-1]]))
+            call = forge.calls([(5, 10, INIT, 0)])
+            (folder / f"run{number}.mp.{50 + number}").write_bytes(
+                forge.pack(forge.trace(*APIS, call, pid=50 + number))
+            )
+        (folder / "notes.txt").write_text("not a trace")
+    done = run("diff", "--json", tmp_path / "a", tmp_path / "b")
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = Answers(done.stdout)
+    whole = {row["what"]: row for row in found.rows["whole"]}
+    assert whole["CUDA calls"]["differs"] == "time" and whole["CUDA calls"]["runs_a"] == 3
+    rows = {row["name"]: (row["differs"], row["count_a"], row["count_b"]) for row in found.rows["functions"]}
+    assert rows == {"cuStreamSynchronize": ("time", 199, 199), "cuMemAlloc": ("noise", 199, 199),
+                    "cuMemcpyHtoD": ("nothing", 10, 10), "cuInit": ("nothing", 1, 1)}  # fmt: skip
+    assert any(line.startswith("noise: means within 3 standard errors of runs") for line in found.verdicts["functions"])
+
+
+def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
+    for name, slow in (("a.mp", 1000), ("b.mp", 10**9)):
+        calls, at = [], 1
+        for n in range(1000):
+            took = slow if n % 200 == 7 else 1000
+            calls.append((at, took, SYNC, 0))
+            at += took + 1000
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=len(name) + slow % 7)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    (row,) = found.rows["functions"]
+    assert (row["differs"], row["change"]) == ("slowest", 5 * (10**9 - 1000))
+    assert (row["median_a"], row["longest_a"], row["longest_b"]) == (pytest.approx(1000, rel=0.01), 1000, 10**9)
+    assert found.verdicts["functions"][0] == "functions: 1 differ in their slowest calls"
+    assert found.verdicts["whole"][2].startswith("B took 5.00s longer than A (2,50")
+    assert found.verdicts["whole"][3] == (
+        "most of it: cuStreamSynchronize, 5.00s longer, in few calls: the longest took 1.00us in A, 1.00s in B"
+    )

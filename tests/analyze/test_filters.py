@@ -97,7 +97,8 @@ def test_of_a_process_with_one_device_all_is_on_that():
 def test_filters_that_leave_out_everything(name, options):
     done = run(name, *options, data=TRACE)
     given = " ".join(map(str, options))
-    fact = f"gpt-analyze: error: {given} leaves out everything; the processes are 10\n"
+    there = "the kernels are matmul(float*), copy" if "--kernel" in options else "the processes are 10"
+    fact = f"gpt-analyze: error: {given} leaves out everything; {there}\n"
     assert (done.returncode, done.stderr.decode(), done.stdout) == (1, fact, b"")
 
 

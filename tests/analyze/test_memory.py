@@ -162,6 +162,13 @@ def test_who_asked_and_what_pytorch_does_not_see():
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
 
+def test_time_without_recording_is_told():
+    off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((1, True), (20, False), (90, True))]
+    found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 99, BASE + PAGE, 9), more=off))
+    assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == 70 * MS
+    assert "recording was off for 70.0ms: what was allocated or freed then isn't known" in found.verdicts["times"]
+
+
 def test_several_processes_and_one_that_was_killed():
     two = made(("cuMemAlloc", 0, BASE, 10), pid=11, end=False)
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)

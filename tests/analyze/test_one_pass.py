@@ -178,7 +178,7 @@ def test_waits_before_a_launch_that_comes_much_later(seed):
     for low, high in pairwise(edges):
         mine = launch[low:high]
         now = int(starts[high - 1])
-        found.append(next_.find(starts[low:high][mine], ends[low:high][~mine], now))
+        found.append(next_.find(starts[low:high][mine], ends[low:high][~mine], now)[1])
     assert sorted(np.concatenate(found)) == sorted(after_waits(starts[launch], ends[~launch]))
 
 

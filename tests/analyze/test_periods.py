@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze.periods import REPEATS, find_periods, make_period
+from gpt.analyze import periods
+from gpt.analyze.periods import REPEATS, find_periods, make_period, split_units
 from tests.tiers import examples
 
 
@@ -113,3 +114,35 @@ def test_a_million_launches_take_a_moment(name):
     found = find_periods(sequence)
     assert time.process_time() - began < 2  # 20 to 100 ms where nothing else runs
     assert (found[0].length if found else None) == length
+
+
+def rotations(sequence, period):
+    """The unit of each stretch, as the least of its rotations."""
+    for end in period.ends:
+        unit = sequence[end - period.length : end].tolist()
+        yield min(tuple(unit[at:] + unit[:at]) for at in range(len(unit)))
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.lists(st.integers(1, 3), min_size=3, max_size=3), min_size=1, max_size=5), st.data())
+def test_stretches_of_different_units_are_told_apart(units, data):
+    sequence = []
+    for unit in units * 2:
+        sequence += unit * data.draw(st.integers(3, 6)) + unit[: data.draw(st.integers(0, 2))] + [99]
+    sequence = codes(*sequence)
+    period = make_period(sequence, 3)
+    found = split_units(sequence, period)
+    assert sum(one.covered for one in found) == period.covered
+    assert [one.covered for one in found] == sorted((one.covered for one in found), reverse=True)
+    of_each = [set(rotations(sequence, one)) for one in found]
+    assert all(len(of) == 1 for of in of_each)
+    assert len(set().union(*of_each)) == len(found)
+
+
+def test_units_are_told_apart_across_blocks(monkeypatch):
+    sequence = codes(*[1, 2, 3] * 7, 9, *[2, 3, 1] * 5, 9, *[1, 3, 2] * 6)
+    whole = split_units(sequence, make_period(sequence, 3))
+    for size in (1, 2, 3, 7):
+        monkeypatch.setattr(periods, "BLOCKS", size)
+        found = split_units(sequence, make_period(sequence, 3))
+        assert [one.begins.tolist() for one in found] == [one.begins.tolist() for one in whole] == [[0, 22], [38]]

@@ -44,10 +44,107 @@ def test_gaps_between_launches_of_a_thread():
     assert row == {"gap": "launch, launch", "pid": 10, "thread": 1, "count": 3, "total": 7 * MS, "mean": 7 * MS // 3,
                    "p50": 2 * MS, "p99": 5 * MS, "longest": 5 * MS, "share": pytest.approx(700 / 11)}  # fmt: skip
     rows = found.rows["longest"]
-    longest = [(r["after"], r["before"], r.get("call"), r["start"] - ZERO, r["gap"]) for r in rows]
-    assert longest == [("k1", "k3", "cuMemAlloc", 6 * MS, 5 * MS), ("k1", "k2", None, 2 * MS, 2 * MS)]
+    longest = [(r["after"], r["before"], r["reason"], r["share"], r["start"] - ZERO, r["gap"]) for r in rows]
+    host = "host code, no CUDA call"
+    assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == "process 10: 63.6 % of its time between launches of thread 1"
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
+
+
+@pytest.mark.parametrize(
+    ("between", "reason", "share", "call", "in_calls"),
+    [
+        ([("cuMemAlloc", 100, 0.002, 64)], "host code, no CUDA call", 99.999, None, 0.001),
+        ([("cuMemAlloc", 100, 150, 64)], "cuMemAlloc", 75.0, "cuMemAlloc", 75.0),
+        ([("cuMemAlloc", 100, 60, 64), ("cuStreamSynchronize", 160, 120)], "cuStreamSynchronize", 60.0,
+         "cuStreamSynchronize", 90.0),
+        ([("cuMemAlloc", 100 + at, 8, 64) for at in range(0, 190, 10)], "short CUDA calls", 76.0, None, 76.0),
+        ([], "host code, no CUDA call", 100.0, None, 0.0),
+    ],
+)  # fmt: skip
+def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, share, call, in_calls):
+    (row,) = ask("gaps", made(*launches((99, 1)), *between, *launches((300, 2)))).rows["longest"]
+    assert row["gap"] == 200 * MS and row["reason"] == reason and row.get("call") == call
+    assert row["share"] == pytest.approx(share) and row["in_calls"] == pytest.approx(in_calls)
+
+
+def gpu_times(*rows):
+    """GPU times (begin, duration, call, api, kernel), in ms, of thread 1."""
+    packed = [(ZERO + int(begin * MS), int(took * MS), ZERO + int(call * MS), 0, APIS.index(name) + 1, kernel, 1, 0)
+              for begin, took, call, name, kernel in rows]  # fmt: skip
+    return records.make("gpu_times", **forge.rows(packed, forge.GPU_TIMES))
+
+
+def recording(*changes):
+    return [records.make("recording", on=on, at=ZERO + int(at * MS)) for at, on in changes]
+
+
+def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
+    """Four launches of 2 ms; recording was off from 10 to 50 ms, while the host did nothing that it knows of."""
+    at = (1, 5, 53, 57)
+    ran = gpu_times(*((start, 2, start, "cuLaunchKernel", 1) for start in at))
+    off = recording((0.5, True), (10, False), (50, True))
+    found = ask("gaps", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
+    (row,) = found.rows["gaps"]
+    assert (row["count"], row["total"], row["longest"]) == (3, (3 + 7 + 3) * MS, 7 * MS)
+    assert row["share"] == pytest.approx(100 * 13 / (57 - 40))
+    (idle,) = found.rows["idle"]
+    assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
+    assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
+    summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
+    questions = {row["question"]: row for row in summary.rows["questions"]}
+    assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
+    stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
+    assert stages.rows["stages"][-1]["time"] == 17 * MS
+    assert "recording was off for 40.0ms, which are in no stage" in stages.verdicts["stages"]
+
+
+def test_iterations_leave_out_what_was_not_recorded():
+    calls = launches(*((10 * n, 1 + n % 2) for n in range(1, 40)))
+    plain = ask("summary", made(*calls)).rows["iterations"]
+    off = recording((0.5, True), *((10 * n + at, bool(at > 4)) for n in range(1, 40) for at in (3, 8)))
+    found = ask("summary", made(*calls, more=off)).rows["iterations"]
+    assert [row["time"] for row in plain] == [20 * MS] and [row["time"] for row in found] == [10 * MS]
+
+
+def test_kernels_of_their_own_are_not_the_same_iteration():
+    """Five kernels, each launched 100 times in a row: no iteration, and certainly not one of 500."""
+    calls = launches(*((10 * (100 * kernel + n), kernel) for kernel in range(1, 6) for n in range(100)))
+    found = ask("summary", made(*calls))
+    rows = [(row["unit"], row["first_kernel"], row["count"], row["first"]) for row in found.rows["iterations"]]
+    assert rows == [("repetition", f"k{n}", 100, 100 * (n - 1) + 1) for n in range(1, 6)]
+    answer = next(row for row in found.rows["questions"] if row["question"] == "kernels an iteration")
+    assert answer["short"] == "no single iteration" and "value" not in answer
+
+
+def test_two_models_have_times_of_their_own():
+    """Iterations of two kernels: 60 of 40 ms, then 50 of 400 ms."""
+    fast = [(20 * n, 1 + n % 2) for n in range(120)]
+    slow = [(2400 + 200 * n, 3 + n % 2) for n in range(100)]
+    rows = ask("summary", made(*launches(*fast, *slow))).rows["iterations"]
+    assert [(row["unit"], row["first_kernel"], row["count"], row["time"]) for row in rows] == [
+        ("iteration", "k1", 60, 40 * MS), ("repetition", "k3", 50, 400 * MS),
+    ]  # fmt: skip
+
+
+def test_a_copy_that_waits_for_kernels_is_no_transfer():
+    """A copy of 4 bytes is called at once after a kernel of 100 ms, and takes 1 ms itself."""
+    calls = [*launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
+             ("cuMemcpyDtoH", 214, 3, 4), *launches((220, 1))]  # fmt: skip
+    ran = [(1, 99, 0, "cuLaunchKernel", 1), (100, 99, 2, "cuLaunchKernel", 1), (199.5, 1, 4, "cuMemcpyDtoH", 0),
+           (211, 1, 210, "cuLaunchKernel", 1), (212, 1, 212, "cuLaunchKernel", 1), (215, 1, 214, "cuMemcpyDtoH", 0),
+           (221, 1, 220, "cuLaunchKernel", 1)]  # fmt: skip
+    untimed, timed = (ask("stages", made(*calls, more=more)) for more in ([], [gpu_times(*ran)]))
+
+    def row(found, name):
+        return next(row for row in found.rows["stages"] if row["category"] == name)
+
+    assert row(untimed, "Output Transfer")["time"] == 200 * MS
+    assert any("--gpu-time" in line for line in untimed.verdicts["stages"])
+    out = row(timed, "Output Transfer")
+    assert (out["time"], out["calls"], out["bytes"]) == (2 * MS + 3 * MS, 2, 8)  # from when the kernels had ended
+    assert not any("--gpu-time" in line for line in timed.verdicts["stages"])
+    assert [row.get("segment") for row in timed.rows["stages"] if row["category"] == "Total"] == [None]
 
 
 def test_gaps_after_waiting():
@@ -66,7 +163,7 @@ def test_the_gpu_is_idle_where_no_stream_has_work():
     times = records.make("gpu_times", **forge.rows(packed, forge.GPU_TIMES))
     found = ask("gaps", made(*launches((0.5, 1), (0.7, 2)), more=[times]))
     idle = [(r["stream"], r["busy"], r["count"], r["total"]) for r in found.rows["idle"]]
-    assert idle == [("all streams", 7 * MS, 2, 4 * MS), ("0x0", 6 * MS, 1, 5 * MS), ("0x7", 3 * MS, 0, 0)]
+    assert idle == [("all streams", 7 * MS, 1, 4 * MS), ("0x0", 6 * MS, 1, 5 * MS), ("0x7", 3 * MS, 0, 0)]
     assert found.rows["idle"][0]["share"] == pytest.approx(100 * 4 / 11)
 
 
@@ -234,6 +331,32 @@ def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time
     """What ran before it in the stream lasted longer than its loading: its event came after that."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
+
+
+def loading_in_two_threads(second):
+    """Two threads launch a kernel; loading it takes 100 ms. Then each launches it 20 times, in 2 ms on the GPU."""
+    api = APIS.index("cuLaunchKernel") + 1
+    calls = {1: [(1, 100)], 2: [(second, 101 - second if second < 101 else 100)]}
+    ran = {1: [(1, 1.5, 100.5)], 2: [(second, second + 0.5, 101.5 - second if second < 101 else 100.5)]}
+    for thread in (1, 2):
+        calls[thread] += [(1000 + 10 * n, 0.01) for n in range(20)]
+        ran[thread] += [(1000 + 10 * n, 1001 + 10 * n, 2) for n in range(20)]
+    rows = [forge.launch(ZERO + int(at * MS), int(took * MS), api, 1) for at, took in calls[1]]
+    found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
+    found += [records.make("function", id=1, name="k1"), forge.calls(rows, forge.LAUNCH, 1)]
+    rows = [forge.launch(ZERO + int(at * MS), int(took * MS), api, 1) for at, took in calls[2]]
+    found.append(forge.calls(rows, forge.LAUNCH, 2))
+    times = [(ZERO + int(begin * MS), int(took * MS), ZERO + int(call * MS), thread, api, 1, thread, 0)
+             for thread, own in ran.items() for call, begin, took in own]  # fmt: skip
+    found.append(records.make("gpu_times", **forge.rows(times, forge.GPU_TIMES)))
+    return forge.trace(*found, pid=10)
+
+
+@pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
+def test_threads_that_wait_for_the_same_loading(second, left):
+    """Only a launch during the loading waits for it: one that is made later took long for a reason of its own."""
+    (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
+    assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 
 
 def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():

@@ -162,7 +162,7 @@ def test_first_launches_that_load_their_code_are_told():
     segment = [*APIS, *kernel, forge.launches({1: 3, 2: 2, 3: 2})]
     assert ask("summary", forge.trace(*segment, times)).verdicts["kernels"] == [
         "73.0ms of the GPU time are of 1 launch that took over 10 times as long as the others of the same kernel: "
-        "a first launch contains the loading of its code"
+        "a first launch may contain the loading of its code"
     ]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took[1:], 1)])
     assert not ask("summary", forge.trace(*segment, times)).verdicts["kernels"]
@@ -231,6 +231,36 @@ def test_calls_that_were_only_counted():
     row = functions(found)["cuMemAlloc"]
     assert (row["calls"], row["counted"], row["open"], row["total"], row["p50"]) == (35, 34, 0, 8, 8)
     assert found["processes"][0]["calls"] == 35
+
+
+def test_counted_calls_are_in_every_number_of_calls():
+    counts = records.make("counts", **forge.rows([(2, 5, 1, 0)], forge.QUERIES))
+    made = forge.calls([(5, 8, 1, 0)] * 7), forge.calls([forge.launch(90, 8, 4, 1)], forge.LAUNCH)
+    found = ask("summary", forge.trace(*APIS, records.make("function", id=1, name="a"), counts, *made))
+    (loading,) = (row for row in found.rows["questions"] if row["question"] == "calls of loading")
+    assert found.rows["processes"][0]["calls"] == 10 and loading["short"] == "7 of 10 calls"
+    assert loading["evidence"].endswith("2 calls only counted, at no known time")
+
+
+def test_time_inside_of_graphs_is_part_of_the_time_of_the_gpu():
+    apis = [*APIS, forge.api(9, "cuGraphLaunch")]
+    times = [(10, 300, 4, 1), (400, 900, 9, 0)]
+    found = ask("summary", forge.trace(*apis, records.make("function", id=1, name="a"), forge.gpu_times(times),
+                                       forge.launches({1: 1}), forge.calls([(5, 8, 1, 0)])))  # fmt: skip
+    assert [(row["gpu_total"], row["gpu_share"]) for row in found.rows["kernels"]] == [(300, 25)]
+    assert found.verdicts["kernels"][0] == (
+        "in graphs, and not in the times of kernels: 900ns, 75.0 % of the GPU time; 'gpt-analyze graphs' lists them"
+    )
+
+
+@pytest.mark.parametrize(("runs", "said"), [("ptx", 1), ("sm_90", 0)])
+def test_times_of_the_simulated_device_are_told_to_be_that(runs, said):
+    device = records.make("device", index=0, name="x", arch="sm_90", runs=runs)
+    for name in ("summary", "gaps", "stages"):
+        launched = forge.calls([forge.launch(90, 8, 4, 1)], forge.LAUNCH)
+        found = ask(name, forge.trace(*APIS, device, records.make("function", id=1, name="a"), launched))
+        lines = [line for verdict in found.verdicts.values() for line in verdict]
+        assert lines.count("the simulated device ran this: its times say nothing about a GPU") == said
 
 
 def test_ioctls_stand_beside_the_calls_that_they_are_part_of():

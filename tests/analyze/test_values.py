@@ -32,6 +32,8 @@ def test_numbers_are_those_that_numpy_has(arrays):
         assert values.percentile(0.5) is values.mean is values.least is None
         return
     assert (values.least, values.greatest) == (known[0].item(), known[-1].item())
+    if values.whole:
+        assert values.total == sum(known.tolist()) and isinstance(values.percentile(0.5), int)
     finite = [one for one in known.tolist() if abs(one) != float("inf")]
     if finite:
         size = sum(map(abs, finite))

@@ -286,7 +286,7 @@ def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
         (["-p", "dmat", "--callback", "absent.py", "true"], 4, "absent.py: no such analyze hook"),
         (["-p", "dmat", "--driver", "absent", "true"], 4, "absent: no such driver"),
         (["-p", "dmat", "--python", "absent", "true"], 4, "absent: no such Python"),
-        (["-p", "bad.toml", "true"], 1, "bad.toml:4: probe 'bad': reads program register '%x'"),
+        (["-p", "bad.toml", "true"], 1, "bad.toml:4: probe 'bad': register '%x' is not declared in the probe"),
     ),
 )
 def test_what_is_wrong_is_said_before_anything_runs(tmp_path, words, status, said):

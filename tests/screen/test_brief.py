@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt.screen.brief import brief_name, fit_names
+from gpt.screen.brief import brief_name, fit_names, fit_paths
 
 NORM = "at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, {}>(int, float, float const*)"
 ADD = (
@@ -44,3 +44,12 @@ def test_any_name_fits(name):
     (found,) = fit_names([name], 12)
     assert len(found) <= 12
     assert all(len(line) <= 12 for line in fit_names([name, name + "x", f"  {name}"], 12))
+
+
+def test_paths_that_are_cut_stay_apart():
+    folder = "sgl_kernel-0.3.21-cp310-abi3-manylinux2014_x86_64.whl!/sgl_kernel/"
+    names = ("sm100/common_ops.abi3.so", "sm90/common_ops.abi3.so", "flash_ops.abi3.so", "spatial_ops.abi3.so")
+    for width in (16, 24, 40):
+        found = fit_paths([folder + name for name in names], width)
+        assert len({*found}) == len(names) and max(map(len, found)) <= width
+    assert fit_paths(["a/long/path/of/one.so"] * 2, 12) == ["a/lo…/one.so"] * 2  # the same one

@@ -287,7 +287,7 @@ def test_a_newer_ptx_wants_a_newer_ptxas(tmp_path):
     ("args", "status", "fact"),
     [
         ([], 2, "--arch SM,... is required"),
-        (["--arch", "90"], 2, "not a compute capability: '90' (did you mean sm_90?)"),
+        (["--arch", "SM_90"], 2, "not a compute capability: 'SM_90' (did you mean sm_90?)"),
         (["--arch", "guest"], 2, "--arch: not a compute capability: 'guest'"),
         (["--arch", "sm_90", "--ptxas", "/absent/ptxas"], 4, "/absent/ptxas: --ptxas: no such executable"),
         (["--arch", "sm_90", "-O", "9"], 2, "-O"),

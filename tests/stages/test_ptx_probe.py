@@ -154,7 +154,8 @@ def test_a_probe_that_is_not_proved_harmless(text, tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text('[bad]\nposition = "ld.global"\nbefore = "mov.u32 %r1, 0;"\n')
     done = weave("-p", path, data=segment(text), status=1)
-    assert done.err == f"gpt-ptx-probe: error: {path}:3: probe 'bad': writes program register '%r1'\n"
+    fact = "register '%r1' is not declared in the probe, which can't use the program's"
+    assert done.err == f"gpt-ptx-probe: error: {path}:3: probe 'bad': {fact}\n"
     done = weave("-p", path, "--no-verify", "-k", "copy", data=segment(text))
     assert done.kind("kernel")[0]["verified"] == 0
     assert b"mov.u32 %r1, 0; //@ " in done.kind("ptx")[0]["data"]

@@ -198,6 +198,18 @@ def test_a_file(tmp_path, name):
     assert os.listdir(tmp_path) == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("t.html", b"<!DOCTYPE html>"), ("t.json", b"{"), ("t.json.gz", b"\x1f\x8b"), ("t.HTML", b"<!DOCTYPE html>"),
+     ("t.txt", b"process"), ("t", b"process"), ("t.html.txt", b"process")],
+)  # fmt: skip
+def test_the_name_of_a_file_says_its_form(tmp_path, name, begins):
+    done = run("timeline", "-o", tmp_path / name, data=forge.pack(small()))
+    assert (done.returncode, done.stderr) == (0, b"")
+    data = (tmp_path / name).read_bytes()
+    assert data.lstrip().startswith(begins) or (begins == b"process" and not data.startswith((b"<", b"{")))
+
+
 def test_standard_output(tmp_path):
     done = run("timeline", "--format", "chrome", "-o", "-", data=forge.pack(small()), cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout), os.listdir(tmp_path)) == (0, chrome(small()), [])

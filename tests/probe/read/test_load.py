@@ -215,7 +215,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         (P + "datamodel = 'warp:\u0668'\nafter = ''", 3, "is not LEVEL:BYTES", MalformedError),
         (LOG + "9" * 5000 + "\n" + Q, None, "TOML: exceeds", MalformedError),
         ("[map.m]\ndata = [[['u64'], 'u64']]\n" + Q + "after = ''", 2, "has no valid type", MalformedError),
-        (Q + "register = {'%a' = ['u64']}\nafter = 'mov.u64 %a, 1;'", 4, "writes program register '%a'", GptError),
+        (Q + "register = {'%a' = ['u64']}\nafter = 'mov.u64 %a, 1;'", 4, "register '%a' is not declared", GptError),
         (P + "datamodel = 'warp:" + "1" * 5000 + "'\nafter = ''", 3, "is not LEVEL:BYTES", MalformedError),
         ("[p]\nposition = 'line:f.cu:" + "1" * 5000 + "'\nafter = ''", 2, "is not a line", MalformedError),
         ("[map.m]\nleader = 'lane0'\ndata = ['u64']\n" + Q + "after = ''", 1, "a leader where every thread", GptError),

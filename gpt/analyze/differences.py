@@ -1,0 +1,159 @@
+"""What differs between runs of two sides beyond noise, for one function or kernel.
+
+A count that differs is a difference, and so are bytes. Times vary from call to call and from run to run. With RUNS runs
+or more of each side, the noise is what the runs of one side differ by: means over m and n runs differ if they are more
+than NOISE standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs there is only
+what calls within them differ by, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise
+too, because clocks and temperature change.
+
+A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
+aren't noise. They cost the time all the same: they count as SLOWEST if they change the time of the whole program.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from gpt.trace.durations import Durations
+
+ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
+    "only in A", "only in B", "count", "bytes", "time", "median", "slowest", "noise", "too few", "not timed", "nothing",
+)  # fmt: skip
+REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
+NOISE = 3.0  # standard errors
+LITTLE = 0.02  # of a mean
+MUCH = 0.01  # of the time in all calls: the slowest calls of a function count if they change it by so much
+FAR = 2.0  # times as long: the slowest calls of two sides differ
+FEW, RUNS = 5, 3  # durations, and runs of each side, from which on their variance is known well enough
+DIGITS = re.compile(r"\d+")
+
+
+class Sums:
+    """What one run says of a function or kernel: how often, how long each that is timed took in ns, how many bytes."""
+
+    def __init__(self, number: int = 0, bytes_: float = 0.0) -> None:
+        self.number = number
+        self.bytes = bytes_
+        self.times = Durations()
+
+    def add(self, number: int, bytes_: float, times: Durations) -> None:
+        """Adds calls or launches."""
+        self.number += number
+        self.bytes += bytes_
+        self.times.merge(times)
+
+
+class Side(NamedTuple):
+    """What the runs of one side say."""
+
+    runs: Sequence[Sums]
+    times: Durations  # of all runs
+
+    @property
+    def number(self) -> float:
+        """How often, in the mean of the runs."""
+        return mean_of(run.number for run in self.runs).mean
+
+    @property
+    def bytes(self) -> float:
+        """Bytes, in the mean of the runs."""
+        return mean_of(run.bytes for run in self.runs).mean
+
+    @property
+    def total(self) -> float:
+        """ns, in the mean of the runs."""
+        return self.times.total / len(self.runs)
+
+
+class Mean(NamedTuple):
+    """The mean of some values, and the square of its standard error."""
+
+    mean: float
+    error: float
+
+
+def mean_of(values: Iterable[float]) -> Mean:
+    """Return the mean of values, one or more."""
+    found = [*values]
+    mean = math.fsum(found) / len(found)
+    spread = math.fsum((value - mean) ** 2 for value in found) / max(1, len(found) - 1)
+    return Mean(mean, spread / len(found))
+
+
+def is_apart(a: Mean, b: Mean) -> bool:
+    """Whether two means differ by more than noise."""
+    return abs(a.mean - b.mean) > max(NOISE * math.sqrt(a.error + b.error), LITTLE * max(a.mean, b.mean))
+
+
+def make_side(runs: Sequence[Sums]) -> Side:
+    """Return the side that runs are."""
+    times = Durations()
+    for run in runs:
+        times.merge(run.times)
+    return Side(runs, times)
+
+
+def tell_difference(a: Side, b: Side, whole: float) -> str:
+    """Return in what two sides differ; `whole` is the ns that a run spends in everything that is compared."""
+    several = min(len(a.runs), len(b.runs)) >= RUNS
+    if not a.number or not b.number:
+        return ONLY_B if b.number else ONLY_A
+    if _values_differ([run.number for run in a.runs], [run.number for run in b.runs], several):
+        return COUNT
+    if _values_differ([run.bytes for run in a.runs], [run.bytes for run in b.runs], several):
+        return SIZE
+    if not a.times.count or not b.times.count:
+        return NOT_TIMED if a.times.count or b.times.count else NOTHING
+    if a.times.mean == b.times.mean and a.times.variance == b.times.variance == 0:
+        return NOTHING
+    if several:
+        if is_apart(*(mean_of(run.times.mean for run in side.runs) for side in (a, b))):
+            return TIME
+        if is_apart(*(mean_of(run.times.percentile(0.5) for run in side.runs) for side in (a, b))):
+            return MEDIAN
+        return _tell_slowest(a, b, whole)
+    if min(a.times.count, b.times.count) < FEW:
+        return FEW_TIMES
+    if is_apart(*(Mean(side.times.mean, side.times.variance / side.times.count) for side in (a, b))):
+        return TIME
+    return MEDIAN if _medians_differ(a.times, b.times) else _tell_slowest(a, b, whole)
+
+
+def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:
+    """Whether counts or bytes of runs differ; those of single runs do if none of A is as one of B."""
+    return is_apart(mean_of(a), mean_of(b)) if several else set(a).isdisjoint(b)
+
+
+def _medians_differ(a: Durations, b: Durations) -> bool:
+    """Whether medians are apart, and the order statistics around each that noise may make the median."""
+    lows, middles, highs = zip(*(
+        [times.percentile(min(1.0, max(0.0, 0.5 + side * NOISE / 2 / math.sqrt(times.count)))) for side in (-1, 0, 1)]
+        for times in (a, b)
+    ), strict=True)  # fmt: skip
+    return bool(max(lows) > min(highs)) and max(middles) - min(middles) > LITTLE * max(middles)
+
+
+def _tell_slowest(a: Side, b: Side, whole: float) -> str:
+    tails = ((times.percentile(0.99), times.largest) for times in (a.times, b.times))
+    far: bool = any(max(pair) > FAR * min(pair) for pair in zip(*tails, strict=True))
+    return SLOWEST if far and abs(b.total - a.total) > MUCH * whole else NOISE_ONLY
+
+
+def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
+    """Return what names that only one side has are compared as, if they are the same as others but for numbers.
+
+    Programs number what they make, as in triton_poi_fused_add_3, and not in the same way each time.
+    """
+    only = [sorted({*a} - {*b}), sorted({*b} - {*a})]
+    shapes: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for found, names in zip(shapes, only, strict=True):
+        for name in names:
+            if (shape := DIGITS.sub("#", name)) != name:
+                found[shape].append(name)
+    return {
+        name: shape for shape in shapes[0] if shape in shapes[1] for found in shapes for name in found[shape]
+    }  # fmt: skip

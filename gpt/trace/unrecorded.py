@@ -1,0 +1,87 @@
+"""Times that a trace says nothing about, because recording was switched off.
+
+What a program did then isn't known: such time is neither idle nor busy. Every analysis that adds up time between events
+subtracts what `Unrecorded.within` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Whole = npt.NDArray[np.int64]
+
+FOREVER = 1 << 62  # ns: later than any time in a trace
+
+
+class Unrecorded:
+    """Sorted times that don't touch, from `begins` to before `ends`, in ns."""
+
+    def __init__(self, begins: Sequence[int] | Whole = (), ends: Sequence[int] | Whole = ()) -> None:
+        self.begins = np.asarray(begins, np.int64)
+        self.ends = np.asarray(ends, np.int64)
+        self._sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.ends - self.begins)))
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def ongoing(self) -> bool:
+        """Whether recording was off at the end."""
+        return len(self) > 0 and bool(self.ends[-1] >= FOREVER // 2)
+
+    def shift(self, offset: int) -> Unrecorded:
+        """Return the same times by another clock."""
+        return Unrecorded(self.begins + offset, self.ends + offset)
+
+    def before(self, times: Whole) -> Whole:
+        """Return how many ns weren't recorded before each time."""
+        at = np.searchsorted(self.begins, times, side="right")
+        left = np.where(at > 0, np.maximum(np.append(0, self.ends)[at] - times, 0), 0)
+        found: Whole = self._sums[at] - left
+        return found
+
+    def within(self, begins: Whole, ends: Whole) -> Whole:
+        """Return how many ns from each of `begins` to its end weren't recorded; 0 where that comes before it."""
+        found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
+        return found
+
+    def within_one(self, begin: int, end: int) -> int:
+        """Return the same for a single time."""
+        return int(self.within(np.array([begin]), np.array([end]))[0])
+
+
+def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecorded:
+    """Return when recording was off: the process `began`, and at the time of each change it was turned on, or off.
+
+    If it was off at the end, that lasts FOREVER.
+    """
+    ordered = sorted(changes)
+    off_since = began if ordered and ordered[0][1] else None  # the first change tells what was before it
+    begins, ends = [], []
+    for time, on in ordered:
+        if on and off_since is not None:
+            if time > off_since:
+                begins.append(off_since)
+                ends.append(time)
+            off_since = None
+        elif not on and off_since is None:
+            off_since = time
+    if off_since is not None:
+        begins.append(off_since)
+        ends.append(FOREVER)
+    return Unrecorded(begins, ends)
+
+
+def unite(several: Sequence[Unrecorded]) -> Unrecorded:
+    """Return when any of several didn't record."""
+    begins = np.concatenate([np.zeros(0, np.int64), *(one.begins for one in several)])
+    ends = np.concatenate([np.zeros(0, np.int64), *(one.ends for one in several)])
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    if not len(begins):
+        return Unrecorded()
+    first = np.append(True, begins[1:] > ends[:-1])
+    return Unrecorded(begins[first], ends[np.append(first[1:], True)])
