@@ -238,16 +238,16 @@ ROWS = [
             P=EVICTIONS_2 + " L2::evict_unchanged",
             Q=_UNCHANGED,
         )
-        for signature in ("d:b64 =", "d:b64 = a:f32")
+        for signature in ("d:u64 =", "d:u64 = a:f32")
     ),
     Row(
         "createpolicy.range{.global}.P{.Q}.b64",
-        "d:b64 = a:address b:u32 c:u32",
+        "d:u64 = a:address b:u32 c:u32",
         "0",
         needs=": sm_80; : 7.4",
         P=EVICTIONS_2,
         Q=_UNCHANGED,
     ),
-    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80; : 7.4"),
+    Row("createpolicy.cvt.L2.b64", "d:u64 = a:u64", "{a}", needs=": sm_80; : 7.4"),
     Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=SPACES),
 ]

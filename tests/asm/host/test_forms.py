@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from gpt.asm.host.names import SPECIAL
 from tests import cuda
 from tests.asm.host import forms
 from tests.tiers import full
@@ -66,6 +67,31 @@ def test_conversions(ptxas, tmp_path, target):
         result, operand = (forms.REGISTERS.get(name, "%b32_" if name == "tf32" else "%b16_") for name in (to, of))
         lines.append(f"cvt{mode}{word}.{to}.{of} {result}1, {operand}2;")
     assert len(lines) == 3888
+    assert not differences(lines, ptxas, target, "8.6", tmp_path)
+
+
+@pytest.mark.parametrize(("target", "version"), [("sm_80", "8.0"), ("sm_75", "7.0"), ("sm_90", "8.7")])
+def test_special_registers(ptxas, tmp_path, target, version):
+    """Compare a move of each to each kind of register."""
+    lines = [
+        f"mov.{type_} {register}1, {name};"
+        for name in SPECIAL
+        for type_, register in forms.REGISTERS.items()
+        if type_[0] in "busp" and type_ != "b128"
+    ]
+    assert not differences(lines, ptxas, target, version, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["sm_90", full("sm_75")])
+def test_elements_of_vectors(ptxas, tmp_path, target):
+    """Compare every pair of elements in loads, stores and moves of several types."""
+    elements = [f"{name}1" for type_, name in forms.REGISTERS.items() if type_ not in ("b128", "pred")]
+    lines = []
+    for first, second in itertools.product(elements, repeat=2):
+        pair = f"{{{first}, {second}}}"
+        for type_ in ("u8", "b16", "s32", "b32", "u64", "b64", "f64"):
+            lines += [f"ld.global.v2.{type_} {pair}, [%b64_1];", f"st.global.v2.{type_} [%b64_1], {pair};"]
+        lines += [f"mov.b64 {pair}, %b64_1;", f"mov.b32 %b32_1, {pair};", f"mov.v2.f32 {pair}, {{%f32_1, %f32_2}};"]
     assert not differences(lines, ptxas, target, "8.6", tmp_path)
 
 
