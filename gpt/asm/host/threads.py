@@ -77,6 +77,14 @@ def _set_registers(use: Use) -> str:
     return ""
 
 
+def _trigger(use: Use) -> str:
+    """Nothing: no counter counts."""
+    end = 1 << 16 if use.words["mask"] else 16
+    if not 0 <= evaluate(use.operands[0]) < end:
+        raise Unsupported(f"'{use.operands[0]}' is not from 0 to {end - 1}")
+    return ""
+
+
 def _elect(use: Use) -> str:
     results, mask = use.operands
     if not isinstance(results, tree.Expression) or len(results.operands) != 2:
@@ -154,5 +162,5 @@ ROWS = [
         needs=": sm_90a sm_100a sm_110a sm_120a",
         O="inc dec",
     ),
-    Row("pmevent{.mask}", "= n:number", ""),
+    Row("pmevent{.mask}", "= n:number", _trigger),
 ]
