@@ -203,7 +203,7 @@ ROWS = [
         for form, needs, signatures in (
             ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
             (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
-            (".noComplete", "", ("= a:b64 b:address c:u32",)),
+            (".noComplete", "; relaxed cluster: !noComplete", ("= a:b64 b:address c:u32",)),
         )
         for signature in signatures
     ),

@@ -107,6 +107,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("bfe.u32 %u32_1, %u32_2, 256, 1;", "'256' is not from 0 to 255"),
         ("ld.relaxed.global.u32 %u32_1, [%b64_1];", "goes with .cta or .cluster or .gpu or .sys only"),
         ("bar.sync 16;", "a barrier, 0 to 15"),
+        ("mbarrier.arrive.noComplete.release.cluster.b64 %b64_1, [%b64_2], 1;", "doesn't go with '.noComplete'"),
         ("pmevent 16;", "'16' is not from 0 to 15"),
         ("alloca.u64 %u64_1, %u64_2, 3;", "alignment 3 is not a power of two"),
         ("cvta.shared.u64 %u64_1, global_;", "'global_' is in .global, not .shared"),
