@@ -140,7 +140,8 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
     if "128" in wanted + given:
         return wanted[1:] == given[1:] or (given == "b128" and opcode in ("cvt", "ld", "ldu", "st"))
     if given in PACKED:
-        return wanted[0] in "bus" and fits(opcode, wanted, PACKED[given])
+        larger = opcode in ("ld", "ldu", "st") and SIZES[PACKED[given]] > SIZES.get(wanted, 8)
+        return wanted[0] in "bus" and (larger or fits(opcode, wanted, PACKED[given]))
     if opcode in ("ld", "ldu", "st") and "pred" not in (wanted, given):
         return SIZES[given] >= SIZES[wanted] if "b" in (given[0], wanted[0]) else fits("cvt", wanted, given)
     if SIZES[wanted] == 1:  # registers of 8 bits are rare

@@ -203,7 +203,7 @@ ROWS = [
         for form, needs, signatures in (
             ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
             (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
-            (".noComplete", "", ("= a:b64 b:address c:u32",)),
+            (".noComplete", "; relaxed cluster: !noComplete", ("= a:b64 b:address c:u32",)),
         )
         for signature in signatures
     ),
@@ -321,7 +321,7 @@ ROWS = [
             N={"x1": "1", "x2": "2", "x4": "4"},
             **_LOCAL,
         )
-        for opcode, signature in (("ldmatrix", "d = a:address"), ("stmatrix", "= a:address b"))
+        for opcode, signature in (("ldmatrix", "d:b32[] = a:address"), ("stmatrix", "= a:address b:b32[]"))
     ),
     Row(
         "movmatrix.sync.aligned.m8n8.trans.b16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from gpt.asm.host.names import Unsupported, c_function
+from gpt.asm.host.names import Unsupported, c_function, evaluate
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use
 from gpt.asm.host.variables import WIDTHS
@@ -159,7 +159,11 @@ def _exit(use: Use) -> str:
 def _allocate(use: Use) -> str:
     """`top` is the end of what is allocated, `low` of what C has given: what was restored is used again."""
     use.body.use_stack()
-    align = use.value(use.operands[2], TYPES["u32"]) if len(use.operands) > 2 else "8"
+    align = 8
+    if len(use.operands) > 2:
+        align = evaluate(use.operands[2])
+        if align < 1 or align & (align - 1):
+            raise Unsupported(f"alignment {use.operands[2]} is not a power of two")
     size = use.value(use.operands[1], TYPES["u64"])
     type_ = use.words["T"]
     assert isinstance(type_, Type)

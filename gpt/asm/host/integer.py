@@ -225,7 +225,7 @@ ROWS = [
         "bfind.shiftamt.T", "d:u32 = a", "bfind_shift(({T.unsigned})({a} ^ {a} >> {T.bits} - 1), {T.bits})", T="s32 s64"
     ),
     Row("bfind.shiftamt.T", "d:u32 = a", "bfind_shift({a}, {T.bits})", T="u32 u64"),
-    Row("fns.b32", "d:b32 = a:b32 b:b32 c:s32", "fns({a}, {b}, {c})"),
+    Row("fns.b32", "d:b32 = a:b32 b:b32 c:b32", "fns({a}, {b}, {c})"),
     Row("bfe.T", "d = a b:u32 c:u32", "bfe({a}, {b}, {c}, {T.bits})", T="u32 u64"),
     Row("bfe.T", "d = a b:u32 c:u32", "bfe_signed({a}, {b}, {c}, {T.bits})", T="s32 s64"),
     Row("bfi.T", "d = a b c:u32 e:u32", "bfi({a}, {b}, {c}, {e}, {T.bits})", T="b32 b64"),
@@ -237,7 +237,7 @@ ROWS = [
         M=_CLAMP,
         T="u32 s32",
     ),
-    Row("bmsk.M.b32", "d:b32 = a:u32 b:u32", "bmsk({a}, {b}, {M})", needs=": 7.6", M=_CLAMP),
+    Row("bmsk.M.b32", "d:u32 = a:u32 b:u32", "bmsk({a}, {b}, {M})", needs=": 7.6", M=_CLAMP),
     # Choices
     Row("selp.T", "d = a b c:pred", "{c} ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),
     Row("slct.T.s32", "d = a b c:s32", "{c} >= 0 ? {a} : {b}", T=f"{INTEGERS} {PLAIN} f32 f64"),

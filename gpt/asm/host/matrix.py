@@ -55,6 +55,7 @@ _WMMA: dict[str, tuple[tuple[int, int, int], ...]] = {
     "u4": ((8, 8, 32),),
     "b1": ((8, 8, 128),),
 }
+_REGISTERS = {"f16": "f16x2", "bf16": "bf16x2", "tf32": "tf32", "f32": "f32", "f64": "f64", "s32": "u32"}
 
 
 class Shape(NamedTuple):
@@ -84,10 +85,10 @@ class Shape(NamedTuple):
         return {"a": self.m * self.k, "b": self.n * self.k}.get(matrix, self.m * self.n) // 32
 
     def slot(self, matrix: str) -> str:
-        """The fragment as a signature has it: 32 bits a register, or doubles."""
+        """The fragment as a signature has it: registers of 32 bits, or doubles."""
         type_ = getattr(self, matrix)
         count = self.elements(matrix) * BITS[type_] // (64 if type_ == "f64" else 32)
-        return f"{matrix}:{type_ if type_ in ('f32', 'f64') else 'b32'}[{count}]"
+        return f"{matrix}:{_REGISTERS.get(type_, 'b32')}[{count}]"
 
     @property
     def code(self) -> str:
@@ -180,10 +181,11 @@ def _moves(shape: Shape, matrix: str, type_: str) -> Iterator[Row]:
     """Loads of a matrix; for C also stores, of D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
     for stride in ("", " stride"):
-        load = f"wmma.load.{matrix}.{words}", f"d = a{stride}"
+        fragment = shape.slot(matrix)[2:]
+        load = f"wmma.load.{matrix}.{words}", f"d:{fragment} = a{stride}"
         yield Row(*load, lambda use: _move(use, shape, matrix, type_), L={"row": "1", "col": "0"}, W=SPACES)
         if matrix == "c":
-            store = f"wmma.store.d.{words}", f"= a d{stride}"
+            store = f"wmma.store.d.{words}", f"= a d:{fragment}{stride}"
             yield Row(*store, lambda use: _move(use, shape, matrix, type_), L={"row": "1", "col": "0"}, W=SPACES)
 
 

@@ -133,6 +133,11 @@ def _parameter_size(use: Use) -> int:
 
 def _change_space(use: Use) -> str:
     """cvta: an address of a space as a generic one, or `to` one of the space. Only that of shared memory is cut off."""
+    if place := use.place(use.operands[1]):
+        if use.words["to"]:
+            raise Unsupported(f"'{use.operands[1]}' where a register is expected")
+        if place.space != use.words["W"]:
+            raise Unsupported(f"'{use.operands[1]}' is in .{place.space}, not .{use.words['W']}")
     space, value = str(use.words["W"]), use.value(use.operands[1], _ADDRESS)
     start = "parameters" if space == "param" and use.body.is_kernel else _STARTS[space]
     if use.words["to"]:
@@ -159,6 +164,7 @@ _NEEDS = (
     "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"
     "C=*: !volatile; C=*: !relaxed; C=*: !acquire; C=*: !release; E=*: !C=*; F=*: !C=*; E=*: !volatile; E=*: !mmio;"
     "E=* F=* P=* L2::cache_hint: W=global !W=*; F=*: V=v8 V=v4; F=*: sm_100; L2::cache_hint: sm_80;"
+    f"{' '.join(f'{word}+V=v4' for word in EVICTIONS_2.split())}: b64 u64 s64 f64;"
     f"{_WIDE}: sm_100; {_WIDE}: W=global !W=*; T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
     "L2::cache_hint: !volatile; volatile: !const; volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
@@ -238,16 +244,16 @@ ROWS = [
             P=EVICTIONS_2 + " L2::evict_unchanged",
             Q=_UNCHANGED,
         )
-        for signature in ("d:b64 =", "d:b64 = a:f32")
+        for signature in ("d:u64 =", "d:u64 = a:f32")
     ),
     Row(
         "createpolicy.range{.global}.P{.Q}.b64",
-        "d:b64 = a:address b:u32 c:u32",
+        "d:u64 = a:address b:u32 c:u32",
         "0",
         needs=": sm_80; : 7.4",
         P=EVICTIONS_2,
         Q=_UNCHANGED,
     ),
-    Row("createpolicy.cvt.L2.b64", "d:b64 = a:b64", "{a}", needs=": sm_80; : 7.4"),
+    Row("createpolicy.cvt.L2.b64", "d:u64 = a:u64", "{a}", needs=": sm_80; : 7.4"),
     Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=SPACES),
 ]

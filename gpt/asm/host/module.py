@@ -46,7 +46,7 @@ class Code:
         # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
-        self._dialect = Dialect.of(self.module.skeleton, self.module.version)
+        self.dialect = Dialect.of(self.module.skeleton, self.module.version)
         self.faults: dict[tuple[str, str], None] = {}
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
@@ -89,7 +89,7 @@ class Code:
 
     def find(self, instruction: tree.Instruction) -> Match | str:
         """The row that an instruction fits, or why there is none."""
-        return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self._dialect)
+        return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self.dialect)
 
     # Names
 

@@ -57,6 +57,14 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),
     "%envreg2": ("b32", "(uint32_t)t->workspace"),
 }
+_CLUSTERS, _RESERVED = ": sm_90; : 7.8", ": 7.6"
+SPECIAL_NEEDS = {  # the .target and .version that the special registers need that not all have, as a row says it
+    **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), _CLUSTERS),
+    **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"), _CLUSTERS),
+    **{name: _RESERVED for name in SPECIAL if name.startswith("%reserved_smem")},
+    "%current_graph_exec": ": 8.0",
+    "%aggr_smem_size": ": 8.1",
+}
 _SUFFIX = {8: "u", 16: "u", 32: "u", 64: "ull"}
 _PRECEDENCE = (
     ("||",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpt.asm.host.names import Label, Place, Register
+from gpt.asm.host.needs import Dialect
 from gpt.asm.host.table import Match
 from gpt.ptx import params, tree
 from gpt.ptx.scan import Item, Module, Statement
@@ -14,6 +15,7 @@ class ModuleCode(Protocol):
     """A module (module.py)."""
 
     module: Module
+    dialect: Dialect
 
     def find(self, instruction: tree.Instruction) -> Match | str:
         """The row that an instruction fits, or why there is none."""

@@ -77,6 +77,14 @@ def _set_registers(use: Use) -> str:
     return ""
 
 
+def _trigger(use: Use) -> str:
+    """Nothing: no counter counts."""
+    end = 1 << 16 if use.words["mask"] else 16
+    if not 0 <= evaluate(use.operands[0]) < end:
+        raise Unsupported(f"'{use.operands[0]}' is not from 0 to {end - 1}")
+    return ""
+
+
 def _elect(use: Use) -> str:
     results, mask = use.operands
     if not isinstance(results, tree.Expression) or len(results.operands) != 2:
@@ -102,10 +110,10 @@ ROWS = [
     ),
     Row("vote.sync.ballot.b32", "p:b32 = a:pred m:u32", _VOTE % ("{m}", "x_.result")),
     Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result"), needs=_UNSYNCED),
-    Row("match.any.sync.T", "d:b32 p:pred = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
-    Row("match.all.sync.T", "d:b32 p:pred = a:T m:u32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
+    Row("match.any.sync.T", "d:u32 p:pred = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
+    Row("match.all.sync.T", "d:u32 p:pred = a:T m:u32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
     Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="add min max", T="u32 s32"),
-    Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="and or xor", T="b32"),
+    Row("redux.sync.O.T", "d:u32 = a:u32 m:u32", _REDUCE, needs=": sm_80", O="and or xor", T="b32"),
     Row(
         "redux.sync.O{.abs}{.NaN}.f32",
         "d:f32 = a:f32 m:u32",
@@ -154,5 +162,5 @@ ROWS = [
         needs=": sm_90a sm_100a sm_110a sm_120a",
         O="inc dec",
     ),
-    Row("pmevent{.mask}", "= n:number", ""),
+    Row("pmevent{.mask}", "= n:number", _trigger),
 ]

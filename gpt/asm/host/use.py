@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from gpt.asm.host.names import SPECIAL, Place, Register, Unsupported, constant, evaluate, literal
+from gpt.asm.host.names import SPECIAL, SPECIAL_NEEDS, Place, Register, Unsupported, constant, evaluate, literal
+from gpt.asm.host.needs import parse_rules
 from gpt.asm.host.parts import FunctionCode
 from gpt.asm.host.table import TYPES, Match, Slot, Type
 from gpt.ptx import tree
-from gpt.ptx.types import BYTES, takes, takes_constant
+from gpt.ptx.types import BYTES, FLOAT, PACKED, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
+_NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once: `mov` cuts them off
 _TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
 
 
@@ -92,8 +94,51 @@ class Use:
             if isinstance(operand, tree.Vector):
                 if slot.count is None and not self.words.get("V") and opcode != "mov":
                     raise Unsupported(f"'{operand}' where one register is expected")
+                self._check_vector(operand, type_)
             else:
                 self._check(operand, type_)
+
+    def _check_vector(self, vector: tree.Vector, type_: Type) -> None:
+        """Refuse elements that don't go together, and those of another type than the vector's. Raises Unsupported.
+
+        An element of plain bits makes all of them plain bits, of any type; `_` and constants are of the others' type.
+        """
+        opcode = self.instruction.opcode
+        if opcode == "mov" and not self.words.get("V"):
+            type_ = TYPES.get(f"b{type_.bits // max(len(vector.items), 1)}", type_)
+        declared = [name for item in vector.items if (name := self._declared(item))]
+        constants = [number for item in vector.items if (number := _number(item))]
+        if not declared and not constants and tree.Name("_") in vector.items:
+            raise Unsupported(f"'{vector}' has no element that is a register")
+        if len({TYPES[name].bits for name in declared}) > 1:
+            raise Unsupported(f"'{vector}' has elements of several sizes")
+        kinds = {_kind(name) for name in declared}
+        kinds |= {"float" if FLOAT.fullmatch(one) else "integer" for one in constants}
+        plain = next((name for name in declared if name[0] == "b" and name not in PACKED), "")
+        if len(kinds) > 1 and not plain:
+            raise Unsupported(f"'{vector}' has elements of several types")
+        # ptxas takes registers of any size after a constant
+        unchecked = opcode in ("atom", "red") or (constants and not self._declared(vector.items[0]))
+        for name in () if unchecked else [plain] if plain else declared:
+            same_size = type_.is_float and name[0] in "us" and TYPES[name].bits == type_.bits
+            if not self._takes(type_, name) and not (same_size and self.words.get("V")):
+                raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
+        for number in () if declared else constants:
+            if not takes_constant(type_.name, number):
+                raise Unsupported(f"'{number}' where .{type_.name} is expected")
+
+    def _declared(self, item: tree.Operand) -> str:
+        """Return the type that an element of a vector is declared with, or "" for `_` and constants."""
+        if not isinstance(item, tree.Name):
+            return ""
+        name = item.name + "".join(item.parts)
+        if name in SPECIAL:
+            return SPECIAL[name][0]
+        if found := self.body.find_register(item.name, item.parts):
+            return found.declared
+        if self.body.find_place(item.name):
+            raise Unsupported(f"'{item}' is a variable: 'mov' its address to a register first")
+        return ""
 
     def _check(self, operand: tree.Operand, type_: Type) -> None:
         """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
@@ -101,8 +146,14 @@ class Use:
         match operand:
             case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
                 types = [word for word in self.words.values() if isinstance(word, Type)]
-                if opcode not in _TAKE_SPECIAL or type_.bits > TYPES[special[0]].bits or not _are_integers(types):
+                bits = TYPES[special[0]].bits
+                cut = opcode == "mov" and type_.bits < bits and name not in _NARROWED
+                fits = type_.name == special[0] or (_are_integers(types) and type_.bits <= bits and not cut)
+                if opcode not in _TAKE_SPECIAL or not fits:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
+                for rule in parse_rules(SPECIAL_NEEDS.get(name, "")):
+                    if said := rule.broken((), self.body.code.dialect):
+                        raise Unsupported(said.replace("this form", f"'{operand}'", 1))
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
                 if found and found.width == 1 and not self._takes(type_, found.declared):
@@ -118,7 +169,8 @@ class Use:
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
-        exact = ".bf16" in self.instruction.modifiers  # cvt takes no larger registers then
+        # what otherwise takes larger registers takes none with these
+        exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
         return takes("" if exact else opcode, type_.name, declared)
 
     def _read(self, slot: Slot, operand: tree.Operand) -> str:
@@ -250,6 +302,19 @@ def convert(value: str, given: Type, wanted: Type) -> str:
     if wanted.is_float:
         return f"as_{wanted.name}({value})"
     return f"({wanted})bits_{given.name}({value})" if given.is_float else f"({wanted}){value}"
+
+
+def _number(item: tree.Operand) -> str:
+    """Return the text of a constant without its sign, or "" for anything else."""
+    item = item.operand if isinstance(item, tree.Prefixed) else item
+    return item.text if isinstance(item, tree.Number) else ""
+
+
+def _kind(declared: str) -> str:
+    """Return what registers of a type may stand beside in a vector."""
+    if declared in PACKED or declared == "pred":
+        return declared
+    return "float" if declared[0] == "f" else "integer"
 
 
 def _are_integers(types: Sequence[Type]) -> bool:
