@@ -23,7 +23,8 @@ cuobjdump=$(python3 -m tests.cuda cuobjdump)
 echo 'ELF file    1: libdemo.1.sm_90.cubin' | diff - list
 test "$(wc -c <reconstructed/libdemo.so)" -eq "$(wc -c <libdemo.so)"
 jq -r '.spans[] | "\(.start) \(.end - .start)"' nml_workspace/spans/libdemo.so.json | while read -r start size; do
-    tail -c +$((start + 1)) reconstructed/libdemo.so | head -c "$size" | tr -d '\001' | wc -c | grep -qx '[ ]*0'
+    tail -c +$((start + 1)) reconstructed/libdemo.so | head -c "$size" | tr -d '\001' >left # but the names of lost kernels
+    test "$(wc -c <left)" -le 512 && { test ! -s left || grep -q gpt-cut left; }
 done
 
 # The same by parts, with short options; a relative executable; an environment of its own.
