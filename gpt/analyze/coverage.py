@@ -20,6 +20,7 @@ UNPROBED = (
 TOP = 10  # rows that tables show
 REASONS = 3  # that a line names
 NOT_ASKED = "no probe was asked for"
+NOT_KNOWN = "not known: the trace of its process has no end"  # which says why launches had no probes
 WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at its end (runtime/hook/write/coverage.c)
     "no PTX comes with it": "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)",
     "it was linked, and not of one PTX module": "link it when it is built (README, Kernels without PTX)",
@@ -53,7 +54,7 @@ class Coverage:
 
     def rejects(self) -> bool:
         """Whether launches were to be probed and were not."""
-        return any(reason != NOT_ASKED for _, reason in self.unprobed)
+        return any(reason not in (NOT_ASKED, NOT_KNOWN) for _, reason in self.unprobed)
 
     def verdict(self) -> Iterator[str]:
         """One line, if there were launches, and one for each reason in it that something helps against."""
@@ -92,10 +93,11 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
         if count and process.is_chosen(names.get(function, "")):
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     all_ = launches or {}
+    otherwise = NOT_KNOWN if process.status is None else NOT_ASKED
     unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but no kernel, which is known of the launch only
     for function, count in all_.items():
         left = max(0, count - known[function])
         told, unnamed = min(left, unnamed), max(0, unnamed - left)
         if left > told:
-            found.unprobed[names.get(function, f"#{function}"), NOT_ASKED] += left - told
+            found.unprobed[names.get(function, f"#{function}"), otherwise] += left - told
     return found

@@ -62,6 +62,7 @@ class Tools:
         self._failed = ""
         self._lock = threading.Lock()
         self._only = given is not None
+        self._named = given or environment.get("GPT_PTXAS")
 
     def first(self) -> Tool:
         """The one that is used for whatever it knows. Raises MissingError if there is none."""
@@ -102,6 +103,8 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
+                if self._named and not self._found:  # it comes first, and another one in its place would be a surprise
+                    raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue
             self._found.append(tool)

@@ -20,3 +20,11 @@ def test_a_launch_whose_reason_names_no_kernel_counts_once():
     assert found.unprobed.total() == 4
     assert {reason for _, reason in found.unprobed} == {"late", "closed", "no probe was asked for"}
     assert make_coverage(process, {0: 2, 5: 1}).unprobed.total() == 3
+
+
+def test_of_a_process_without_end_no_reason_is_known():
+    told = forge.pack(forge.trace(forge.launches({5: 3}), end=False))
+    (process,) = iter_processes(stream.read_records(io.BytesIO(told), "in"), COVERED)
+    found = make_coverage(process, {5: 3})
+    assert dict(found.unprobed) == {("#5", "not known: the trace of its process has no end"): 3}
+    assert not found.rejects()

@@ -63,6 +63,8 @@ def test_one_that_was_named_must_be_there(places, tmp_path):
         find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).first()
+    with pytest.raises(MissingError, match="false"):  # nor is another one taken in place of one that does not answer
+        find.Tools(None, places("PATH") | {"GPT_PTXAS": "/bin/false"}).first()
 
 
 def test_a_name_is_one_on_path_and_a_path_is_one(places, tmp_path, monkeypatch):

@@ -137,6 +137,18 @@ def test_scan_finds_nothing_where_nothing_is(sample):
     assert "no GPU code anywhere" in done.err
 
 
+@pytest.mark.parametrize("before", [0, (4 << 20) - 9])
+def test_scan_says_where_ptx_is_only_text(sample, tmp_path, before):
+    """As in programs of Rust and Julia."""
+    program = tmp_path / "program"
+    elf = sample("plain").read_bytes()
+    program.write_bytes(elf + bytes(before - len(elf) % 8) + image(ONE, "compute_90"))
+    done = extract("--scan", program)
+    at = program.read_bytes().index(b".version")
+    assert done.status == 1
+    assert f"no fatbin and no cubin anywhere, but PTX as text at {at:#x}: it is read from a file of its own" in done.err
+
+
 def test_ptx_records_hold_the_text(sample):
     (record,) = extract("--ptx", sample("ptx")).kind("ptx")
     assert record["data"] == image(ONE, "compute_90")

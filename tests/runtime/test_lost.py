@@ -83,6 +83,31 @@ def test_every_function_that_replaces_the_program(tmp_path, folder, function):
     assert re.search(r"nothing was recorded of \S+, which program started without LD_PRELOAD;", line)
 
 
+@pytest.mark.parametrize("program", ["sh -c 'exit 3'", "env -i sh -c 'exit 3'"])
+def test_a_program_that_is_found_without_a_path(tmp_path, program):
+    """env removes PATH first, and libc then looks in folders of its own."""
+    status, lines = said(tmp_path, "sh", "-c", f"exec env -i {program}")
+    what = f"nothing was recorded of {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
+    assert (status, lines) == (3, [f"warning: {NOT_WRITTEN}{what}"])
+
+
+@pytest.mark.parametrize("call", ['system("exit 7")', 'pclose(popen("exit 7", "r"))'])
+@pytest.mark.parametrize("drops", [False, True])
+def test_shells_that_libc_starts(tmp_path, call, drops):
+    source = """
+    int main(void) {
+        %s
+        assert(system(NULL));
+        return WEXITSTATUS(%s);
+    }
+    """
+    drop = 'unsetenv("LD_PRELOAD");' if drops else ""
+    program = hooked.compile_c(tmp_path / "program", "#include <sys/wait.h>\n" + source % (drop, call))
+    status, (line,) = said(tmp_path, program)
+    assert status == 7
+    assert ("nothing was recorded of /bin/sh, which program started without LD_PRELOAD;" in line) == drops
+
+
 @pytest.mark.parametrize("function", ["posix_spawn", "posix_spawnp"])
 def test_spawned_programs(tmp_path, folder, function):
     source = """

@@ -12,6 +12,7 @@ MANY = "".join(f".visible .entry k{i}(){{ret;}}\n" for i in range(9))
 
 # Launches the kernels that its arguments name; `-NAME` is only looked up.
 PROGRAM = r"""
+#include <signal.h>
 static void *module;
 static void use(const char *name) {
     void *function;
@@ -26,7 +27,12 @@ int main(int argc, char **argv) {
     begin();
     OK(cuModuleLoadData(&module, text));
     for (int i = 2; i < argc; i++)
-        use(argv[i]);
+        if (!strcmp(argv[i], "exec"))
+            execl("/bin/sh", "sh", "-c", "exit 3", (char *)0);
+        else if (!strcmp(argv[i], "kill"))
+            raise(SIGKILL);
+        else
+            use(argv[i]);
     return 3;
 }
 """
@@ -142,3 +148,20 @@ def test_a_list_without_a_part_is_refused(tmp_path, program, option):
     done = hooked.run(tmp_path / "t.mp", program, options=("-p", "block_sched", option, "::"))
     assert done.returncode == 2
     assert done.stderr == f"gpt-hook: error: {option}: '::' names no part of a kernel's name\n"
+
+
+@pytest.mark.parametrize("kernels", ["foo foo exec", "foo -bar exec foo"])
+def test_another_program_takes_the_place(tmp_path, program, kernels):
+    """What is only counted until the end is written before."""
+    count = kernels.split("exec")[0].count("foo")
+    lines = said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=("--launch-skip", "7"))
+    assert lines[0] == f"0 launches with probes, {count} without: {LEFT_OUT} ({count})"
+    (line,) = said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=("--memusage",))
+    assert line.startswith(f"buffers of {count} launch")
+
+
+def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
+    script = f"{program} {program.with_name('few.ptx')} foo foo kill; exit 3"
+    lines = said(tmp_path, "sh", "-c", script, options=("--launch-skip", "7"))
+    told = "2 of processes whose trace has no end, so that nothing is known of them"
+    assert lines == ["Killed", f"0 launches with probes, 0 without, {told}"]

@@ -33,6 +33,8 @@ int (*hook_real_posix_spawn)(pid_t *, const char *, const posix_spawn_file_actio
                              const posix_spawnattr_t *, char *const *, char *const *);
 int (*hook_real_posix_spawnp)(pid_t *, const char *, const posix_spawn_file_actions_t *,
                               const posix_spawnattr_t *, char *const *, char *const *);
+int (*hook_real_system)(const char *);
+FILE *(*hook_real_popen)(const char *, const char *);
 
 // A sanitizer asks for symbols, and calls these, before it is ready for code of its own. What it asks for
 // then gets an answer too.
@@ -52,6 +54,8 @@ EARLY void hook_find_real(void) {
     hook_real_execveat = hook_next_function("execveat");
     hook_real_posix_spawn = hook_next_function("posix_spawn");
     hook_real_posix_spawnp = hook_next_function("posix_spawnp");
+    hook_real_system = hook_next_function("system");
+    hook_real_popen = hook_next_function("popen");
     hook_real_dlopen = hook_next_function("dlopen");
     hook_real_dlclose = hook_next_function("dlclose");
     hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc

@@ -6,6 +6,7 @@
 #define GPT_LIBC_H
 
 #include <spawn.h>
+#include <stdio.h>
 
 extern void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
@@ -22,6 +23,8 @@ extern int (*hook_real_posix_spawn)(pid_t *, const char *, const posix_spawn_fil
                                     const posix_spawnattr_t *, char *const *, char *const *);
 extern int (*hook_real_posix_spawnp)(pid_t *, const char *, const posix_spawn_file_actions_t *,
                                      const posix_spawnattr_t *, char *const *, char *const *);
+extern int (*hook_real_system)(const char *);
+extern FILE *(*hook_real_popen)(const char *, const char *);
 
 void hook_find_real(void);
 

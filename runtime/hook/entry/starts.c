@@ -16,9 +16,12 @@
 #include <unistd.h>
 
 #include "common/unwatchable.h"
+#include "hook/probe/memusage.h"
+#include "hook/probe/unprobed.h"
 #include "hook/write/compiler.h"
 #include "hook/write/lost.h"
 #include "hook/write/report.h"
+#include "hook/write/trace.h"
 #include "libc.h"
 
 static const char *find_variable(char *const *environment, const char *name) {
@@ -47,9 +50,11 @@ static bool is_program(const char *path) {
 
 // Find the program as execvp() does. Returns false if there is none.
 static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
-    const char *folders = search && !strchr(name, '/') ? getenv("PATH") : NULL;
-    if (!folders)
+    if (!search || strchr(name, '/'))
         return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX && is_program(path);
+    const char *folders = getenv("PATH");
+    if (!folders)
+        folders = "/bin:/usr/bin"; // as libc's; 'env -i' has removed it
     for (;;) {
         size_t size = strcspn(folders, ":");
         if (snprintf(path, PATH_MAX, "%.*s%s%s", (int)(size < PATH_MAX ? size : 0), folders, size ? "/" : "",
@@ -76,6 +81,10 @@ static void note(const char *name, char *const *environment, bool search, bool r
             hook_note_loss(loss, name, how);
         if (how && replaces)
             hook_report_loss();
+    }
+    if (replaces && hook_is_ours()) { // what is only counted until the end would be lost
+        hook_write_unprobed();
+        hook_write_needs();
     }
     errno = error;
 }
@@ -173,4 +182,16 @@ EXPORT int posix_spawnp(pid_t *pid, const char *name, const posix_spawn_file_act
                         const posix_spawnattr_t *attributes, char *const *argv, char *const *environment) {
     note(name, environment, true, false);
     return REAL(ENOSYS, posix_spawnp, pid, name, actions, attributes, argv, environment);
+}
+
+// These two start a shell, from within libc.
+EXPORT int system(const char *command) {
+    if (command)
+        note("/bin/sh", environ, false, false);
+    return REAL(-1, system, command);
+}
+
+EXPORT FILE *popen(const char *command, const char *mode) {
+    note("/bin/sh", environ, false, false);
+    return REAL(NULL, popen, command, mode);
 }

@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "coverage.h"
 #include "say.h"
+#include "selection.h"
 
 enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
 
@@ -82,8 +83,9 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
         size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ",
                          reasons[i].text, reasons[i].launches);
     if (!probed && !unprobed && launches)
-        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of kernels that -k and --filter leave out",
-                 launches);
+        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
+                 hook_is_choosing() ? "kernels that -k and --filter leave out"
+                                    : "processes whose trace has no end, so that nothing is known of them");
     else if (!probed && !unprobed)
         snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
     if (reasons[SHOWN].launches)

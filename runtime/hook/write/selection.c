@@ -55,6 +55,8 @@ void hook_selection_setup(void) {
 
 bool hook_is_selecting(void) { return asked.probes; }
 
+bool hook_is_choosing(void) { return asked.kernels || asked.filter; }
+
 // Once the table is full, names count as old: messages show the first few only.
 static bool is_new(const char *name, size_t size) {
     uint64_t hash = 1469598103934665603u;

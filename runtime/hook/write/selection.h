@@ -11,6 +11,7 @@
 bool hook_has_part(const char *name, size_t size, const char *parts);
 
 void hook_selection_setup(void);
+bool hook_is_choosing(void);  // whether -k or --filter was given
 bool hook_is_selecting(void); // the run was started with probes
 void hook_add_kernel(const char *name, size_t size);
 void hook_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed);

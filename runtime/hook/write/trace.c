@@ -122,9 +122,14 @@ struct thread *hook_begin_thread(void) {
 
 // The end
 
+bool hook_is_ours(void) {
+    return hook_live && !hook_in_vfork && atomic_load(&hook_live->state) == ON &&
+           (uint32_t)getpid() ==
+               atomic_load(&hook_live->pid); // no process in our memory, as posix_spawn makes
+}
+
 void hook_finish(unsigned status) {
-    if (!hook_live || hook_in_vfork || atomic_load(&hook_live->state) != ON ||
-        (uint32_t)getpid() != atomic_load(&hook_live->pid)) // a process in our memory, as posix_spawn makes
+    if (!hook_is_ours())
         return;
     int error = errno;
     survey();
