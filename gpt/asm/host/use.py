@@ -15,6 +15,9 @@ from gpt.ptx.types import BYTES, takes, takes_constant
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
 _TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
+_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # whose first result may be `_`
+_ACCESSES = {"ld", "ldu", "st"}
+_TAKE_BRACES = _ACCESSES | {"mov"}  # around one register, as Triton writes them
 
 
 class Use:
@@ -79,6 +82,8 @@ class Use:
             if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
                 raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
+        if written[:1] == [tree.Name("_")] and opcode not in _DISCARD:
+            raise Unsupported("'_' where a register is expected")
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
             if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
                 raise Unsupported(f"address '{operand}' without brackets")
@@ -90,10 +95,21 @@ class Use:
             if not type_:
                 continue
             if isinstance(operand, tree.Vector):
-                if slot.count is None and not self.words.get("V") and opcode != "mov":
+                if slot.count is None and not self.words.get("V") and opcode not in _TAKE_BRACES:
                     raise Unsupported(f"'{operand}' where one register is expected")
+                if opcode in _ACCESSES:
+                    self._check_elements(operand, type_)
             else:
                 self._check(operand, type_)
+
+    def _check_elements(self, vector: tree.Vector, type_: Type) -> None:
+        """Check what a load or store has in braces. Raises Unsupported."""
+        items = [item for item in vector.items if item != tree.Name("_")]
+        if not items:
+            raise Unsupported(f"'{vector}' has no register")
+        for item in items:
+            if len(items) == 1 or isinstance(item, tree.Name):  # of several, ptxas takes any constant
+                self._check(item, type_)
 
     def _check(self, operand: tree.Operand, type_: Type) -> None:
         """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
