@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 // Of barriers PTX has 16; the last one is the cluster's, whose only block this is.
-enum { HOST_ABI = 3, HOST_WARP = 32, HOST_BARRIERS = 17 };
+enum { HOST_ABI = 4, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 
@@ -47,6 +47,7 @@ enum host_fault {
     HOST_FAULT_FUNCTION,    // a call to what is not a function
     HOST_FAULT_INSTRUCTION, // operands that no such instruction has: a mask without the thread itself
     HOST_FAULT_ASSERT,
+    HOST_FAULT_CLUSTER, // st.async, red.async: the launch has no clusters
 };
 
 // Functions of what runs the code. `site` says which instruction calls: its index in host_kernel.sites.
@@ -97,6 +98,7 @@ struct host_thread {
     uint32_t dynamic_shared; // bytes, after the static ones
     uint64_t gridid;
     uint64_t workspace; // of a cooperative grid: address of its size and of the barrier's count; else 0
+    uint32_t cluster;   // the launch has clusters, of one block each; else 0
 };
 
 typedef void host_entry(struct host_thread *, const unsigned char *parameters);
@@ -139,6 +141,7 @@ struct host_kernel {
     uint32_t required[3];                     // .reqntid, or 0
     uint32_t barriers;
     uint32_t registers; // of .maxnreg; 0: not said
+    uint32_t cluster;   // .explicitcluster, .reqnctapercluster: each launch has clusters
 };
 
 struct host_module {

@@ -177,6 +177,16 @@ CUresult sim_refuse_event(const struct event *event) {
     return CUDA_ERROR_CAPTURED_EVENT;
 }
 
+CUresult sim_refuse_captures(const struct context *context) {
+    CUresult status = sim_unsafe();
+    for (struct capture *at = captures; at; at = at->next)
+        if (at->origin->object.owner == &context->object) {
+            at->invalid = true;
+            status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    return status;
+}
+
 bool sim_is_captured(const struct event *event) { return event->capture && find(event->capture); }
 
 // Beginning and end
@@ -265,9 +275,10 @@ API cuStreamEndCapture(void *handle, void **graph) {
         capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
-        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    CUresult status = capture->invalid      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    bool wrong =
+        capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->thread, pthread_self());
+    CUresult status = wrong                 ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+                      : capture->invalid    ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                       : !is_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                             : CUDA_SUCCESS;
     *graph = status ? NULL : capture->graph;

@@ -21,6 +21,8 @@ static const struct {
     [HOST_FAULT_TRAP] = {CUDA_ERROR_LAUNCH_FAILED, "trap"},
     [HOST_FAULT_FUNCTION] = {CUDA_ERROR_ILLEGAL_INSTRUCTION, "call of 0x%llx, which is not a function"},
     [HOST_FAULT_INSTRUCTION] = {CUDA_ERROR_ILLEGAL_INSTRUCTION, "illegal operand 0x%llx"},
+    [HOST_FAULT_CLUSTER] = {CUDA_ERROR_ILLEGAL_INSTRUCTION,
+                            "the launch has no clusters: give it cluster dimensions"},
     [HOST_FAULT_ASSERT] = {CUDA_ERROR_ASSERT, "assertion failed"},
 };
 

@@ -225,7 +225,9 @@ API cuCtxGetId(void *context, unsigned long long *id) {
 }
 
 API cuCtxSynchronize(void) {
-    IN_CONTEXT_UNCAPTURED;
+    IN_CONTEXT;
+    if ((entered_ = sim_refuse_captures(context)))
+        return entered_;
     struct reference is = sim_refer(context);
     sim_drain(context, false);
     return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -236,7 +238,7 @@ API cuCtxSynchronize_v2(void *handle) {
     struct context *context = find(handle);
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult status = sim_in_host_function ? CUDA_ERROR_NOT_PERMITTED : sim_unsafe();
+    CUresult status = sim_in_host_function ? CUDA_ERROR_NOT_PERMITTED : sim_refuse_captures(context);
     struct reference is = sim_refer(context);
     if (!status)
         sim_drain(context, false);

@@ -90,7 +90,8 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
         return sim_capture_wait(stream, event);
     if (event->capture)
         return CUDA_ERROR_INVALID_VALUE; // of a capture that has ended
-    return sim_wait_event(stream, event);
+    CUresult status = sim_implicit(stream);
+    return status ? status : sim_wait_event(stream, event);
 }
 
 static CUresult check_event(const struct event *event) {
@@ -123,7 +124,8 @@ API cuEventElapsedTime_v2(float *ms, void *start, void *end) {
     LOCKED;
     struct event *first = find_event(start), *last = find_event(end);
     if (first && last && (first->capture || last->capture))
-        return CUDA_ERROR_INVALID_VALUE;
+        return sim_is_captured(first) || sim_is_captured(last) ? CUDA_ERROR_CAPTURED_EVENT
+                                                               : CUDA_ERROR_INVALID_VALUE;
     if (!first || !last || !ms || (first->flags | last->flags) & CU_EVENT_DISABLE_TIMING || !first->time ||
         !last->time)
         return CUDA_ERROR_INVALID_HANDLE; // or was never recorded

@@ -71,9 +71,25 @@ static CUresult sort(struct graph *graph, void **error) {
     return status;
 }
 
+// Whether no body of a conditional node allocates or frees memory. `body`: this is one of them.
+static bool is_allowed(const struct graph *graph, bool body) {
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct node *node = graph->nodes[i];
+        int type = node->operation->type;
+        if (body && (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE))
+            return false;
+        for (size_t j = 0; j < node->inners; j++)
+            if (!is_allowed(node->inner[j], body || type == CU_GRAPH_NODE_TYPE_CONDITIONAL))
+                return false;
+    }
+    return true;
+}
+
 static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **error) {
     IN_CONTEXT;
-    if (!exec || !find_graph(graph))
+    enum { UPLOAD = 2, DEVICE_LAUNCH = 4, ALL = 15 };
+    if (!exec || !find_graph(graph) || flags & ~(uint64_t)ALL || !is_allowed(graph, false) ||
+        (flags & DEVICE_LAUNCH && sim_has_memory(graph)))
         return CUDA_ERROR_INVALID_VALUE;
     if (is_there(((struct graph *)graph)->exec) && sim_has_memory(graph))
         return CUDA_ERROR_NOT_SUPPORTED; // its memory is that of one executable graph
@@ -89,14 +105,15 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
             sim_delete(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->flags = flags;
+    made->flags = flags & ~(uint64_t)UPLOAD;
     ((struct graph *)graph)->exec = sim_refer(made);
     *exec = made;
     return CUDA_SUCCESS;
 }
 
 API cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
-    return instantiate(exec, graph, flags, NULL);
+    enum { UPLOAD = 2 }; // into a stream, which has no parameter here
+    return flags & UPLOAD ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph, flags, NULL);
 }
 
 API cuGraphInstantiateWithParams(void **exec, void *graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {

@@ -81,6 +81,11 @@ void sim_say_unsuitable(const struct fatbin_region *region) {
     list_archs(region, FATBIN_CUBIN, archs);
     if (*archs)
         sim_say_only_cubins(archs);
+    else
+        sim_say_once("a fatbin without PTX%s; --device sim runs PTX (nvcc: -arch=compute_%d%d; others: see "
+                     "gpt-sim(7))",
+                     next_element(region, NULL) ? ", with intermediate code of another kind (LTO)" : "",
+                     sim_major, sim_minor);
 }
 
 CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room) {

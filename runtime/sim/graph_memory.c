@@ -35,6 +35,13 @@ bool sim_is_graph_memory(uint64_t start, uint64_t size) {
     return false;
 }
 
+bool sim_is_freed(uint64_t start) {
+    for (const struct allocation *at = allocations; at; at = at->next)
+        if (start - at->start < at->size)
+            return !at->live;
+    return false;
+}
+
 static void release(struct allocation *allocation) {
     if (--allocation->references)
         return;

@@ -123,7 +123,10 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room) {
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->references = 1;
+    sim_said[0] = '\0';
     CUresult status = read_image(made, start, room);
+    if (status == CUDA_ERROR_INVALID_IMAGE && !sim_said[0])
+        sim_say_once("an image of a fatbin, a cubin or an object that is cut off or damaged");
     if (status)
         sim_release_code(made);
     else

@@ -144,7 +144,7 @@ static bool is_too_large(const struct operation *operation) {
     return (uint64_t)grid[0] * grid[1] > most || (uint64_t)grid[0] * grid[1] * grid[2] > most;
 }
 
-static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool cooperative) {
+static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool cooperative, bool cluster) {
     CUresult made = sim_runs ? make_first(params->func) : CUDA_SUCCESS;
     if (made)
         return made;
@@ -165,6 +165,7 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
     if (status)
         sim_end_operation(&operation);
     operation.kernel.cooperative = cooperative;
+    operation.kernel.cluster = cluster;
     if (!status && cooperative && sim_runs && is_too_large(&operation)) {
         sim_end_operation(&operation);
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
@@ -176,31 +177,48 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
                    unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     return launch(
         &(CUDA_KERNEL_NODE_PARAMS){function, gx, gy, gz, bx, by, bz, shared, params, extra, NULL, NULL},
-        stream, false);
+        stream, false, false);
 }
 
 API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                               unsigned bz, unsigned shared, void *stream, void **params) {
     return launch(
         &(CUDA_KERNEL_NODE_PARAMS){function, gx, gy, gz, bx, by, bz, shared, params, NULL, NULL, NULL},
-        stream, true);
+        stream, true, false);
+}
+
+// Takes dimensions of clusters, of which there are none larger than a block if kernels run.
+bool sim_is_cluster(const void *value, bool *cluster) {
+    uint32_t dimensions[3];
+    memcpy(dimensions, value, sizeof(dimensions));
+    uint64_t blocks = (uint64_t)dimensions[0] * dimensions[1] * dimensions[2];
+    if (!blocks && (dimensions[0] || dimensions[1] || dimensions[2]))
+        return false;
+    if (blocks > 1 && sim_runs) {
+        sim_say("cluster of %llu blocks: those of one block are simulated, see gpt-sim(7)",
+                (unsigned long long)blocks);
+        return false;
+    }
+    *cluster = blocks;
+    return true;
 }
 
 API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, void **extra) {
     if (!c || (c->numAttrs && !c->attrs))
         return CUDA_ERROR_INVALID_VALUE;
-    bool cooperative = false;
+    bool cooperative = false, cluster = false;
     for (uint32_t i = 0; i < c->numAttrs; i++) {
         const CUlaunchAttribute *at = &c->attrs[i];
+        if (at->id > CU_LAUNCH_ATTRIBUTE_MAX)
+            return CUDA_ERROR_INVALID_VALUE;
         cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;
-        uint64_t blocks = (uint64_t)at->value.clusterDim.x * at->value.clusterDim.y * at->value.clusterDim.z;
-        if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && blocks > 1 && sim_runs)
+        if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && !sim_is_cluster(&at->value, &cluster))
             return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
     return launch(&(CUDA_KERNEL_NODE_PARAMS){function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,
                                              c->blockDimY, c->blockDimZ, c->sharedMemBytes, params, extra,
                                              NULL, NULL},
-                  c->hStream, cooperative);
+                  c->hStream, cooperative, cluster);
 }
 
 // Operations
@@ -263,6 +281,7 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
         sim_resident_blocks(function, (uint64_t)run.block[0] * run.block[1] * run.block[2], run.dynamic);
     run.most += !run.most; // attributes were changed since the launch
     run.cooperative = operation->kernel.cooperative;
+    run.cluster = operation->kernel.cluster || run.kernel->cluster;
     run.workspace[0] = sizeof(run.workspace);
     run.workspace[1] = 0;
     code->references++;

@@ -239,9 +239,8 @@ API cuMemAllocManaged(CUdeviceptr *memory, size_t size, unsigned flags) {
 
 API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t height, unsigned item) {
     IN_CONTEXT_UNCAPTURED;
-    (void)item;
     size_t size;
-    if (!pitch || width > SIZE_MAX - 511)
+    if (!pitch || (item != 4 && item != 8 && item != 16) || width > SIZE_MAX - 511)
         return CUDA_ERROR_INVALID_VALUE;
     *pitch = (width + 511) & ~(size_t)511;
     if (__builtin_mul_overflow(*pitch, height, &size))

@@ -8,6 +8,7 @@
 struct condition {
     struct object object;
     unsigned value; // that each launch begins with
+    bool used;      // by its node, the only one
 };
 
 // Operations from parameters
@@ -111,8 +112,8 @@ static CUresult add_child(void **node, void *graph, void *const *before, size_t 
     if (!find_graph(child) || child == graph || sim_has_conditions(child) ||
         (move && ((struct object *)child)->owner))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!move && sim_has_memory(child))
-        return CUDA_ERROR_NOT_SUPPORTED; // it cannot be copied
+    if (sim_has_memory(child) && (!move || is_there(((struct graph *)child)->exec)))
+        return CUDA_ERROR_NOT_SUPPORTED; // it cannot be copied, and has one executable graph
     return add_outer(node, graph, before, count, CU_GRAPH_NODE_TYPE_GRAPH, 1, child, move);
 }
 
@@ -123,7 +124,7 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
                   : params->type == CU_GRAPH_COND_TYPE_IF  ? 2
                                                            : 1 << 16;
     if (!is_kind(condition, CONDITION) || params->type < 0 || params->type > CU_GRAPH_COND_TYPE_SWITCH ||
-        !params->size || params->size > most)
+        !params->size || params->size > most || ((struct condition *)condition)->used)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status =
         add_outer(node, graph, before, count, CU_GRAPH_NODE_TYPE_CONDITIONAL, params->size, NULL, false);
@@ -131,8 +132,30 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
         return status;
     struct node *made = *node;
     made->condition = ((struct condition *)condition)->value;
+    ((struct condition *)condition)->used = true;
     made->condition_type = params->type;
     params->phGraph_out = (void **)made->inner;
+    return CUDA_SUCCESS;
+}
+
+// Whether this is the graph of a child node: an H200 adds no memory to it, though to the body of a condition.
+static bool is_child(const struct graph *graph) {
+    const struct node *owner = find_graph((void *)graph) ? find_node(graph->object.owner) : NULL;
+    return owner && owner->operation->type == CU_GRAPH_NODE_TYPE_GRAPH;
+}
+
+// The device can always read and write it: less is not supported.
+static CUresult check_access(const CUDA_MEM_ALLOC_NODE_PARAMS *params) {
+    enum { READ_WRITE = 3 };
+    if (params->accessDescCount && !params->accessDescs)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < params->accessDescCount; i++) {
+        const CUmemAccessDesc *one = &params->accessDescs[i];
+        if (one->location.type != CU_MEM_LOCATION_TYPE_DEVICE || one->location.id)
+            return CUDA_ERROR_INVALID_DEVICE;
+        if (one->flags != READ_WRITE)
+            return CUDA_ERROR_NOT_SUPPORTED;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -142,6 +165,10 @@ static CUresult add_alloc(void **node, void *graph, void *const *before, size_t 
     struct context *context;
     struct operation operation;
     CUresult status = sim_enter(&context);
+    if (!status && is_child(graph))
+        status = CUDA_ERROR_NOT_SUPPORTED;
+    if (!status && params)
+        status = check_access(params);
     if (!status)
         status = params ? sim_make_graph_memory(&operation, params->bytesize, &params->poolProps, context)
                         : CUDA_ERROR_INVALID_VALUE;
@@ -321,7 +348,7 @@ API cuGraphMemFreeNodeGetParams(void *node, CUdeviceptr *memory) {
     return CUDA_SUCCESS;
 }
 
-// Attributes of kernels: whether all blocks are there at once.
+// Attributes of kernels: whether all blocks are there at once, and whether they are clusters.
 
 API cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) {
     LOCKED;
@@ -331,6 +358,8 @@ API cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) {
     memset(value, 0, sizeof(((CUlaunchAttribute *)0)->value));
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
         *(int *)value = operation->kernel.cooperative;
+    for (int i = 0; i < 3 && attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION; i++)
+        ((uint32_t *)value)[i] = operation->kernel.cluster;
     return CUDA_SUCCESS;
 }
 
@@ -338,15 +367,24 @@ API cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) 
     LOCKED;
     if (!get(node, CU_GRAPH_NODE_TYPE_KERNEL) || !value || attribute < 0)
         return CUDA_ERROR_INVALID_VALUE;
+    struct operation *operation = ((struct node *)node)->operation;
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-        ((struct node *)node)->operation->kernel.cooperative = *(const int *)value;
+        operation->kernel.cooperative = *(const int *)value;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
+        !sim_is_cluster(value, &operation->kernel.cluster))
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     return CUDA_SUCCESS;
 }
 
 API cuGraphKernelNodeCopyAttributes(void *to, void *from) {
-    int cooperative[16];
-    CUresult status = cuGraphKernelNodeGetAttribute(from, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative);
-    return status ? status : cuGraphKernelNodeSetAttribute(to, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cooperative);
+    static const int attributes[] = {CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
+    CUresult status = CUDA_SUCCESS;
+    for (size_t i = 0; i < 2 && !status; i++) {
+        int value[16];
+        status = cuGraphKernelNodeGetAttribute(from, attributes[i], value);
+        status = status ? status : cuGraphKernelNodeSetAttribute(to, attributes[i], value);
+    }
+    return status;
 }
 
 static CUresult get_event(void *node, int type, void **event) {

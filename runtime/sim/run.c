@@ -95,6 +95,7 @@ static bool prepare(struct resident *block, struct worker *worker, const struct 
         .dynamic_shared = run->dynamic,
         .gridid = run->id,
         .workspace = run->cooperative ? (uint64_t)run->workspace : 0,
+        .cluster = run->cluster,
     };
     memcpy(thread.ntid, run->block, sizeof(run->block));
     memcpy(thread.nctaid, run->grid, sizeof(run->grid));

@@ -103,7 +103,7 @@ struct run {          // a launch
     const unsigned char *parameters;
     uint32_t grid[3], block[3], dynamic;
     uint64_t id, blocks, begun, most; // at once on a worker, unless it is cooperative
-    bool cooperative;
+    bool cooperative, cluster;
     uint32_t workspace[2]; // bytes of it, and what blocks that synchronize count in
     unsigned helpers, wanted;
     uint64_t advanced; // ns

@@ -353,6 +353,7 @@ struct operation {
             struct reference function;
             uint32_t grid[3], block[3], shared;
             bool cooperative;
+            bool cluster;     // it has dimensions of clusters
             bool packed;      // so were the arguments passed: CUDA does not give those of a node back
             void **arguments; // in `owned`, or NULL: unknown
         } kernel;
@@ -372,6 +373,7 @@ struct operation {
         CUdeviceptr memory;
     };
 };
+bool sim_is_cluster(const void *dimensions, bool *cluster); // false: one that is refused
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 bool sim_copy_operation(struct operation *to, const struct operation *from);
 void sim_end_operation(struct operation *operation);
@@ -438,6 +440,7 @@ CUresult sim_refuse_event(const struct event *event); // that was recorded in a 
 void sim_leave_capture(struct stream *stream);        // that goes
 CUresult sim_implicit(const struct stream *stream);   // that work may be put into; it may be the legacy one
 CUresult sim_refuse_capture(struct stream *stream);   // of what cannot be captured, which ends a capture
+CUresult sim_refuse_captures(const struct context *context); // of what waits for all streams
 CUresult sim_unsafe(void); // whether this thread may call what could disturb a capture
 
 // graph_memory.c
@@ -445,6 +448,7 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
                                struct context *context); // an operation that allocates it
 void sim_hold_graph_memory(const struct operation *operation),
     sim_release_graph_memory(const struct operation *);
+bool sim_is_freed(uint64_t start); // memory of graphs, in the order in which the program issues its work
 bool sim_is_graph_memory(uint64_t start, uint64_t size);   // whether a launch has allocated it or not
 bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: not memory of graphs
 bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs

@@ -108,7 +108,10 @@ API cuStreamDestroy_v2(void *stream) {
 static CUresult check(struct stream *stream) {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    return stream->capture ? sim_refuse_capture(stream) : sim_unsafe();
+    if (stream->capture)
+        return sim_refuse_capture(stream);
+    CUresult status = sim_implicit(stream);
+    return status ? status : sim_unsafe();
 }
 
 API cuStreamSynchronize(void *handle) {

@@ -146,3 +146,28 @@ def test_launches_beyond_the_limits(play_kernels):
         f"{fixed}threads of a block, by .reqntid: 16 given, 16 allowed",
         f"{fixed}bytes of dynamic shared memory (cuFuncSetAttribute allows more): 9153 given, 9152 allowed",
     ]
+
+
+def test_asynchronous_stores_need_clusters(play_kernels):
+    """As on an H200, for a launch without dimensions of clusters."""
+    kernels = r"""
+    VARIABLES()
+    KERNEL(plain) { if (!t->cluster) t->services->fault(t, 11, HOST_FAULT_CLUSTER, 0); }
+    KERNEL(explicit) { if (!t->cluster) t->services->fault(t, 11, HOST_FAULT_CLUSTER, 0); }
+    MODULE(HAS(plain, 0), HAS(explicit, 0, .cluster = 1))
+    """
+    script = r"""
+    plain, explicit = function(module, "plain"), function(module, "explicit")
+    def launch_in(cluster, kernel):
+        attribute = (c_uint32 * 18)(4, 0, *cluster)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        config = (c_uint64 * 7)(1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0, 0, addressof(attribute), 1)
+        return cu.cuLaunchKernelEx(config, kernel, None, None)
+    assert [launch_in(cluster, plain) for cluster in ((2, 1, 1), (1, 0, 1))] == [912, 912]
+    ok(launch_in((1, 1, 1), plain))
+    ok(launch(explicit, 1, 1))
+    ok(cu.cuCtxSynchronize())
+    ok(launch(plain, 1, 1))
+    assert cu.cuCtxSynchronize() == 715
+    """
+    done = play_kernels(kernels, script)
+    assert "give it cluster dimensions" in done.stderr

@@ -148,3 +148,15 @@ def test_the_driver_has_the_name_of_its_development_package_too(sim_play):
     """
     done = sim_play(script)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_damaged_image_is_refused_with_a_reason(sim_play):
+    script = """
+    images = [b"\\x7fELF" + bytes(200), bytes.fromhex("50ed55ba01001100") + bytes(64)]
+    assert [cu.cuModuleLoadData(byref(c_void_p()), image) for image in images] == [200, 200]
+    empty = bytes.fromhex("50ed55ba01001000") + bytes(64)  # a fatbin without elements
+    assert cu.cuModuleLoadData(byref(c_void_p()), empty) == 209
+    """
+    done = sim_play(script)
+    assert done.returncode == 0, done.stderr
+    assert "cut off or damaged" in done.stderr and "a fatbin without PTX;" in done.stderr

@@ -93,11 +93,16 @@ def _transferred(use: Use, barrier: tree.Operand, count: str) -> str:
 
 
 def _remote(use: Use) -> str:
-    """st.async and red.async: to shared memory of a block of the cluster, which is this one."""
+    """st.async and red.async: to shared memory of a block of the cluster, which is this one. Without clusters an H200
+    has no such instruction.
+    """
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     does = store(use) if use.instruction.opcode == "st" else atomic(use)
-    return f"{does} {_transferred(use, use.operands[2], str(type_.size * int(str(use.words.get('V', '')) or 1)))}"
+    check = f"if (!t->cluster) t->services->fault(t, {use.site}, HOST_FAULT_CLUSTER, 0);"
+    return (
+        f"{check} {does} {_transferred(use, use.operands[2], str(type_.size * int(str(use.words.get('V', '')) or 1)))}"
+    )
 
 
 def _bulk(use: Use) -> str:

@@ -272,12 +272,14 @@ class Code:
         block = read_attributes(head)
         if math.prod(block.get(".reqnctapercluster", [])) > 1:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
+        clustered = ".reqnctapercluster" in block or ".explicitcluster" in block
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)
         required = [*block[".reqntid"], 1, 1][:3] if ".reqntid" in block else [0, 0, 0]
         rows.append(
             f"    {{{quoted(item.name)}, {c_function(item.name)}, p{number}, {len(found)}, {size}, {shared}, {align}, "
-            f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16, {registers}}},\n"
+            f"{needs['stack']}, {min(limits, default=0)}, {{{', '.join(map(str, required))}}}, 16, {registers}, "
+            f"{int(clustered)}}},\n"
         )
 
     def reached(self, kernel: str) -> set[str]:

@@ -43,7 +43,7 @@ SPECIAL = {  # special registers: their types, and what they are in C
     **{f"%cluster_nctaid.{axis}": ("u32", "1u") for axis in "xyzw"},
     "%cluster_ctarank": ("u32", "0u"),
     "%cluster_nctarank": ("u32", "1u"),
-    "%is_explicit_cluster": ("pred", "0"),
+    "%is_explicit_cluster": ("pred", "(t->cluster != 0)"),
     "%reserved_smem_offset_begin": ("u32", "0u"),
     "%reserved_smem_offset_end": ("u32", "0u"),
     "%reserved_smem_offset_cap": ("u32", "0u"),

@@ -17,6 +17,8 @@ ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
 _NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once: `mov` cuts them off
 _TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
+_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # whose first result may be `_`
+_TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
 
 class Use:
@@ -81,6 +83,8 @@ class Use:
             if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
                 raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
+        if written[:1] == [tree.Name("_")] and opcode not in _DISCARD:
+            raise Unsupported("'_' where a register is expected")
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
             if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
                 raise Unsupported(f"address '{operand}' without brackets")
@@ -92,7 +96,7 @@ class Use:
             if not type_:
                 continue
             if isinstance(operand, tree.Vector):
-                if slot.count is None and not self.words.get("V") and opcode != "mov":
+                if slot.count is None and not self.words.get("V") and opcode not in _TAKE_BRACES:
                     raise Unsupported(f"'{operand}' where one register is expected")
                 self._check_vector(operand, type_)
             else:

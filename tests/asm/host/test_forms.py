@@ -115,11 +115,46 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("redux.sync.and.b32 %b32_1, %f32_2, %u32_3;", "'%f32_2' is a register of .f32"),
         ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%b64_1, %b64_2}, [%b64_1];", "has elements of .b64"),
         ("shfl.up.b32 %b32_1, %b32_2, 1, 0;", "needs .target or .version before"),
+        ("ld.global.b32 {%b16_1}, [%b64_1];", "'%b16_1' is a register of .b16 where .b32 is expected"),
+        ("ld.global.v2.b32 {%b32_1, %b16_1}, [%b64_1];", "'%b16_1' is a register of .b16 where .b32 is expected"),
+        ("st.global.b32 [%b64_1], {1.5};", "'1.5' where .b32 is expected"),
+        ("ld.global.b32 {%b32_1, %b32_2}, [%b64_1];", "a vector of 2, not 1"),
+        ("ld.global.v2.b32 {_, _}, [%b64_1];", "'{_, _}' has no register"),
+        ("add.u32 {%u32_1}, %u32_2, %u32_3;", "'{%u32_1}' where one register is expected"),
+        ("add.u32 _, %u32_2, %u32_3;", "'_' where a register is expected"),
+        ("ld.global.b32 _, [%b64_1];", "'_' where a register is expected"),
+        ("shfl.sync.idx.b32 _|%p1, %b32_1, 0, 31, -1;", "'_' where a register is expected"),
     ],
 )
 def test_what_ptxas_refuses_is_refused_with_a_reason(ptxas, tmp_path, line, reason):
     assert forms.theirs([line], ptxas, "sm_90a", "8.6", tmp_path) != [""]
     assert reason in forms.ours([line], "sm_90a", "8.6")[0]
+
+
+def test_braces_around_one_register_and_discarded_results(ptxas, tmp_path):
+    """Triton writes loads under a mask as `ld.global.b16 { %rs1 }`."""
+    lines = [
+        "ld.global.b16 {%b16_1}, [%b64_1];",
+        "ld.global.b8 {%b32_1}, [%b64_1];",
+        "ld.acquire.gpu.global.b32 {%b32_1}, [%b64_1];",
+        "ld.global.L1::evict_last.L2::cache_hint.b32 {%b32_1}, [%b64_1+4], %b64_2;",
+        "ld.param.u64 {%b64_1}, [parameter_];",
+        "ld.global.v2.b32 {_, %b32_1}, [%b64_1];",
+        "ldu.global.f32 {%f32_1}, [%b64_1];",
+        "st.shared.b32 [%b32_1], {%b32_2};",
+        "st.global.f32 [%b64_1], {1.5};",
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%b32_1], {%b32_2}, [%b32_3];",
+        "mov.b32 {%b32_1}, %b32_2;",
+        "setp.eq.u32 _|%p1, %u32_1, %u32_2;",
+        "atom.global.add.u32 _, [%b64_1], %u32_2;",
+        "match.all.sync.b32 _|%p1, %b32_1, -1;",
+        "lop3.b32 _, %b32_1, %b32_2, %b32_3, 1;",
+        "elect.sync _|%p1, -1;",
+        "mbarrier.arrive.shared.b64 _, [%b64_1];",
+        "shfl.sync.idx.b32 %b32_1|_, %b32_1, 0, 31, -1;",
+    ]
+    assert forms.theirs(lines, ptxas, "sm_90", "8.6", tmp_path) == [""] * len(lines)
+    assert forms.ours(lines, "sm_90", "8.6") == [""] * len(lines)
 
 
 @pytest.mark.parametrize(

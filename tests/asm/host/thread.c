@@ -140,6 +140,7 @@ int main(int argc, char **argv) {
     thread.places = calloc(module->site_count, sizeof(struct host_place));
     thread.clock = &clock;
     thread.laneid = 5;
+    thread.cluster = 1;
     for (int i = 0; i < 3; i++) {
         thread.tid[i] = (uint32_t)i + 1;
         thread.ntid[i] = thread.nctaid[i] = 8;
