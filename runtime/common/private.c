@@ -46,8 +46,8 @@ static bool is_trusted(uid_t owner) { return gpt_is_user(owner, 0) || gpt_is_use
 
 bool gpt_is_private(int file, mode_t type) {
     struct stat status;
-    return !fstat(file, &status) && (status.st_mode & S_IFMT) == type && gpt_is_user(status.st_uid, geteuid()) &&
-           !others_may_write(&status);
+    return !fstat(file, &status) && (status.st_mode & S_IFMT) == type &&
+           gpt_is_user(status.st_uid, geteuid()) && !others_may_write(&status);
 }
 
 static bool distrust(struct walk *walk, const char *format, unsigned number) {
@@ -61,7 +61,8 @@ static bool judge(struct walk *walk, bool own) {
     if (own ? !gpt_is_user(owner, geteuid()) : !is_trusted(owner)) {
         // In a user namespace without a mapping every file is this user's by its number.
         bool anybody = owner == geteuid();
-        return distrust(walk, anybody ? "belongs to user %u, who may be anybody" : "belongs to user %u", owner);
+        return distrust(walk, anybody ? "belongs to user %u, who may be anybody" : "belongs to user %u",
+                        owner);
     }
     if (others_may_write(&walk->status) && (own || !(walk->status.st_mode & S_ISVTX)))
         return distrust(walk, "other users may write to it (mode %o)", walk->status.st_mode & 07777);
