@@ -152,6 +152,22 @@ def is_same(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
+def is_user(user: int, *meant: int) -> bool:
+    """Whether a user id from the kernel is one of those that are meant; gpt_is_user() of the runtime is the same.
+
+    In a user namespace all users without a mapping share one id, which is therefore nobody's.
+    """
+    if user not in meant:
+        return False
+    with suppress(OSError):
+        if Path("/proc/self/uid_map").read_text().split()[2:3] == [str((1 << 32) - 1)]:
+            return True  # in the first user namespace every user has a number of their own
+    overflow = 65534
+    with suppress(OSError, ValueError):
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return user != overflow
+
+
 def _open_nameless(folder: int, mode: int) -> int | None:
     """None if that cannot be, for whatever reason; /proc is needed to give it a name."""
     with suppress(OSError):

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -185,6 +188,38 @@ def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
     assert kept.get(KEY) is None
     (tmp_path / "moved").replace(tmp_path / KEY)
     assert kept.get(KEY) == b"data"
+
+
+AS_NOBODY = """
+import ctypes, os, sys
+from gpt.cache import Cache
+if sys.argv[1] == "unmapped":
+    assert not ctypes.CDLL(None, use_errno=True).unshare(0x10000000), "unshare"
+else:
+    os.setgid(65534), os.setuid(65534)
+from pathlib import Path
+kept = Cache(Path(sys.argv[2]))
+kept.put(sys.argv[3], b"data")
+print(os.geteuid(), kept.get(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("how", ["unmapped", "mapped"])
+def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
+    """In a user namespace without a mapping the files of all users are 65534's, and so are those of the caller."""
+    if os.geteuid():
+        pytest.skip("only root becomes another user")
+    folder = Path(tempfile.mkdtemp(prefix="gpt-test."))  # that user may not reach tmp_path
+    try:
+        os.chown(folder, 65534, 65534)
+        command = [sys.executable, "-c", AS_NOBODY, how, folder / "gpt" / "asm", KEY]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        shutil.rmtree(folder)
+    if "unshare" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert (done.returncode, done.stdout) == (0, f"65534 {None if how == 'unmapped' else b'data'}\n"), done.stderr
+    assert ("belongs to user 65534, who may be anybody" in done.stderr) == (how == "unmapped")
 
 
 def test_what_was_moved_to_another_key_is_not_used(tmp_path):

@@ -12,7 +12,7 @@ from gpt import outputs
 from gpt.asm import images
 from gpt.cache import Cache
 from gpt.formats import negativa
-from gpt.outputs import replacing
+from gpt.outputs import is_user, replacing
 from tests import loaded
 from tests.stages.tools import extract, located, run
 
@@ -208,3 +208,13 @@ def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_
         assert f"error: {folder}/{name}: {said}\n" in done.stderr.decode() and done.stderr.count(b"\n") == 1
         assert done.returncode == (4 if folder == "absent" else 1)
     assert names(tmp_path) == ["garbage"]
+
+
+def test_nobody_is_meant_where_users_have_no_numbers():
+    code = "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); from gpt.outputs import is_user;"
+    code += "print(os.geteuid(), is_user(os.stat('/').st_uid, os.geteuid()), is_user(7, 8))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if done.stdout.split()[0] != "65534":
+        pytest.skip("no user namespaces here")
+    assert done.stdout == "65534 False False\n"
+    assert is_user(os.geteuid(), 4242, os.geteuid()) and not is_user(os.geteuid() + 1, os.geteuid())

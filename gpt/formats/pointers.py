@@ -27,6 +27,7 @@ from gpt.formats.source import BLOCK, Source
 SHN_ABS = 0xFFF1
 STT_SECTION = 3
 MAX_POINTERS = fatbin.MAX_REGIONS  # of one section
+MAX_ADDRESS = 1 << 62  # no process has memory there, and what code adds to an address still fits into 64 bits
 OVERLAP = 16  # bytes of code that two blocks share: more than a displacement and what follows it
 RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
@@ -48,6 +49,7 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
     Raises NotUnderstood if a word points elsewhere into `fatbins`, or where code may refer to a region.
     """
+    _check_addresses(tables)
     if stray := wrappers.find_stray(source, tables)[0]:
         raise NotUnderstood(f"the wrapper at {stray[0].place:#x} leads to no fatbin")
     ranges = [(s.addr, s.addr + s.size) for s in fatbins]
@@ -70,7 +72,11 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
 
 def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
-    """Those of the addresses that relative relocations put somewhere, or exported symbols have."""
+    """Return those of the addresses that relative relocations put somewhere, or exported symbols have.
+
+    Raises NotUnderstood for addresses that no process has.
+    """
+    _check_addresses(tables)
     wanted = np.array(sorted(addresses), np.uint64)
     found: set[int] = set()
     for section in tables.sections:
@@ -100,6 +106,16 @@ def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> 
     places = {address: region for region in regions if (address := address_of(tables, region)) is not None}
     left = places.keys() - find_pointed(source, tables, places)
     return sorted(places[address] for address in left if not _is_used_by_code(source, tables, address))
+
+
+def _check_addresses(tables: Elf) -> None:
+    """Raises NotUnderstood for a file that could not be loaded: its addresses are computed with in 64 bits."""
+    for part in tables.sections:
+        if part.addr + part.size > MAX_ADDRESS:
+            raise NotUnderstood(f"section '{part.name}' has the address {part.addr:#x}")
+    for segment in tables.segments:
+        if segment.vaddr + max(segment.filesz, segment.memsz) > MAX_ADDRESS:
+            raise NotUnderstood(f"a segment has the address {segment.vaddr:#x}")
 
 
 def _is_used_by_code(source: Source, tables: Elf, address: int) -> bool:

@@ -18,7 +18,7 @@ from gpt.extract.files import BACKUP
 from gpt.formats.image import Image, parse_image
 from gpt.formats.paths import open_regular, real_path
 from gpt.formats.source import Source
-from gpt.outputs import is_same
+from gpt.outputs import is_same, is_user
 
 
 def backup_of(path: Path) -> Path:
@@ -81,7 +81,8 @@ def _opened(backup: Path, owner: int) -> Iterator[int]:
     try:
         with open_regular(backup, follow=False) as file:
             folder = os.stat(backup.parent)
-            if folder.st_mode & stat.S_ISVTX and os.fstat(file.fileno()).st_uid not in (0, os.geteuid(), owner):
+            trusted = is_user(os.fstat(file.fileno()).st_uid, 0, os.geteuid(), owner)
+            if folder.st_mode & stat.S_ISVTX and not trusted:
                 raise GptError("has another owner, in a folder where everybody may write: remove it first", str(backup))
             yield file.fileno()
     except MissingError as error:

@@ -25,9 +25,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broker.h"
 #include "private.h"
 
-enum { OWN = 2, MOST_LINKS = 40, OVERFLOW_UID = 65534 };
+enum { OWN = 2, MOST_LINKS = 40 };
 
 struct walk {
     int at;                  // the folder that we are in
@@ -41,12 +42,12 @@ struct walk {
 
 static bool others_may_write(const struct stat *status) { return status->st_mode & (S_IWGRP | S_IWOTH); }
 
-static bool is_trusted(uid_t owner) { return !owner || owner == geteuid(); }
+static bool is_trusted(uid_t owner) { return gpt_is_user(owner, 0) || gpt_is_user(owner, geteuid()); }
 
 bool gpt_is_private(int file, mode_t type) {
     struct stat status;
-    return !fstat(file, &status) && (status.st_mode & S_IFMT) == type && status.st_uid == geteuid() &&
-           !others_may_write(&status);
+    return !fstat(file, &status) && (status.st_mode & S_IFMT) == type &&
+           gpt_is_user(status.st_uid, geteuid()) && !others_may_write(&status);
 }
 
 static bool distrust(struct walk *walk, const char *format, unsigned number) {
@@ -57,11 +58,12 @@ static bool distrust(struct walk *walk, const char *format, unsigned number) {
 
 static bool judge(struct walk *walk, bool own) {
     uid_t owner = walk->status.st_uid;
-    if (own ? owner != geteuid() : !is_trusted(owner))
-        return distrust(walk, "belongs to user %u", owner);
-    // In a user namespace without a mapping every file and every process is nobody's.
-    if (owner == OVERFLOW_UID)
-        return distrust(walk, "belongs to user %u, who may be anybody", owner);
+    if (own ? !gpt_is_user(owner, geteuid()) : !is_trusted(owner)) {
+        // In a user namespace without a mapping every file is this user's by its number.
+        bool anybody = owner == geteuid();
+        return distrust(walk, anybody ? "belongs to user %u, who may be anybody" : "belongs to user %u",
+                        owner);
+    }
     if (others_may_write(&walk->status) && (own || !(walk->status.st_mode & S_ISVTX)))
         return distrust(walk, "other users may write to it (mode %o)", walk->status.st_mode & 07777);
     return true;

@@ -234,7 +234,7 @@ static void serve(void) {
         else if (worker_give(worker, next->files))
             next->worker = worker;
         else
-            reply(next, GPT_MISSING, "not a request, or too large a one", NULL);
+            reply(next, GPT_MISSING, errno ? strerror(errno) : "not a request, or too large a one", NULL);
     }
 }
 

@@ -85,8 +85,10 @@ static bool is_readable(int file) {
 bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
     struct stat status;
     char path[64];
-    if (!is_readable(files[0]) || (files[1] >= 0 && !is_readable(files[1])) || fstat(files[0], &status) ||
-        status.st_size > GPT_MOST)
+    bool good = is_readable(files[0]) && (files[1] < 0 || is_readable(files[1])) &&
+                !fstat(files[0], &status) && status.st_size <= GPT_MOST;
+    errno = 0; // from here on it says that there is no memory, or that the file can't be read
+    if (!good)
         return false;
     size_t before = worker->input.size, size = (size_t)status.st_size;
     char *to = gpt_make_room(&worker->input, size);

@@ -25,7 +25,7 @@ enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
 // Gives it a request: a file with one module record, and perhaps one with the image. False if it is not that,
-// or names files itself.
+// or names files itself; with errno set if there is no memory for it.
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // more of the request, when it can be written to

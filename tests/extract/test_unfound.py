@@ -1,5 +1,6 @@
 """Wrappers and regions that don't belong together: what patchelf 0.14 leaves, and what else a tool can break."""
 
+import io
 import struct
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from elftools.elf.elffile import ELFFile
 
 from gpt.extract.unfound import iter_unfound
 from gpt.formats.image import find_image, parse_image
+from gpt.formats.pointers import NotUnderstood, find_unreferenced
 from gpt.formats.source import Source
 from tests.formats.samples import SAMPLES
 from tests.stages.tools import extract, run
@@ -188,3 +190,23 @@ def test_both_tools_warn_and_nothing_is_compacted(sample, tmp_path):
     (patched,) = done.kind("patched")
     assert patched["mode"] == "hole" and patched["reason"] == f"the wrapper at {file.at:#x} leads to no fatbin"
     assert (tmp_path / "slim/libbad.so").stat().st_size == len(file.data)
+
+
+@pytest.mark.parametrize("address", [1 << 62, (1 << 63) - 64, 1 << 63, (1 << 64) - 16], ids=hex)
+@pytest.mark.parametrize("part", ["section", "segment"])
+def test_addresses_that_no_process_has_are_no_error(part, address, sample):
+    """Computing with them in 64 bits failed. Nothing is said of such a file, which could not be loaded."""
+    file = File(sample("small"))
+    header = ELFFile(io.BytesIO(bytes(file.data)))
+    if part == "section":
+        places = [header["e_shoff"] + n * 64 + 16 for n in range(header["e_shnum"])]
+    else:
+        places = [header["e_phoff"] + n * 56 + 16 for n in range(header["e_phnum"])]
+    for place in places:
+        struct.pack_into("<Q", file.data, place, address)
+    image = parse_image(Source("file", bytes(file.data)))
+    regions = {element.element.region for element in image.iter_elements()}
+    for some in (regions, set()):
+        with pytest.raises(NotUnderstood, match="has the address 0x"):
+            find_unreferenced(image.source, image.elf, some)
+    file.facts()

@@ -75,7 +75,7 @@ def run(
 ) -> Result:  # fmt: skip
     """Runs `count` inputs, or as many as `seconds` allow. Failures are saved as files of the folder `failures`."""
     end = time.monotonic() + seconds if seconds else float("inf")
-    before = set(saved(target.name, failures))
+    before = {path: path.stat().st_mtime_ns for path in saved(target.name, failures)}
     shared = mmap.mmap(-1, _SHARED.size + _ROOM)
     first, stop = 0, count if count is not None else 1 << 62
     tries = 0
@@ -97,7 +97,8 @@ def run(
         elif status:
             raise RuntimeError(f"{target.name}: the fuzzer itself failed: {os.waitstatus_to_exitcode(status)}")
     executions, lines, corpus, *_ = _SHARED.unpack_from(shared)
-    return Result(target.name, executions, lines, corpus, sorted(set(saved(target.name, failures)) - before))
+    found = [path for path in saved(target.name, failures) if path.stat().st_mtime_ns != before.get(path)]
+    return Result(target.name, executions, lines, corpus, sorted(found))
 
 
 def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | None:
@@ -152,7 +153,7 @@ def _child(
                 _attempt(target, data, lines)
         known: set[str] = set()
         for number in numbers:
-            if time.monotonic() >= end:
+            if number and time.monotonic() >= end:  # one at least: none at all would look like no failure
                 break
             rng = random.Random(f"{seed} {target.name} {number}")
             data = target.mutate(rng, rng.choice(corpus), corpus)
@@ -225,6 +226,8 @@ def _save(folder: Path, target: Target, data: bytes, kind: str, text: str) -> No
     if not (folder / name).exists():
         (folder / f"{name}.txt").write_text(text, errors="backslashreplace")
         (folder / name).write_bytes(data)
+    else:
+        os.utime(folder / name)  # an earlier run met it, and so did this one
 
 
 def saved(name: str, folder: Path) -> list[Path]:

@@ -1,12 +1,18 @@
-// The launcher and the hook, on a program that may be any file.
+// What gpt-hook and the hook say of a program that is to be started, which may be any file.
 
-#include "../../runtime/common/unwatchable.c"
+#include "common/unwatchable.c"
 #include "harness.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char path[PATH_MAX];
     harness_file(data, size);
-    snprintf(path, sizeof(path), "%s", harness_path);
+    strcpy(path, harness_path);
+    int lowest = dup(harness_descriptor);
+    close(lowest);
     gpt_find_unwatchable(path);
+    int after = dup(harness_descriptor);
+    if (after != lowest || strnlen(path, sizeof(path)) == sizeof(path))
+        abort(); // it left a file open, or a name without an end
+    close(after);
     return 0;
 }

@@ -19,11 +19,18 @@ MODES = {
 }
 
 
+def build(folder, *flags, calls=CALLS):
+    return simulated.build(folder / "client", SOURCE, f"-DCALLS={calls}", "-no-pie", "-fno-pie", *flags)
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return simulated.build(
-        tmp_path_factory.mktemp("wrong") / "client", SOURCE, f"-DCALLS={CALLS}", "-no-pie", "-fno-pie"
-    )
+    return build(tmp_path_factory.mktemp("wrong"))
+
+
+@pytest.fixture(scope="module")
+def graph_program(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("wrong"), "-DGRAPHS", calls=100)
 
 
 @cache
@@ -43,6 +50,17 @@ def left_out(program, seed):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", ["1", *map(full, map(str, range(2, 8)))])
 def test_statuses_are_those_of_the_bare_program(tmp_path, program, seed, mode):
+    check(tmp_path, program, seed, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", ["1", *map(full, map(str, range(2, 5)))])
+def test_so_are_those_of_calls_about_graphs(tmp_path, graph_program, seed, mode):
+    """With -p the hook reads a graph before the driver has seen the other arguments."""
+    check(tmp_path, graph_program, seed, mode)
+
+
+def check(tmp_path, program, seed, mode):
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": probing.kept()}
     crashes, bare = left_out(program, seed)
     done = hooked.run(tmp_path / "t.mp", program, seed, crashes, options=("-f", *MODES[mode]), env=env)

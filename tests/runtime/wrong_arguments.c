@@ -32,6 +32,9 @@ enum {
     GOOD_EVENT,
     GOOD_OUT,
     GOOD_MODULE,
+    GOOD_NODE,
+    GOOD_KERNEL_PARAMS,
+    GOOD_INNER,
     GOODS
 };
 static word good[GOODS];
@@ -42,6 +45,20 @@ static const struct {
     int kinds[11]; // a good argument, or -1 - N for the number N
 } calls[] = {
 #define N(n) (-1 - (n))
+#ifdef GRAPHS // none of which runs anything: the device must not see what wrong arguments made of a graph
+    {"cuGraphInstantiate_v2", 5, {GOOD_OUT, GOOD_GRAPH, GOOD_OUT, GOOD_HOST, N(0)}},
+    {"cuGraphExecUpdate_v2", 3, {GOOD_EXEC, GOOD_GRAPH, GOOD_OUT}},
+    {"cuGraphExecChildGraphNodeSetParams", 3, {GOOD_EXEC, GOOD_NODE, GOOD_INNER}},
+    {"cuGraphExecKernelNodeSetParams_v2", 3, {GOOD_EXEC, GOOD_NODE, GOOD_KERNEL_PARAMS}},
+    {"cuGraphKernelNodeSetParams_v2", 2, {GOOD_NODE, GOOD_KERNEL_PARAMS}},
+    {"cuGraphKernelNodeGetParams_v2", 2, {GOOD_NODE, GOOD_OUT}},
+    {"cuGraphNodeSetEnabled", 3, {GOOD_EXEC, GOOD_NODE, N(1)}},
+    {"cuGraphAddKernelNode_v2", 5, {GOOD_OUT, GOOD_INNER, N(0), N(0), GOOD_KERNEL_PARAMS}},
+    {"cuGraphAddChildGraphNode", 5, {GOOD_OUT, GOOD_INNER, N(0), N(0), GOOD_GRAPH}},
+    {"cuGraphClone", 2, {GOOD_OUT, GOOD_GRAPH}},
+    {"cuGraphInstantiateWithFlags", 3, {GOOD_OUT, GOOD_GRAPH, N(0)}},
+    {"cuGraphInstantiateWithParams", 3, {GOOD_OUT, GOOD_GRAPH, GOOD_OUT}},
+#else
     {"cuLaunchKernel",
      11,
      {GOOD_FUNCTION, N(1), N(1), N(1), N(32), N(1), N(1), N(0), GOOD_STREAM, GOOD_PARAMS, N(0)}},
@@ -69,6 +86,7 @@ static const struct {
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 4, {GOOD_OUT, GOOD_FUNCTION, N(64), N(0)}},
     {"cuFuncGetAttribute", 3, {GOOD_OUT, N(4), GOOD_FUNCTION}},
     {"cuFuncSetAttribute", 3, {GOOD_FUNCTION, N(9), N(50)}},
+#endif
 };
 
 static word zeros[512],
@@ -119,9 +137,22 @@ int main(int argc, char **argv) {
                            .WidthInBytes = 8,
                            .Height = 2,
                            .Depth = 1};
+    void *inner, *node;
+    size_t nodes = 1;
+    OK(D(cuGraphGetNodes)(graph, &node, &nodes));
+    OK(D(cuGraphCreate)(&inner, 0));
+    CUDA_KERNEL_NODE_PARAMS kernel_params = {.func = function,
+                                             .gridDimX = 1,
+                                             .gridDimY = 1,
+                                             .gridDimZ = 1,
+                                             .blockDimX = 32,
+                                             .blockDimY = 1,
+                                             .blockDimZ = 1,
+                                             .kernelParams = params};
     const word all[GOODS] = {(word)stream, (word)function, memory,       (word)host,  (word)&config,
                              (word)&copy2, (word)&copy3,   (word)params, (word)graph, (word)exec,
-                             (word)event,  (word)outs,     (word)module};
+                             (word)event,  (word)outs,     (word)module, (word)node,  (word)&kernel_params,
+                             (word)inner};
     memcpy(good, all, sizeof(good));
     for (unsigned number = 0; number < CALLS; number++) {
         state = ((word)atoi(argv[1]) << 32) + number;

@@ -70,9 +70,18 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
     }
 }
 
+// Return whether a handle leads anywhere. The driver is asked about a graph before the program's own call,
+// which it may refuse for another argument without a look at the graph.
+static bool leads_somewhere(uint64_t graph) {
+    uint64_t word;
+    return hook_read((const void *)graph, &word, sizeof(word));
+}
+
 // Puts probes into the program's graph. Without any that are named it is read all the same, for the time when
 // there are. NULL: there is nothing to do.
 static struct dressed *dress(const struct wanted *wanted) {
+    if (!leads_somewhere(wanted->graph))
+        return NULL;
     uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current, unused;
     struct dressed *made = context ? calloc(1, sizeof(*made)) : NULL;
     if (!made)
@@ -219,6 +228,10 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     struct prepared *found = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
     if (!found)
         return;
+    if (!leads_somewhere(graph)) { // the call fails, and changes nothing
+        hook_put_prepared(found);
+        return;
+    }
     unsigned place = hook_find_place(found);
     const struct member *node = hook_find_member(found, frame->args[1]);
     const char *refuse = place == MOST_SETS    ? hook_outgrown
