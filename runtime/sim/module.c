@@ -152,12 +152,19 @@ static CUresult load_module(void **module, const void *image, const char *path) 
     return status;
 }
 
-API cuModuleLoadData(void **module, const void *image) { return load_module(module, image, NULL); }
+// Wrappers are for cuLibraryLoadData.
+static CUresult load_data(void **module, const void *image) {
+    const struct fatbin_wrapper *wrapper = image;
+    return wrapper && wrapper->magic == FATBIN_WRAPPER_MAGIC ? CUDA_ERROR_INVALID_IMAGE
+                                                             : load_module(module, image, NULL);
+}
+
+API cuModuleLoadData(void **module, const void *image) { return load_data(module, image); }
 
 API cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     struct jit jit;
     sim_read_jit(&jit, count, options, values);
-    return sim_log_jit(&jit, load_module(module, image, NULL));
+    return sim_log_jit(&jit, load_data(module, image));
 }
 
 API cuModuleLoadFatBinary(void **module, const void *image) { return load_module(module, image, NULL); }

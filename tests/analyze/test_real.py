@@ -33,7 +33,7 @@ static void *work(void *count) {
 }
 int main(int argc, char **argv) {
     long count = atol(argv[1]);
-    for (int i = 0; i < 2; i++) // before the driver is initialized: no child can use it after that
+    for (int i = 0; i < (argc > 2 ? 2 : 0); i++) // before the driver is initialized: no child can use it after that
         if (!fork()) {
             begin();
             OK(cuDevicePrimaryCtxRetain(&context, 0));
@@ -78,7 +78,7 @@ def launches(trace):
 def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     program = hooked.compile_c(folder / "client", CLIENT)
-    done = hooked.run(folder / "t.mp", program, "2000")
+    done = hooked.run(folder / "t.mp", program, "2000", "children")
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "t.mp"
 

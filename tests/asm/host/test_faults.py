@@ -24,6 +24,7 @@ STRICTER = {
     "shuffle without itself": "0 715 715",
     "use after free": "0 700 700",
 }
+REFUSED = ["too many threads", "empty grid", "too much shared memory"]  # launches
 UNDEFINED = ["atomic on local", "shuffle from the exited"]  # by PTX
 QUICK = ["nothing", "wild", "misaligned shared", "trap", "barrier after an exit in the warp", "use after free"]
 
@@ -40,4 +41,4 @@ def test_what_goes_wrong(case, tmp_path):
         assert answer.startswith("0 0 0 = ")
     else:
         assert answer == STRICTER.get(case, MEASURED[case])
-    assert ("kernel 'k'" in done.stderr) == answer.startswith("0 7")
+    assert ("kernel 'k'" in done.stderr) == (answer.startswith("0 7") or case in REFUSED)
