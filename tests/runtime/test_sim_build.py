@@ -176,23 +176,25 @@ def test_relocatable_code_is_linked(sim_play, tmp_path):
     class Wrapper(Structure):
         _fields_ = [("magic", c_uint32), ("version", c_uint32), ("data", c_void_p), ("more", c_void_p)]
 
-    def check(image):
-        module, memory = c_void_p(), Memory(1)
-        ok(cu.cuModuleLoadData(byref(module), image))
+    def check(module):
+        memory = Memory(1)
         ok(launch(function(module, "get"), 1, 1, memory))
         assert memory.read() == [7]
 
     linked, *parts = [create_string_buffer(Path(path).read_bytes()) for path in sys.argv[1:]]
     every = (c_void_p * 3)(*map(addressof, parts), None)
     wrapper = Wrapper(0x466243B1, 2, addressof(linked), addressof(every))
-        assert cu.cuModuleLoadData(byref(c_void_p()), byref(wrapper)) == 200
-        check(c_void_p(), byref(wrapper))
-    link, image = c_void_p(), c_void_p()
+    library, module, link, image = c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    assert cu.cuModuleLoadData(byref(module), byref(wrapper)) == 200  # it is for libraries
+    ok(cu.cuLibraryLoadData(byref(library), byref(wrapper), None, None, 0, None, None, 0))
+    ok(cu.cuLibraryGetModule(byref(module), library))
+    check(module)
     ok(cu.cuLinkCreate_v2(0, None, None, byref(link)))
     for part in parts:
         ok(cu.cuLinkAddData_v2(link, 4, part, c_size_t(len(part)), None, 0, None, None))
     ok(cu.cuLinkComplete(link, byref(image), None))
-    check(image)
+    ok(cu.cuModuleLoadData(byref(module), image))
+    check(module)
     """
     done = sim_play(script, *files)
     assert (done.returncode, done.stderr) == (0, "")
