@@ -4,9 +4,9 @@ A row has `stride` bytes, and each field lies in it at its offset, little-endian
 of this, so nobody unpacks rows by fields that `parse_fields` has not seen.
 
 An `answer` has columns in place of fields, which can be text: the number of one of the record's `texts`. A `number` is
-text, too: a whole number or a float of any size, in decimals, for columns whose rows have numbers of different types. A
-column whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of floats a
-NaN.
+text, too: a whole number of up to 64 bits or a float, in decimals, for columns whose rows have numbers of different
+types. A column whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of
+floats a NaN.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Packer:
             return field.none
         if field.type == TEXT and isinstance(value, str):
             return self._numbers.setdefault(value, len(self._numbers))
-        if field.type == NUMBER and type(value) in (int, float):
+        if field.type == NUMBER and (type(value) is float or (type(value) is int and -(1 << 63) <= value < 1 << 64)):
             return self._numbers.setdefault(repr(value), len(self._numbers))
         if field.type in (TEXT, NUMBER) or type(value) not in (int, float) or (field.optional and value == field.none):
             raise MalformedError(f"row.{field.name} is not of type {field.type}")

@@ -67,7 +67,7 @@ def values(type_):
     if base == "text":
         some = st.text(max_size=5)
     elif base == "number":
-        some = st.integers(-(1 << 64), 1 << 64) | st.floats(allow_nan=False)
+        some = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False)
     elif base[0] == "f":
         some = st.floats(width=int(base[1:]), allow_nan=False)
     else:

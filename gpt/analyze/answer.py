@@ -93,6 +93,8 @@ def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plot
 def _fit(type_: str, value: Any) -> Any:
     """A number for a column, numpy's too; what malformed rows add up to may not fit."""
     value = value.item() if hasattr(value, "item") else value
+    if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        return float(value)
     if value is None or type_[0] != "u":
         return value
     return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))

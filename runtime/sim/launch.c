@@ -209,7 +209,7 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
     bool cooperative = false, cluster = false;
     for (uint32_t i = 0; i < c->numAttrs; i++) {
         const CUlaunchAttribute *at = &c->attrs[i];
-        if (at->id > CU_LAUNCH_ATTRIBUTE_MAX)
+        if (at->id > CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING)
             return CUDA_ERROR_INVALID_VALUE;
         cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;
         if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && !sim_is_cluster(&at->value, &cluster))

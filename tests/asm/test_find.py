@@ -148,7 +148,7 @@ def test_targets_are_parsed():
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "sm_9", "90", "compute_90", "sm_90b", "sm_90 ", "SM_90", "sm_90\n", "sm_9\u0660"]
+    "text", ["", ",", "sm_9", "9", "compute_90", "sm_90b", "sm_90 ", "SM_90", "sm_90\n", "sm_9\u0660"]
 )
 def test_what_is_no_target_is_refused(text):
     with pytest.raises(UsageError):

@@ -374,7 +374,7 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         "sigaction",
         "signal",
         *("execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat"),
-        *("posix_spawn", "posix_spawnp"),
+        *("posix_spawn", "posix_spawnp", "system", "popen"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
     called = nvtx | {"gpt_hook_tensor", "gpt_hook_tensor_end"}

@@ -6,6 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from gpt.analyze.base import SIMULATED
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
 from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, kept, unprobed
@@ -117,7 +118,7 @@ def test_memusage(tmp_path, program, ptx, probe):
     assert found.rows["kernels"] == [
         {"name": "scale", "launches": 4, "total": 4 * need, "mean": need, "most": need},
     ]
-    assert found.verdicts["kernels"] == [f"memusage:{need} for a launch at most, {4 * need} for all"]
+    assert found.verdicts["kernels"] == [f"memusage:{need} for a launch at most, {4 * need} for all", SIMULATED]
     (row,) = found.rows["processes"]
     assert (row["allocations"], row["peak"], row["left"], row["most"]) == (2, 3 * 1680, 3 * 1680, need)
 
