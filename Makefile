@@ -61,10 +61,14 @@ runtime/sim/renamed.h: runtime/sim/functions.h
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
 
-$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py
+# What weaves and assembles kernels: what is kept of other code is not used.
+WEAVER = $(sort $(wildcard runtime/host/*.h) $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
+
+$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
+	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
 	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)

@@ -278,7 +278,7 @@ const char *make_pipeline(const struct probing *probing, char digest[65]) {
         use_probes(probing);
     end_tools(tools);
     sigaction(SIGCHLD, &before, NULL);
-    add(&identity, GPT_PACKAGE_VERSION "\n%.*s", (int)pipeline.size, pipeline.data);
+    add(&identity, GPT_PACKAGE_VERSION " " GPT_WEAVER "\n%.*s", (int)pipeline.size, pipeline.data);
     add(&pipeline, "%c", '\0');
     gpt_sha256(identity.data, identity.size, digest);
     return pipeline.data;
