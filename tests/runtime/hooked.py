@@ -98,7 +98,7 @@ def build_launcher(folder: Path, *flags: str) -> Path:
     """Builds gpt-hook from its sources with more flags, those of sanitizers, which must be there."""
     source = ROOT / "runtime"
     files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
-    base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"']
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
     built = subprocess.run(["gcc", *base, *flags, *files, "-o", folder / "gpt-hook"], capture_output=True, text=True)
     if built.returncode:
         assert "cannot find" in built.stderr, built.stderr
