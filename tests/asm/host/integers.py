@@ -7,6 +7,8 @@ from __future__ import annotations
 import operator
 from itertools import product
 
+from tests.asm.host import rows
+
 
 def bits(type_: str) -> int:
     return int(type_[1:])
@@ -29,13 +31,6 @@ def remainder(a: int, b: int) -> int:
 def saturated(value: int, type_: str) -> int:
     least = -(1 << bits(type_) - 1) if type_[0] == "s" else 0
     return max(least, min(value, least + (1 << bits(type_)) - 1))
-
-
-def holds(type_: str, other: str) -> bool:
-    """Whether a type has all values of another one."""
-    size = bits(other)
-    least, most = (-(1 << size - 1), (1 << size - 1) - 1) if other[0] == "s" else (0, (1 << size) - 1)
-    return saturated(least, type_) == least and saturated(most, type_) == most
 
 
 def shift_right(a: int, b: int) -> int:
@@ -266,7 +261,7 @@ def instructions():
         for to in ("s8", "u8", *WORDS):
             for of in {t, f"{t[0]}8"}:
                 yield f"cvt.{to}.{of}", to, (of,), lambda a: a
-                if not holds(to, of):  # PTX has no .sat where nothing can be out of range
+                if not rows.holds(to, of):  # PTX has no .sat where nothing can be out of range
                     yield f"cvt.sat.{to}.{of}", to, (of,), lambda a, to=to: saturated(a, to)
         if n >= 32:
             yield f"bfe.{t}", t, (t, "u32", "u32"), lambda a, b, c, t=t: extract(a, b, c, t)
