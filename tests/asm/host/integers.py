@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from itertools import product
 
-from tests.asm.host import rows
+from tests.asm.host.rows import holds as holds_all
 
 
 def bits(type_: str) -> int:
@@ -261,7 +261,7 @@ def instructions():
         for to in ("s8", "u8", *WORDS):
             for of in {t, f"{t[0]}8"}:
                 yield f"cvt.{to}.{of}", to, (of,), lambda a: a
-                if not rows.holds(to, of):  # PTX has no .sat where nothing can be out of range
+                if not holds_all(to, of):  # PTX has no .sat where nothing can be out of range
                     yield f"cvt.sat.{to}.{of}", to, (of,), lambda a, to=to: saturated(a, to)
         if n >= 32:
             yield f"bfe.{t}", t, (t, "u32", "u32"), lambda a, b, c, t=t: extract(a, b, c, t)
