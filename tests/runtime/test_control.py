@@ -343,7 +343,7 @@ client.recv(1)
 
 @pytest.mark.full
 def test_a_process_that_answers_texts_without_an_end():
-    texts, fault = 1024 + 512 + 512 + 4096 + 4096, 256
+    texts, fault = 1024 + 512 + 512 + 512 + 4096 + 4096, 256
     for letters, shown in ((texts, 0), (texts + fault, 1)):
         line = [sys.executable, "-c", ANSWER, str(letters), str(texts + fault - letters)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
