@@ -175,7 +175,9 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
     }
     """
     )
-    trace = good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes", option, "3")
+    done, trace = probed(tmp_path, build(tmp_path, source), "-p", "gmem_bytes", option, "3")
+    fact = "kernel 'scale': threads in a dimension of the block: 1025 given, 1024 allowed"
+    assert done.returncode == 0 and {*done.stderr.splitlines()} == {f"libcuda.so.1: error: {fact}"}
     with_probes = {"--launch-skip": 2, "--launch-count": 3}[option]
     assert (len(trace.of("probed")), *unprobed(trace).values()) == (with_probes, 5 - with_probes)
 
