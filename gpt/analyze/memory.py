@@ -350,5 +350,5 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & (CALLS - {"clock", "function"} | {"child"}) else NONE
 
 
-ANALYSIS = of_model(memory, "Show which memory is allocated, by whom, and what is left.", CALLS | SITES, _find_lack,
+ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | SITES, _find_lack,
                     types=frozenset(("memory", "context")))  # fmt: skip
