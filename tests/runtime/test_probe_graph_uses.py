@@ -500,7 +500,7 @@ SCENARIOS = {
         replay(exec, 1), expect(5), expect(5);
         """,
         12,
-        {"it was launched into a default stream of another context": 8},
+        {"it was launched into a default stream of another context": 6},
     ),
     "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
         """
