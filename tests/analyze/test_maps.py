@@ -114,12 +114,12 @@ def test_many_fields():
 def test_whole_numbers_keep_all_their_digits():
     """Above 2^53 a double has no room for them; 2^64 - 1 is a number like any other."""
     map_ = forge.probe_map("mine", type_="total", level="block", at="u64", error="f32")
-    numbers = [(1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1]
+    numbers = [(1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1]  # their sum has more than 64 bits, and is a float
     data = b"".join(struct.pack("<QQfI", 1, number, 0.5, 0) for number in numbers)
     found = answers("maps", trace(map_, (3, data)))
     row = next(row for row in found.rows["mine"] if row.get("field") == "at")
     assert [row[name] for name in ("least", "median", "p95", "greatest", "sum")] == [
-        (1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1, (1 << 64) - 1, sum(numbers),
+        (1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1, (1 << 64) - 1, float(sum(numbers)),
     ]  # fmt: skip
     text = run("maps", "--format", "csv", data=forge.pack(trace(map_, (3, data)))).stdout.decode()
     assert ",9007199254740993,9007199254740993," in text

@@ -418,7 +418,9 @@ def test_a_short_program_tidies_up_where_the_helper_was_killed(tmp_path, private
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"1\n"), process.stdin.flush()
     assert process.stderr.readline() == b"done\n"
-    os.kill(find_helper(private), signal.SIGKILL)
+    helper = find_helper(private)
+    os.kill(helper, signal.SIGKILL)
+    hooked.wait_until(lambda: not os.path.exists(f"/proc/{helper}"))  # its lock lasts as long as it does
     process.stdin.close()
     assert process.wait() == 7 and b"was killed; nothing more is recorded" in process.stderr.read()
 
