@@ -191,5 +191,5 @@ def _iter_values(fields: list[RowField], texts: list[str], rows: Iterable[tuple[
 
 def _parse_number(name: str, text: str) -> int | float:
     if len(text) > LONGEST or not (found := DECIMALS.fullmatch(text)):
-        raise MalformedError(f"answer: column '{name}' has something that is no number")
+        raise MalformedError(f"answer: column '{name}' isn't a number everywhere")
     return float(text) if found[1] or found[2] else int(text)

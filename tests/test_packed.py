@@ -105,7 +105,7 @@ def test_numbers_that_are_none_are_refused(text):
     packer = packed.Packer([{"name": "n", "type": "number", "offset": 0}])
     packer.add([7])
     answer = records.make("answer", name="a", **{**packer.keys(), "texts": [text]}, verdict=[])
-    with pytest.raises(MalformedError, match="column 'n' has something that is no number"):
+    with pytest.raises(MalformedError, match="column 'n' isn't a number everywhere"):
         list(packed.unpack_rows(answer)[1])
 
 

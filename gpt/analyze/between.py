@@ -75,7 +75,7 @@ class Between:
 
     @property
     def whole(self) -> int:
-        """The ns from the first call to the end of the last one that were recorded."""
+        """Recorded ns from the first call to the end of the last one."""
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def _add_thread(self, thread: int, calls: Calls, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]) -> None:
@@ -121,7 +121,7 @@ class Between:
 
 
 def _add_calls(calls: Calls, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
-    """Return some calls and those that are `known` together."""
+    """Add some calls to the `known` ones."""
     if not len(places):
         return known
     took = calls.rows["duration"][places]

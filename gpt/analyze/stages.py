@@ -69,7 +69,7 @@ LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cuspar
 AHEAD = 0.5  # rounds are launched ahead if that takes less of the inference, and fewer of them are waited for
 LITTLE = 0.01  # of the bytes before the first launch: the input
 COPIES = 0.05  # of the time, from which on copies are worth a word
-COPIES_WAIT = "copies wait for kernels: 'gpt-hook run --gpu-time' tells that from copying"
+COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
     "'gpt-hook run' records those of a program, unless --calls or ctl excludes them"
