@@ -92,7 +92,8 @@ void sim_give(void *object, void *owner);   // that has none yet
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
 static inline bool is_kind(const void *handle, enum kind kind) {
-    return handle && ((const struct object *)handle)->kind == kind;
+    enum { SPECIAL = 4096 }; // handles below are no addresses: of default streams
+    return (uintptr_t)handle > SPECIAL && ((const struct object *)handle)->kind == kind;
 }
 
 // A handle that is kept while its object may go.
