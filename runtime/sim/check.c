@@ -89,10 +89,10 @@ static bool find(const struct lane *lane, uint64_t address, uint64_t size, struc
         *place = (struct host_place){(uint64_t)run->workspace, sizeof(run->workspace)};
         return true;
     }
-    if (sim_find_memory(address, size, &place->start, &place->size))
+    if (sim_find_memory(address, size, run->number, &place->start, &place->size))
         return true;
     *place = (struct host_place){0}; // to be looked for each time: device code may have freed it
-    return sim_heap_has(run->context, address, size);
+    return sim_heap_has(run->context, address, size) || sim_find_freed(address, size, run->number);
 }
 
 bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size) {

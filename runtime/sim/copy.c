@@ -27,7 +27,7 @@ static CUresult check_end(const CUDA_MEMCPY3D *c, bool node, uint32_t type, cons
     if (type == CU_MEMORYTYPE_HOST)
         return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (type == CU_MEMORYTYPE_UNIFIED)
-        return device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return device && (node || !sim_is_gone(device + first)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEMORYTYPE_DEVICE)
         return CUDA_ERROR_NOT_SUPPORTED; // arrays
     return is_device(device + first, extent(c, pitch, height), node) ? CUDA_SUCCESS
@@ -95,10 +95,6 @@ static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
     CUresult status = stream ? sim_check_copy(c, stream->capture) : CUDA_ERROR_INVALID_HANDLE;
-    if (!status && !stream->capture &&
-        ((c->dstMemoryType != CU_MEMORYTYPE_HOST && sim_is_freed(c->dstDevice)) ||
-         (c->srcMemoryType != CU_MEMORYTYPE_HOST && sim_is_freed(c->srcDevice))))
-        status = CUDA_ERROR_INVALID_VALUE; // a free was issued, if not run yet
     if (status || !c->WidthInBytes || !c->Height || !c->Depth)
         return status;
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *c};
@@ -231,8 +227,6 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item,
     const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
     struct stream *stream = sim_stream(context, handle);
     CUresult status = stream ? sim_check_set(&s, stream->capture) : CUDA_ERROR_INVALID_HANDLE;
-    if (!status && !stream->capture && sim_is_freed(s.dst))
-        status = CUDA_ERROR_INVALID_VALUE;
     if (status || !width || !height)
         return status;
     const struct range *range = async ? NULL : sim_range(to, 1);

@@ -14,6 +14,7 @@ struct allocation {
     uint64_t start, size;
     unsigned references;
     unsigned launches; // whose memory is there: more than one if a free is still to be run
+    uint64_t until;    // as its range, while it isn't live
     bool live;         // allocated, in the order in which the program issues its work
 };
 _Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
@@ -35,13 +36,6 @@ bool sim_is_graph_memory(uint64_t start, uint64_t size) {
     return false;
 }
 
-bool sim_is_freed(uint64_t start) {
-    for (const struct allocation *at = allocations; at; at = at->next)
-        if (start - at->start < at->size)
-            return !at->live;
-    return false;
-}
-
 static void release(struct allocation *allocation) {
     if (--allocation->references)
         return;
@@ -49,7 +43,7 @@ static void release(struct allocation *allocation) {
     while (*at != allocation)
         at = &(*at)->next;
     *at = allocation->next;
-    sim_retire(allocation->start, allocation->size);
+    sim_remove_graph_memory(allocation->start);
     sim_delete(allocation);
 }
 
@@ -62,7 +56,9 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *start = aligned_alloc(512, (size + 511) & ~(size_t)511);
     struct allocation *made = start ? sim_new(ALLOCATION, NULL) : NULL;
-    if (!made) {
+    if (!made || !sim_add_graph_memory((uint64_t)start, size)) {
+        if (made)
+            sim_delete(made);
         free(start);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -123,9 +119,17 @@ static void trim(void) {
     kept_bytes = live_bytes;
 }
 
-static void set_live(struct allocation *allocation, bool live) {
-    live_bytes += live ? allocation->size : -allocation->size;
-    allocation->live = live;
+static void set_live(struct allocation *allocation) {
+    live_bytes += allocation->size;
+    allocation->live = true;
+    sim_begin_graph_memory(allocation->start, allocation->context);
+}
+
+static void set_freed(struct allocation *allocation, uint64_t until, bool frees_itself) {
+    live_bytes -= allocation->size;
+    allocation->live = false;
+    allocation->until = until;
+    sim_set_until(allocation->start, until, frees_itself);
 }
 
 // Graphs have their memory one after the other: a launch needs the most that is there at once.
@@ -166,18 +170,21 @@ CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_
 }
 
 // The launch was issued. Memory that it allocates is there from now on: the program may issue work for it.
-void sim_note_launch(const struct operation *all, size_t count) {
+// Copies and memsets will fail if memory is not there when their turn in the graph comes.
+void sim_note_launch(struct operation *all, size_t count) {
     for (size_t i = 0; i < count; i++) {
         struct allocation *allocation = find(all[i].memory);
         if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE)
-            set_live(allocation, false);
+            set_freed(allocation, sim_next_work() - 1, true);
         else if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
                  !allocation->live) { // else it was freed first
-            set_live(allocation, true);
+            set_live(allocation);
             allocation->references++;
-            if (!allocation->launches++)
-                sim_add_graph_memory(allocation->start, allocation->size, allocation->context);
-        }
+            allocation->launches++;
+        } else if (all[i].type == CU_GRAPH_NODE_TYPE_MEMCPY)
+            all[i].wrong = sim_check_copy(&all[i].copy, false);
+        else if (all[i].type == CU_GRAPH_NODE_TYPE_MEMSET)
+            all[i].wrong = sim_check_set(&all[i].set, false);
     }
 }
 
@@ -187,7 +194,7 @@ bool sim_begin_free(CUdeviceptr memory, CUresult *status) {
         return false;
     *status = allocation->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (allocation->live)
-        set_live(allocation, false);
+        set_freed(allocation, sim_next_work(), false);
     return true;
 }
 
@@ -197,7 +204,7 @@ bool sim_free_graph_memory(CUdeviceptr memory) {
         return false;
     if (allocation->launches) {
         if (!--allocation->launches)
-            sim_remove_graph_memory(allocation->start);
+            sim_set_until(allocation->start, allocation->until, false);
         release(allocation);
     }
     return true;
@@ -208,7 +215,7 @@ void sim_end_graph_memory(const struct context *context) {
         next = at->next;
         unsigned launches = at->context == context ? at->launches : 0;
         if (launches && at->live)
-            set_live(at, false);
+            set_freed(at, sim_next_work(), false);
         at->launches -= launches;
         for (; launches; launches--)
             release(at);

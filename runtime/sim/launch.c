@@ -243,14 +243,7 @@ bool sim_copy_operation(struct operation *to, const struct operation *from) {
            !keep_arguments(to, function->entry, from->kernel.arguments, NULL);
 }
 
-// Whether memory has been freed since the operation was issued.
-static bool is_wrong(const struct operation *operation) {
-    LOCKED;
-    return operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set, false)
-                                                        : sim_check_copy(&operation->copy, false);
-}
-
-static CUresult run_kernel(struct context *context, const struct operation *operation) {
+static CUresult run_kernel(struct context *context, const struct operation *operation, uint64_t number) {
     enum { MOST = 32764 };
     _Alignas(128) unsigned char parameters[MOST + 4] = {0};
     struct function *function = operation->kernel.function.object;
@@ -270,6 +263,7 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
         if (to->size <= MOST && to->offset <= MOST - to->size)
             memcpy(parameters + to->offset, operation->kernel.arguments[i], to->size);
     }
+    run.number = number;
     run.parameters = parameters;
     run.blocks = 1;
     for (int i = 0; i < 3; i++) {
@@ -285,25 +279,21 @@ static CUresult run_kernel(struct context *context, const struct operation *oper
     run.workspace[0] = sizeof(run.workspace);
     run.workspace[1] = 0;
     code->references++;
-    sim_keep_memory(true);
     status = sim_run_blocks(&run);
-    sim_keep_memory(false);
     sim_release_code(code);
     return status;
 }
 
-CUresult sim_run(struct context *context, struct operation *operation) {
+CUresult sim_run(struct context *context, struct operation *operation, uint64_t number) {
+    if (operation->wrong)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
     switch (operation->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-        return sim_runs ? run_kernel(context, operation) : CUDA_SUCCESS;
+        return sim_runs ? run_kernel(context, operation, number) : CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        if (is_wrong(operation))
-            return CUDA_ERROR_ILLEGAL_ADDRESS;
         sim_run_copy(&operation->copy);
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-        if (is_wrong(operation))
-            return CUDA_ERROR_ILLEGAL_ADDRESS;
         sim_run_set(&operation->set);
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -316,7 +306,7 @@ CUresult sim_run(struct context *context, struct operation *operation) {
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         for (size_t i = 0; i < operation->count; i++) {
-            CUresult status = sim_run(context, (struct operation *)operation->owned + i);
+            CUresult status = sim_run(context, (struct operation *)operation->owned + i, number);
             if (status)
                 return status;
         }

@@ -1,6 +1,10 @@
 // Device memory is host memory. Where an address must be the device's, it is looked for among the
-// allocations. What was freed is kept for a while, and while a kernel runs, which may still use it; so what
-// accesses it later is found, and harms nobody.
+// allocations.
+//
+// Work may use memory if it was issued before the free was, whichever runs first: so a program gets the same
+// answer each time. Calls look at what is there when they are made, kernels when they run, by the number of
+// their work. Therefore what was freed is kept as long as older work is pending; and for a while longer, so
+// that what accesses it later is found, and harms nobody.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +22,6 @@ static pthread_rwlock_t change = PTHREAD_RWLOCK_INITIALIZER; // of them: kernels
 enum { FREED = 256, FREED_BYTES = 64 << 20 };
 static struct range *freed;
 static size_t freed_count, freed_room, freed_bytes;
-static unsigned running; // kernels
 
 static size_t find(uint64_t address) { // the first range that begins above
     size_t low = 0, high = count;
@@ -32,11 +35,15 @@ static size_t find(uint64_t address) { // the first range that begins above
     return low;
 }
 
+static bool may_use(const struct range *range, uint64_t number) {
+    return !range->until || number < range->until || (number == range->until && range->frees_itself);
+}
+
 // Mappings beside each other are one.
-const struct range *sim_range(uint64_t start, uint64_t size) {
+static const struct range *range_for(uint64_t start, uint64_t size, uint64_t number) {
     size_t at = find(start);
     const struct range *range = at ? &ranges[at - 1] : NULL;
-    if (!range || start - range->start > range->size)
+    if (!range || start - range->start > range->size || !may_use(range, number))
         return NULL;
     uint64_t room_ = range->size - (start - range->start);
     for (; room_ < size && at < count && range->type == MAPPED && ranges[at].type == MAPPED &&
@@ -45,6 +52,8 @@ const struct range *sim_range(uint64_t start, uint64_t size) {
         room_ += ranges[at].size;
     return size <= room_ ? range : NULL;
 }
+
+const struct range *sim_range(uint64_t start, uint64_t size) { return range_for(start, size, UINT64_MAX); }
 
 bool sim_is_pinned(uint64_t start, uint64_t size) {
     const struct range *range = sim_range(start, size);
@@ -71,42 +80,65 @@ static bool add(uint64_t start, size_t size, const void *owner, enum memory type
 }
 
 // Gives back the memory of what was freed first, as long as there is too much.
-static void trim(void) {
+void sim_trim_memory(void) {
     size_t first = 0;
-    if (running)
+    if (freed_count <= 2 * FREED && freed_bytes <= FREED_BYTES)
         return;
-    for (; freed_count - first > FREED || freed_bytes > FREED_BYTES; first++) {
+    uint64_t oldest = sim_oldest_work();
+    pthread_rwlock_wrlock(&change);
+    for (; (freed_count - first > FREED || freed_bytes > FREED_BYTES) && freed[first].until <= oldest;
+         first++) {
         freed_bytes -= freed[first].size;
         free((void *)freed[first].start);
     }
     memmove(freed, freed + first, (freed_count -= first) * sizeof(*freed));
+    pthread_rwlock_unlock(&change);
 }
 
-void sim_retire(uint64_t start, uint64_t size) {
+// With `change` held for writing.
+static void retire(struct range range) {
     struct range *larger = sim_grow(freed, freed_count, &freed_room, sizeof(*freed));
     if (!larger)
         return; // its memory stays
     freed = larger;
-    freed[freed_count++] = (struct range){.start = start, .size = size};
-    freed_bytes += size;
-    if (freed_count > 2 * FREED || freed_bytes > FREED_BYTES)
-        trim();
+    range.until = range.until ? range.until : sim_next_work();
+    freed[freed_count++] = range;
+    freed_bytes += range.size;
 }
 
-void sim_keep_memory(bool keep) {
-    running += keep ? 1 : -1u;
-    if (freed_bytes > FREED_BYTES)
-        trim();
-}
-
-// The range that these bytes lie in, for kernels.
-bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room_) {
+bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room_) {
     pthread_rwlock_rdlock(&change);
-    const struct range *range = sim_range(address, size);
+    const struct range *range = range_for(address, size, number);
     if (range)
         *start = range->start, *room_ = range->size;
     pthread_rwlock_unlock(&change);
     return range;
+}
+
+static const struct range *find_freed(uint64_t address) { // the newest
+    size_t at = freed_count;
+    while (at && address - freed[at - 1].start >= freed[at - 1].size)
+        at--;
+    return at ? &freed[at - 1] : NULL;
+}
+
+bool sim_find_freed(uint64_t address, uint64_t size, uint64_t number) {
+    pthread_rwlock_rdlock(&change);
+    const struct range *range = find_freed(address);
+    bool found = range && number < range->until && size <= range->size - (address - range->start);
+    pthread_rwlock_unlock(&change);
+    return found;
+}
+
+bool sim_is_gone(uint64_t address) {
+    size_t at = find(address);
+    const struct range *range = at ? &ranges[at - 1] : NULL;
+    return range && address - range->start < range->size ? range->until : find_freed(address) != NULL;
+}
+
+static void describe_freed(const struct range *range, uint64_t address, char text[256]) {
+    snprintf(text, 256, ", %zu bytes into an allocation of %zu bytes that was freed",
+             (size_t)(address - range->start), (size_t)range->size);
 }
 
 // What is there, or near: ", ..." for a message.
@@ -114,17 +146,15 @@ void sim_describe(uint64_t address, char text[256]) {
     enum { NEAR = 1 << 20 };
     LOCKED;
     *text = '\0';
-    for (size_t i = freed_count; i--;)
-        if (address - freed[i].start < freed[i].size) {
-            snprintf(text, 256, ", %zu bytes into an allocation of %zu bytes that was freed",
-                     (size_t)(address - freed[i].start), (size_t)freed[i].size);
-            return;
-        }
     size_t at = find(address);
     const struct range *below = at ? &ranges[at - 1] : NULL, *above = at < count ? &ranges[at] : NULL;
+    bool is_kept = below && below->until && address - below->start < below->size;
+    const struct range *gone = is_kept ? below : find_freed(address);
     size_t after = below ? address - below->start - below->size : NEAR;
     size_t before = above ? above->start - address : NEAR;
-    if (below && address - below->start < below->size)
+    if (gone)
+        describe_freed(gone, address, text);
+    else if (below && address - below->start < below->size)
         snprintf(text, 256, ", at the end of an allocation of %zu bytes", (size_t)below->size);
     else if (after < NEAR && after <= before)
         snprintf(text, 256, ", %zu bytes after an allocation of %zu bytes", after, (size_t)below->size);
@@ -140,9 +170,10 @@ static bool drop(uint64_t start, enum memory type) {
     struct range range = ranges[at - 1];
     pthread_rwlock_wrlock(&change);
     memmove(ranges + at - 1, ranges + at, (count-- - at) * sizeof(*ranges));
+    if (type < REGISTERED || type == OF_GRAPH)
+        retire(range);
     pthread_rwlock_unlock(&change);
-    if (type < REGISTERED)
-        sim_retire(range.start, range.size);
+    sim_trim_memory();
     if (type == DEVICE)
         sim_give_memory(range.size);
     return true;
@@ -169,11 +200,25 @@ bool sim_take_memory(uint64_t size) {
 
 void sim_give_memory(uint64_t size) { taken -= size; }
 
+// Waits until memory is free that was freed in the order of a stream. Returns false if there is none.
+static bool wait_for_free(void) {
+    for (size_t i = 0; i < count; i++)
+        if (ranges[i].type == DEVICE && ranges[i].until && sim_wait_for_number(ranges[i].until))
+            return true;
+    return false;
+}
+
 static CUresult allocate(uint64_t *memory, size_t size, const void *owner, enum memory type) {
     if (!memory || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    if (size > SIZE_MAX - 4096 || (type == DEVICE && !sim_take_memory(size)))
+    if (size > SIZE_MAX - 4096)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct reference is = sim_refer((void *)owner);
+    while (type == DEVICE && !sim_take_memory(size))
+        if (!wait_for_free())
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        else if (!is_there(is))
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     void *made = aligned_alloc(512, (size + 511) & ~(size_t)511);
     if (!made || !add((uint64_t)made, size, owner, type)) {
         free(made);
@@ -198,8 +243,10 @@ CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *
 
 uint64_t sim_used(const void *pool) {
     uint64_t used = 0;
-    for (size_t i = 0; i < count; i++)
-        used += is_there(ranges[i].pool) && ranges[i].pool.object == pool ? ranges[i].size : 0;
+    for (size_t i = 0; i < count; i++) {
+        bool is = is_there(ranges[i].pool) && ranges[i].pool.object == pool && !ranges[i].until;
+        used += is ? ranges[i].size : 0;
+    }
     return used;
 }
 
@@ -207,15 +254,31 @@ bool sim_map_range(uint64_t start, uint64_t size) { return add(start, size, NULL
 
 void sim_unmap_range(uint64_t start) { drop(start, MAPPED); }
 
-bool sim_add_graph_memory(uint64_t start, uint64_t size, const struct context *context) {
-    return add(start, size, context, OF_GRAPH);
+void sim_set_until(uint64_t start, uint64_t until, bool frees_itself) {
+    struct range *range = &ranges[find(start) - 1];
+    pthread_rwlock_wrlock(&change);
+    range->until = until;
+    range->frees_itself = frees_itself;
+    pthread_rwlock_unlock(&change);
+}
+
+bool sim_add_graph_memory(uint64_t start, uint64_t size) {
+    if (!add(start, size, NULL, OF_GRAPH))
+        return false;
+    sim_set_until(start, 1, false);
+    return true;
+}
+
+void sim_begin_graph_memory(uint64_t start, const struct context *context) {
+    ranges[find(start) - 1].owner = context;
+    sim_set_until(start, 0, false);
 }
 
 void sim_remove_graph_memory(uint64_t start) { drop(start, OF_GRAPH); }
 
 void sim_free_all(const void *owner) {
     for (size_t i = count; i--;)
-        if (ranges[i].owner == owner)
+        if (ranges[i].owner == owner && ranges[i].type != OF_GRAPH)
             drop(ranges[i].start, ranges[i].type);
 }
 
@@ -254,17 +317,18 @@ static CUresult begin_free(CUdeviceptr memory) {
     if (sim_begin_free(memory, &status))
         return status;
     size_t at = find(memory);
-    struct range *range = at ? &ranges[at - 1] : NULL;
-    if (!range || range->start != memory || range->type > MANAGED || range->is_freed)
+    const struct range *range = at ? &ranges[at - 1] : NULL;
+    if (!range || range->start != memory || range->type > MANAGED || range->until)
         return CUDA_ERROR_INVALID_VALUE;
-    range->is_freed = true;
+    sim_set_until(memory, sim_next_work(), false);
     return CUDA_SUCCESS;
 }
 
 API cuMemFree_v2(CUdeviceptr memory) {
     IN_CONTEXT_UNCAPTURED;
-    sim_drain(context, false); // that may use it
     CUresult status = memory ? begin_free(memory) : CUDA_SUCCESS;
+    if (!status)
+        sim_drain(context, false); // what may use it
     return status || !memory ? status : sim_free(memory);
 }
 

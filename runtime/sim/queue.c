@@ -48,6 +48,7 @@ static void finish(struct queue *queue, CUresult status) {
             queue->context->error = status;
     }
     sim_release_work(work);
+    sim_trim_memory();
 }
 
 static void free_queue(struct queue *queue) {
@@ -96,7 +97,7 @@ static void do_first(struct queue *queue) {
         struct timespec due = as_timespec(work->issued + sim_delay);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
-    CUresult status = broken ? CUDA_SUCCESS : sim_run(context, &work->operation);
+    CUresult status = broken ? CUDA_SUCCESS : sim_run(context, &work->operation, work->number);
     if (!*sim_ready) // a child that the operation forked: the queue is its parent's
         pthread_exit(NULL);
     pthread_mutex_lock(&sim_lock);
@@ -149,6 +150,26 @@ void sim_drain(struct context *context, bool all) {
             queue = queues;
         } else
             queue = queue->next;
+}
+
+uint64_t sim_next_work(void) { return numbers + 1; }
+
+uint64_t sim_oldest_work(void) {
+    uint64_t oldest = UINT64_MAX;
+    for (const struct queue *at = queues; at; at = at->next)
+        if (at->first && at->first->number < oldest)
+            oldest = at->first->number;
+    return oldest;
+}
+
+bool sim_wait_for_number(uint64_t number) {
+    for (const struct queue *at = queues; at; at = at->next)
+        for (struct work *work = at->first; work; work = work->next)
+            if (work->number == number) {
+                sim_wait_for(work);
+                return true;
+            }
+    return false;
 }
 
 // What is pending is not done for a context that is gone.

@@ -100,6 +100,7 @@ struct run {          // a launch
     const uint64_t *variables;
     uint64_t constant;
     uint32_t constant_size;
+    uint64_t number; // of its work
     const unsigned char *parameters;
     uint32_t grid[3], block[3], dynamic;
     uint64_t id, blocks, begun, most; // at once on a worker, unless it is cooperative

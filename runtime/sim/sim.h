@@ -92,7 +92,8 @@ void sim_give(void *object, void *owner);   // that has none yet
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
 static inline bool is_kind(const void *handle, enum kind kind) {
-    return handle && ((const struct object *)handle)->kind == kind;
+    enum { SPECIAL = 4096 }; // handles below are no addresses: of default streams
+    return (uintptr_t)handle > SPECIAL && ((const struct object *)handle)->kind == kind;
 }
 
 // A handle that is kept while its object may go.
@@ -181,24 +182,29 @@ struct range {
     enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, OF_GRAPH } type;
     unsigned flags; // that the program asked for
     struct reference pool;
-    bool is_freed; // in the order in which the program issues its work
+    uint64_t until;    // the number of the first work that may not use it: a free was issued; 0: any may
+    bool frees_itself; // memory of graphs: the launch `until` may use it too, as long as it is there
 };
 const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
+bool sim_is_gone(uint64_t address);                           // it was freed, or no graph has allocated it
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
 uint64_t sim_used(const void *pool); // bytes
 bool sim_take_memory(uint64_t size); // of the device; false: so much is not left
 void sim_give_memory(uint64_t size);
-void sim_retire(uint64_t start, uint64_t size); // memory that goes once no kernel can use it
-bool sim_add_graph_memory(uint64_t start, uint64_t size, const struct context *context);
+bool sim_add_graph_memory(uint64_t start, uint64_t size); // that none may use yet
+void sim_begin_graph_memory(uint64_t start, const struct context *context);
 void sim_remove_graph_memory(uint64_t start);
+void sim_set_until(uint64_t start, uint64_t until, bool frees_itself);
 size_t sim_total_memory(void);
 bool sim_map_range(uint64_t start, uint64_t size);
 void sim_unmap_range(uint64_t start);
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_free(CUdeviceptr memory);
 void sim_free_all(const void *owner);
-void sim_keep_memory(bool keep); // that is freed while a kernel runs, until none does
-bool sim_find_memory(uint64_t address, uint64_t size, uint64_t *start, uint64_t *room); // without the lock
+void sim_trim_memory(void); // that was freed, and that no pending work may use
+// What work of this number may use, without the lock: of what is there, and of what was freed meanwhile.
+bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room);
+bool sim_find_freed(uint64_t address, uint64_t size, uint64_t number);
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
 
 // copy.c
@@ -348,6 +354,7 @@ struct operation {
     int type;
     void *owned; // arguments of a kernel, operations of a graph, bytes of a copy that were read when it was
                  // issued
+    bool wrong;  // its graph was launched when memory that it needs was not there
     union {
         struct {
             struct reference function;
@@ -377,7 +384,8 @@ bool sim_is_cluster(const void *dimensions, bool *cluster); // false: one that i
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 bool sim_copy_operation(struct operation *to, const struct operation *from);
 void sim_end_operation(struct operation *operation);
-CUresult sim_run(struct context *context, struct operation *operation); // called without the lock
+// As work of this number, without the lock.
+CUresult sim_run(struct context *context, struct operation *operation, uint64_t number);
 
 // stream.c
 struct nodes { // of a graph that is captured: what the next one depends on
@@ -416,6 +424,9 @@ CUresult sim_wait_event(struct stream *stream, struct event *event);
 
 // queue.c
 void sim_drain(struct context *context, bool all);
+uint64_t sim_next_work(void);              // the number that the next work gets
+uint64_t sim_oldest_work(void);            // the least number of what is pending
+bool sim_wait_for_number(uint64_t number); // false: none of it is pending
 void sim_end_queues(const struct context *context);
 extern __thread bool sim_in_host_function;
 
@@ -448,7 +459,6 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
                                struct context *context); // an operation that allocates it
 void sim_hold_graph_memory(const struct operation *operation),
     sim_release_graph_memory(const struct operation *);
-bool sim_is_freed(uint64_t start); // memory of graphs, in the order in which the program issues its work
 bool sim_is_graph_memory(uint64_t start, uint64_t size);   // whether a launch has allocated it or not
 bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: not memory of graphs
 bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
@@ -457,7 +467,7 @@ CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory);
 bool sim_has_memory(const struct graph *graph);
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
 CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first);
-void sim_note_launch(const struct operation *all, size_t count);
+void sim_note_launch(struct operation *all, size_t count);
 void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *params);
 
 // proc.c and table.c

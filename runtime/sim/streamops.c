@@ -12,14 +12,9 @@ struct value_operation {
     unsigned size, flags; // bytes; CU_STREAM_WAIT_VALUE_*
 };
 
-// Returns false if the memory is gone.
-static bool read_value(const struct value_operation *operation, uint64_t *value) {
-    LOCKED;
-    if (!sim_range(operation->address, operation->size))
-        return false;
-    *value = operation->size == 8 ? __atomic_load_n((uint64_t *)operation->address, __ATOMIC_ACQUIRE)
-                                  : __atomic_load_n((uint32_t *)operation->address, __ATOMIC_ACQUIRE);
-    return true;
+static uint64_t read_value(const struct value_operation *operation) {
+    return operation->size == 8 ? __atomic_load_n((uint64_t *)operation->address, __ATOMIC_ACQUIRE)
+                                : __atomic_load_n((uint32_t *)operation->address, __ATOMIC_ACQUIRE);
 }
 
 static bool is_reached(const struct value_operation *operation, uint64_t value) {
@@ -37,16 +32,12 @@ static bool is_reached(const struct value_operation *operation, uint64_t value) 
 }
 
 static void wait_value(void *data) {
-    uint64_t value;
-    while (read_value(data, &value) && !is_reached(data, value))
+    while (!is_reached(data, read_value(data)))
         usleep(50);
 }
 
 static void write_value(void *data) {
     const struct value_operation *operation = data;
-    LOCKED;
-    if (!sim_range(operation->address, operation->size))
-        return;
     if (operation->size == 8)
         __atomic_store_n((uint64_t *)operation->address, operation->value, __ATOMIC_RELEASE);
     else

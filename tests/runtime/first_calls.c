@@ -68,6 +68,7 @@ DECLARE(cuModuleGetFunction)
 DECLARE(cuModuleGetGlobal_v2)
 DECLARE(cuMemAlloc_v2)
 DECLARE(cuMemsetD32_v2)
+DECLARE(cuMemHostRegister_v2)
 DECLARE(cuMemcpyHtoD_v2)
 DECLARE(cuMemcpyDtoH_v2)
 DECLARE(cuMemcpyDtoHAsync_v2)
@@ -139,6 +140,9 @@ int main(int argc, char **argv) {
     CALL(cuStreamSynchronize, cuStreamSynchronize, stream);
     CALL(cuMemcpyDtoH_v2, cuMemcpyDtoH, items, memory, SIZE);
     printf("%u %u %d\n", items[0], items[1023], calls);
+    // From pinned memory the copy is done when the call returns: it may be in a stream that no other waits
+    // for.
+    CALL(cuMemHostRegister_v2, cuMemHostRegister, items, SIZE, 0);
     CALL(cuMemcpyHtoD_v2, cuMemcpyHtoD, memory, items, SIZE);
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks,
          function, 64, (size_t)0);

@@ -29,6 +29,27 @@ PRELUDE = r"""
 #define NAMED(name) ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry " name "(){ret;}\n"
 """
 
+# A stream that waits until it is opened, so that what is behind it is pending as long as a test wants.
+GATES = r"""
+#include <stdatomic.h>
+#include <sched.h>
+static atomic_int gates[8]; // closed, reached, open
+enum { CLOSED, REACHED, OPEN };
+static void gate(void *number) {
+    int closed = CLOSED;
+    atomic_compare_exchange_strong(&gates[(long)number], &closed, REACHED);
+    while (atomic_load(&gates[(long)number]) != OPEN)
+        sched_yield();
+}
+static void close_stream(void *stream, long number) {
+    atomic_store(&gates[number], CLOSED);
+    OK(D(cuLaunchHostFunc)(stream, gate, (void *)number));
+    while (atomic_load(&gates[number]) != REACHED)
+        sched_yield();
+}
+static void open_stream(long number) { atomic_store(&gates[number], OPEN); }
+"""
+
 
 def build(out: Path, source: str, *flags: str | Path) -> Path:
     return hooked.compile_c(out, PRELUDE + source, f"-I{hooked.ROOT}/runtime", *flags)
