@@ -8,8 +8,8 @@
 A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
 not save is zero. A unit of a log has as much room as the unit of that launch that saved most.
 
-SMs have clocks of their own. What a log saves as `clock_sm` has the number of its SM in the upper bits; in the file it is
-the clock since the first record of that SM, from 1 on, so that readers that know nothing of SMs draw aligned clocks.
+SMs have clocks of their own. What a log saves as `clock_sm` has the number of its SM in the upper bits; in the file it
+is the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
 
 Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
 come first, as those readers expect, and then those of the last warp of each block.

@@ -215,7 +215,7 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
         uncounted = wait_for_return(&end) != 0;
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&hook_pools_lock);
-    return pool ? pool->most : 0;
+    return !pool ? 0 : hook_settings.complete ? pool->most : pool->most / 2; // others wait for nothing
 }
 
 void hook_wake_claims(void) {
