@@ -41,6 +41,7 @@ RUNS: dict[str, Keys] = {
         "wanted": ("u64?", "of an array or total that is counted only: the capacity that it would have"),
         "callback": ("str?", "the file that its probe file wants to be run on each launch: an absolute path"),
         "keeps": ("str?", "last, of an array that keeps the last records if the lowest bit of its address is set"),
+        "grows": ("u64?", "1, of a log that is larger than its capacity if the lowest bits of its address say so"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),
@@ -169,6 +170,8 @@ RUNS: dict[str, Keys] = {
         "path": ("str?", "the file that it is written to, in the folder of the trace"),
         "offset": ("u64?", "where it begins in that file"),
         "packed": ("u64?", "bytes of the frame in that file"),
+        "entries": ("u64?", "of a log, in its first record: how many it holds"),
+        "dropped": ("u64?", "of a log, in its first record: how many did not fit; absent for none"),
         "data": ("bin?", "what is written, where it is in no file"),
         "lost": ("str?", "why the buffer is nowhere"),
     },

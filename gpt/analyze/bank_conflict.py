@@ -172,7 +172,9 @@ class BankConflict(MapAnalysis):
             for name, kernel in ordered[:DRAWN]
             for ways in sorted(kernel.ways)
         ]
-        drawn = plot("histogram", "low", "groups", end="high", color="name", title="passes of a group of lanes")
+        drawn = plot(
+            "histogram", "low", "groups", end="high", color="name", title=self.titled("passes of a group of lanes")
+        )
         yield make_answer("ways", WAYS, groups, top=BANKS, plots=[drawn])
 
     def _say(self, name: str, kernel: _Kernel, total: Counter[str]) -> str:

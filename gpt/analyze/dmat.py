@@ -21,7 +21,7 @@ from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, 
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.errors import UsageError
-from gpt.screen.units import amount
+from gpt.screen.units import amount, kept_share
 from gpt.trace.kinds import TENSORS
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ class Dmat(MapAnalysis):
         row, column = np.nonzero(matrix.counts)
         many = amount(matrix.rows, "page")
         where = f"{many} of {amount(1 << self._shift, 'byte')} a row, {amount(matrix.step, 'clock')} a column"
-        said = f"launch {number}: {amount(accesses, 'access')}, {f'{lost:,} more are lost, ' if lost else ''}{where}"
+        kept = f" ({kept_share(accesses, lost, 'access')})" if lost else ""
+        said = f"launch {number}: {amount(accesses, 'access')}{kept}, {where}"
         known, start = (self._tensors, AFTER_ALL) if self._tensors else (process.tensors, buffer.launch.start)
         owners = _find_tensors(known, start, matrix.pages, 1 << self._shift)
         tensors = [known.tensors[at] for at in np.unique(owners[owners >= 0])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.errors import GptError, MissingError, TruncatedError
-from gpt.screen.units import amount
+from gpt.screen.units import amount, kept_share
 from gpt.trace.params import to_text
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class MapAnalysis(ABC):
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # launches
         self._lost = Counter[str]()  # launches, by reason
+        self._logs = Counter[str]()  # of launches: `kept` and `dropped` records, how many launches, and `full` ones
         self._done = Coverage()  # of processes that are over
         self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
 
@@ -113,6 +114,9 @@ class MapAnalysis(ABC):
             self._last_lost = where
             return
         self._read += 1
+        if saved.units is not None and buffer.map.capacity:
+            full = saved.dropped > 0
+            self._logs.update(kept=len(saved.units), dropped=saved.dropped, launches=1, full=int(full))
         self.add(process, buffer, saved)
 
     def end(self, process: Process) -> None:
@@ -128,6 +132,7 @@ class MapAnalysis(ABC):
         self._known |= other._known
         self._read += other._read
         self._lost.update(other._lost)
+        self._logs.update(other._logs)
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -152,8 +157,26 @@ class MapAnalysis(ABC):
         for process, launches in self._launches.items():
             coverage.merge(make_coverage(process, launches))
         if self._read:
-            yield from self.iter_answers([*coverage.verdict(), *self._lost_lines()])
+            yield from self.iter_answers([*self._kept_lines(), *coverage.verdict(), *self._lost_lines()])
         yield from coverage.answer()
+
+    @property
+    def kept(self) -> str:
+        """What share of all records logs kept; empty if they kept all."""
+        return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
+
+    def titled(self, title: str) -> str:
+        """Return the title of a picture of all launches, and below it what share of the records it is of."""
+        return f"{title}\n{self.kept}" if self.kept else title
+
+    def _kept_lines(self) -> Iterator[str]:
+        if self.kept:
+            full, launches = self._logs["full"], self._logs["launches"]
+            which = f"{full:,} of {amount(launches, 'launch')}" if launches > 1 else "the launch"
+            yield (
+                f"{self.kept}: the log of {which} was too small; a later launch of the same kernel and grid "
+                "gets one that fits, within --max-memory"
+            )
 
     def _lost_lines(self) -> Iterator[str]:
         for reason, count in self._lost.most_common(3):

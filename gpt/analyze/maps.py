@@ -161,7 +161,9 @@ class Fields(MapAnalysis):
             most = sorted(found, key=lambda kernel: -found[kernel].count)[:DRAWN]
             rows += [(name, *row) for row in iter_columns({kernel: found[kernel] for kernel in most}, BINS)]
             if found:
-                drawn.append(plot("histogram", "low", "records", end="high", color="name", of=name, title=name))
+                drawn.append(
+                    plot("histogram", "low", "records", end="high", color="name", of=name, title=self.titled(name))
+                )
         return make_answer("bins", BIN, rows, top=BINS, plots=drawn)
 
 

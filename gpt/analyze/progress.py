@@ -13,6 +13,7 @@ import typer
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.map_analysis import MapAnalysis
+from gpt.screen.units import kept_share
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, Saved
@@ -59,6 +60,7 @@ class _Shown(NamedTuple):
     number: int
     values: list[Any]  # the columns LINES
     records: int
+    dropped: int
 
 
 class Progress(MapAnalysis):
@@ -120,7 +122,7 @@ class Progress(MapAnalysis):
             np.minimum.at(zero, where, slots[self.axis.name])
             since = slots[self.axis.name] - zero[where]
             values = [array[listed][:POINTS] for array in (warp, slots["sm"], since, 100 * progress)]
-            self._shown = _Shown(self._number, values, len(warp))
+            self._shown = _Shown(self._number, values, len(warp), saved.dropped)
 
     def _is_shown(self, records: int) -> bool:
         if self._wanted is not None:
@@ -142,7 +144,7 @@ class Progress(MapAnalysis):
             for name, kernel in ordered[:DRAWN]
             for at in kernel.clocks.nonzero()[0].tolist()
         ]
-        drawn = plot("lines", "progress", "rate", color="name", title="rate over progress")
+        drawn = plot("lines", "progress", "rate", color="name", title=self.titled("rate over progress"))
         rate_columns = (
             NAME._replace(title="rates of"),
             PROGRESS,
@@ -150,9 +152,11 @@ class Progress(MapAnalysis):
         )
         yield make_answer("rates", rate_columns, rates, top=TOP_RATES, plots=[drawn])
         if self._shown:
-            number, values, _ = self._shown
+            number, values, records, dropped = self._shown
             said = f"launch {number}" + (", that with most records: --launch shows another" if not self._wanted else "")
-            drawn = plot("lines", self.axis.name, "progress", color="warp", title=f"progress of warps, launch {number}")
+            title = f"progress of warps, launch {number}"
+            title += f"\n{kept_share(records, dropped)}" if dropped else ""
+            drawn = plot("lines", self.axis.name, "progress", color="warp", title=title)
             yield make_array_answer(
                 "warps", (*LINES, self.axis, PROGRESS), values, [said], top=TOP_LINES, plots=[drawn]
             )

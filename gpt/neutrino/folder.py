@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 KINDS = CALLS | LOADS | {"gpu_times", "probed", "unprobed", "kernel", "map", "times", "memusage"}
 QUIET = frozenset(("header", "end", "child", "sync", "resume", "diag"))  # they begin no folder
 NOT_KEPT = "code of kernels could not be kept"
-Analyze = Callable[[Path], str | None]  # starts the analysis of a result, and returns its command
+Analyze = Callable[[Path], None]  # starts the analysis of a result
 
 
 @dataclass
@@ -41,7 +42,7 @@ class _Launch:
 
     probed: Record
     lines: list[str] = field(default_factory=list)
-    analyzed: list[str] = field(default_factory=list)
+    result: Path | None = None
     times: Record | None = None
     done: bool = False  # there is nothing more to come of its buffers
 
@@ -52,7 +53,15 @@ class TraceFolder:
     `fault` is why it is not complete, None if it is; after an error of the system nothing more is written.
     """
 
-    def __init__(self, header: Record, parent: str, probe: dict[str, bytes], settings: Settings, analyze: Analyze):
+    def __init__(
+        self,
+        header: Record,
+        parent: str,
+        probe: dict[str, bytes],
+        settings: Settings,
+        command: Callable[[Path], str | None],
+        analyze: Analyze,
+    ) -> None:
         self.process = Process(header, KINDS)
         self.path: Path | None = None
         self.fault: str | None = None
@@ -60,11 +69,14 @@ class TraceFolder:
         self._parent = parent
         self._probe = probe  # files with it, by name
         self._settings = settings
+        self._command = command  # that analyzes a result; None if there is none
         self._analyze = analyze
         self._log: IO[bytes] | None = None
         self._ready = False  # whether the log says that the driver is there
         self._loads: list[str] = []  # lines since the last `sync`
         self._launches: list[str] = []
+        self._results: list[Path] = []  # to be analyzed once the log has the lines of their launches
+        self.logs: dict[str, Counter[str]] = {}  # by map: `kept` and `dropped` records, `launches` and `full` logs
         self._later: list[Record] = []  # what is said of functions whose records may come after
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
@@ -175,6 +187,9 @@ class TraceFolder:
         said.sort(key=lambda line: not line.startswith("[info]"))
         self._write([*said, *self._launches])
         self._loads, self._launches = [], []
+        results, self._results = self._results, []
+        for path in results:
+            self._analyze(path)
         if self._tensors and self.path:
             found, self._tensors = self._tensors, []
             with open(self.path / "tensor.trace", "ab") as file:
@@ -209,7 +224,10 @@ class TraceFolder:
             more = [self._needed_line(probed) if benchmarked else "[exec] lost: what its probes saved was not read"]
             launch.lines = [*self._iter_launch(probed), *more]
         lines = [events.times_line(times, took)] if times else []
-        self._launches += [*launch.lines, *lines, *launch.analyzed]
+        self._launches += [*launch.lines, *lines]
+        if launch.result and (command := self._command(launch.result)):
+            self._launches.append(f"[analyze] subproc {command}")
+            self._results.append(launch.result)
 
     def _iter_launch(self, probed: Record) -> Iterator[str]:
         realtime = self.process.clock.realtime_at(probed["start"])
@@ -235,6 +253,10 @@ class TraceFolder:
             try:
                 saved = buffer.read()
                 found.append((make_section(buffer.launch, buffer.map, saved, size), saved))
+                if saved.units is not None:
+                    counts = {"kept": len(saved.units), "dropped": saved.dropped, "launches": 1}
+                    log = self.logs.setdefault(buffer.map.name, Counter())
+                    log.update(counts, full=int(saved.dropped > 0))
                 if saved.dropped and (saved.units is not None or buffer.map.capacity > 1):
                     entry.lines.append(f"[exec] dropped {buffer.map.name}: {saved.dropped} records that did not fit")
             except GptError as error:
@@ -245,8 +267,7 @@ class TraceFolder:
                 written = write_result(file, probed, found, self._settings.second)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed), "[exec] succeed 0", f"[exec] save {path} size {written}"]
-            if command := self._analyze(path):
-                entry.analyzed.append(f"[analyze] subproc {command}")
+            entry.result = path
         entry.done = True
 
     def _name_result(self, start: int) -> Path:

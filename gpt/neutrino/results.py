@@ -8,6 +8,9 @@
 A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
 not save is zero. A unit of a log has as much room as the unit of that launch that saved most.
 
+SMs have clocks of their own. What a log saves as `clock_sm` has the number of its SM in the upper bits; in the file it
+is the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
+
 Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
 come first, as those readers expect, and then those of the last warp of each block.
 """
@@ -28,6 +31,7 @@ from gpt.trace.neutrino.results import HEADER, SECOND, SECTION
 
 CHUNK = 16 << 20  # bytes of records that are made at once
 MOST = 1 << 60  # bytes of a file
+CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the clock of an SM, and above it the number of the SM
 
 
 class ResultSection(NamedTuple):
@@ -146,6 +150,8 @@ def _write_sparse(
     units, slots = saved.units[there].astype(np.int64), saved.slots[there]
     if not len(units):
         return
+    if CLOCK in (slots.dtype.names or ()) and slots.dtype[CLOCK] == np.uint64:
+        slots[CLOCK] = align_clocks(slots[CLOCK])
     order = np.argsort(units, kind="stable")  # of a unit the entries are in order
     units, slots = units[order], slots[order]
     first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]])
@@ -158,6 +164,21 @@ def _write_sparse(
         while data:
             done = os.pwrite(file, data, at)
             data, at = data[done:], at + done
+
+
+def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return clocks since the first one of each SM, of clocks with the number of their SM above CLOCK_BITS bits.
+
+    1 is the first: a record of zeros is one that was not saved.
+    """
+    turn = np.uint64(64 - CLOCK_BITS)
+    sms, which = np.unique(stamps >> np.uint64(CLOCK_BITS), return_inverse=True)
+    some = np.zeros(len(sms), np.uint64)
+    some[which] = stamps  # any of the SM: a clock may have wrapped around since, but not twice
+    since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
+    first = np.full(len(sms), np.iinfo(np.int64).max)
+    np.minimum.at(first, which, since)
+    return (since - first[which] + 1).astype(np.uint64)
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:

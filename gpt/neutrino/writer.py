@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gpt.errors import GptError, MalformedError
 from gpt.neutrino.folder import TraceFolder
 from gpt.neutrino.kernels import Settings
 from gpt.probe.read.load import load_probes
+from gpt.screen.units import amount, kept_share
 from gpt.stream import Segments
 from gpt.trace.callbacks import Callbacks
 from gpt.trace.whole import Launches
@@ -93,13 +95,16 @@ class Writer:
                     launch.close()
 
     def _make(self, header: Record) -> TraceFolder:
-        return TraceFolder(header, self._asked["parent"], self._probe, self._settings, self._analyze)
+        todo = self._settings, self._command, self._analyze
+        return TraceFolder(header, self._asked["parent"], self._probe, *todo)
 
-    def _analyze(self, path: Path) -> str | None:
+    def _analyze(self, path: Path) -> None:
+        self._callbacks.add(path, [self._asked["hook_path"]])
+
+    def _command(self, path: Path) -> str | None:
         hook = self._asked["hook_path"]
         if not hook:
             return None
-        self._callbacks.add(path, [hook])
         return shlex.join([*([self._asked["python"]] if hook.endswith(".py") else []), hook, str(path)])
 
     def _report(self, torn: GptError | None) -> int:
@@ -114,6 +119,12 @@ class Writer:
             if folder.fault:
                 messages.say(TOOL, "error", str(folder.path or self._asked["parent"]), f"{folder.fault}; not complete")
                 status = max(status, GptError.status)
+        for name, log in sum_logs(there).items():
+            if log["dropped"]:
+                which = f"{log['full']:,} of {amount(log['launches'], 'launch')}"
+                messages.say(TOOL, "warning", name, f"{kept_share(log['kept'], log['dropped'])}: the log of {which} "
+                             "was too small; a later launch of the same kernel and grid gets one that fits, as far as "
+                             "device memory allows")  # fmt: skip
         for fact in find_unused(self._asked["kernels"], self._asked["filter"], list(self._names)):
             messages.say(TOOL, "warning", "", fact)
         if not there:
@@ -126,6 +137,15 @@ class Writer:
     def _failed(self) -> Iterator[tuple[tuple[str, str], int]]:
         for fault in self._callbacks.faults:
             yield fault, self._callbacks.failed[fault[0]]
+
+
+def sum_logs(folders: Iterable[TraceFolder]) -> dict[str, Counter[str]]:
+    """Add up what the logs of all processes kept and dropped, by map."""
+    found: dict[str, Counter[str]] = {}
+    for folder in folders:
+        for name, log in folder.logs.items():
+            found.setdefault(name, Counter()).update(log)
+    return found
 
 
 def find_unused(kernels: str, filter_: str, names: Sequence[str]) -> Iterator[str]:

@@ -47,6 +47,13 @@ def human_share(share: float) -> str:
     return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
 
 
+def kept_share(kept: int, dropped: int, noun: str = "record") -> str:
+    """Say what share was kept of what some probe saved; 100 and 0 % are only said where they're exact."""
+    share = 100 * kept / (kept + dropped) if kept + dropped else 100.0
+    text = "0.0" if not kept else f"{min(share, 99.9) if dropped else share:.1f}" if share >= 0.1 else f"{share:.2g}"
+    return f"{text} % of {amount(kept + dropped, noun)} {'was' if kept + dropped == 1 else 'were'} kept"
+
+
 def human_time(ns: float) -> str:
     """A duration with three digits: `12ns`, `3.14ms`, `86400s`."""
     size = abs(ns)

@@ -70,6 +70,7 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # in launches that repeat
+        self.grows = self.type == "log" and bool(record.get("grows"))
         self.types = {field.name: field.type for field in fields}
         self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # its fields
         self._slot = np.dtype(
@@ -97,9 +98,13 @@ class MapLayout:
         return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
 
     def check_size(self, size: int, blocks: int, threads: int) -> None:
-        """Raises MalformedError if no buffer for so many blocks has this size; a log may end after its last entry."""
+        """Raises MalformedError if no buffer for so many blocks has this size.
+
+        A log may end after its last entry; one that grows may be larger than its map.
+        """
         wanted = self.size(blocks, threads)
-        cut = self.type == "log" and COUNT <= size < wanted and (size - COUNT) % (COUNT + self.stride) == 0
+        whole = self.type == "log" and size >= COUNT and (size - COUNT) % (COUNT + self.stride) == 0
+        cut = whole and (self.grows or size < wanted)
         if not (size == wanted or cut) or not blocks or not threads:
             raise MalformedError(f"buffer of {size} bytes; map '{self.name}' has {wanted}")
 
@@ -129,12 +134,13 @@ class MapLayout:
     def _read_log(self, data: Bytes, offset: int, entries: int) -> Saved:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
         count, step = int(counts[0]), (COUNT + self.stride,)
-        shape = (min(count, self.capacity),)
+        capacity = max(self.capacity, entries) if self.grows else self.capacity
+        shape = (min(count, capacity),)
         if shape[0] > entries:
             raise MalformedError(f"map '{self.name}': {entries} entries of {shape[0]}")
         units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
         slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
-        return Saved(counts, slots, units, max(0, count - self.capacity))
+        return Saved(counts, slots, units, max(0, count - capacity))
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,8 @@ class Buffer:
             self.map.check_size(self._parts.size, *shape)
         data, offset = self._parts.read(self.map.unit, self._files, self._unpack)
         saved = self.map.read(data, *shape, offset, self._parts.size)
+        if saved.units is not None and self._parts.dropped:  # a result of Neutrino has no count
+            saved = saved._replace(dropped=self._parts.dropped)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 
     def _unpack(self, file: IO[bytes], part: Part) -> npt.NDArray[np.uint8]:

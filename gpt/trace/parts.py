@@ -83,6 +83,7 @@ class Parts:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lost: str | None = None
+        self.dropped = 0  # records that did not fit, where the first part says so
         self._parts: list[Part] = []
         self._held = 0
         self._joined: Bytes | None = None
@@ -98,6 +99,7 @@ class Parts:
             raise MalformedError(
                 f"buffer of {record['size']} bytes: a part from {part.at} on after {self._held} of {self.size}"
             )
+        self.dropped = self.dropped or record.get("dropped", 0)
         self._parts.append(part)
         self._held += part.length
         return self._held == self.size

@@ -6,6 +6,8 @@ save can stand anywhere, also between instructions that all lanes of a warp must
 A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
 goes on when slots are used up, and counts how many records were dropped; it is 1 where a record takes the place of
 another. An array whose address has its lowest bit set begins again at its first slot then: it keeps the last records.
+The lowest bits of a log's address say how much larger it is than its map, so that whoever launches the kernel can size
+it by what an earlier launch needed.
 """
 
 from __future__ import annotations
@@ -46,6 +48,11 @@ class PlacedMap:
     def keeps(self) -> str | None:
         """As a `map` record has it: what an array keeps if the lowest bit of its address is set."""
         return "last" if self.may_fill and self.type == "array" and not self.counted else None
+
+    @property
+    def grows(self) -> int | None:
+        """As a `map` record has it: 1 if the lowest bits of a log's address say how large it is."""
+        return 1 if self.type == "log" and self.capacity else None
 
     @property
     def wanted(self) -> int:
@@ -159,7 +166,7 @@ def _claim(code: Code, address: str, count: int | str, condition: Condition | No
     return number
 
 
-def _fits(code: Code, number: str, capacity: int, condition: Condition | None) -> Condition:
+def _fits(code: Code, number: str, capacity: int | str, condition: Condition | None) -> Condition:
     if condition is None:
         return Condition(code.make("pred", "setp.lt.u64", number, capacity))
     return Condition(code.make("pred", "setp.lt.and.u64", number, capacity, code.positive(condition)))
@@ -275,6 +282,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], {count}", leader)
             return
+        base, capacity = _open_log(code, placed, base)
         claim = _claim(code, base, count, leader)
         low, high = (code.make("b32", "shfl.sync.idx.b32", half, first, 31, here) for half in code.halves(claim))
         rank = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", code.below(group)))
@@ -285,8 +293,21 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
         if placed.counted:
             code.put(f"red.global.add.u64 [{base}], 1", saves)
             return
+        base, capacity = _open_log(code, placed, base)
         position = _claim(code, base, 1, saves)
-    fits = _fits(code, position, placed.capacity, saves)
+    fits = _fits(code, position, capacity, saves)
     entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
     code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)
     _store(code, placed, entry, 16, 8 + map_.stride, values, fits)
+
+
+def _open_log(code: Code, placed: PlacedMap, base: str) -> tuple[str, int | str]:
+    """A log's address without its lowest bits, and the capacity that they say: gpt-stream(5), PROBE BUFFERS."""
+    if not placed.grows:
+        return base, placed.capacity
+    step = code.once("b64", "and.b64", base, 255)
+    low = code.once("b32", "cvt.u32.u64", step)
+    quarters = code.once("b64", "cvt.u64.u32", code.once("b32", "and.b32", low, 3))
+    room = code.once("b64", "mad.lo.u64", quarters, placed.capacity // 4, placed.capacity)
+    doubled = code.once("b32", "shr.u32", low, 2)
+    return code.once("b64", "sub.u64", base, step), code.once("b64", "shl.b64", room, doubled)

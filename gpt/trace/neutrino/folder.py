@@ -163,7 +163,8 @@ def _say_launch(id_: int, one: _Located, maps: list[FolderMap], functions: _Func
         log = COUNT + found.units * (found.unit // map_.bytes) * (COUNT + map_.bytes)
         size = log if map_.capacity is None else blocks * units * (COUNT + found.unit)
         yield records.make("buffer", **to, size=size, units=found.units, codec=CODEC, path=launch.result,
-                           offset=found.offset, packed=found.units * found.unit)  # fmt: skip
+                           offset=found.offset, packed=found.units * found.unit,
+                           dropped=launch.dropped.get(map_.name))  # fmt: skip
     if launch.times:
         yield records.make("times", launch=id_, **launch.times)
 

@@ -29,6 +29,7 @@ class LoggedLaunch:
     result: str | None = None
     needs: int | None = None
     lost: str | None = None
+    dropped: dict[str, int] = field(default_factory=dict)  # records that did not fit, by map
     times: dict[str, int] = field(default_factory=dict)
 
 
@@ -88,6 +89,9 @@ class Log:
     def _lose(self, match: re.Match[str]) -> None:
         self._last.lost = match["fact"]
 
+    def _drop(self, match: re.Match[str]) -> None:
+        self._last.dropped[match["map"]] = _whole(match["count"])
+
     def _time(self, match: re.Match[str]) -> None:
         found = match.groupdict()
         self._last.times = {name: max(0, round(float(value) * 1e6)) for name, value in found.items() if value}
@@ -130,6 +134,7 @@ _FORMS: dict[str, tuple[tuple[str, Callable[[Log, re.Match[str]], None]], ...]] 
         (rf"\[exec\] save (?P<path>.+) size {_N}", Log._save),
         (rf"\[exec\] {_TIMES} ratio .*", Log._time),
         (rf"\[exec\] backup (?P<launches>{_N}) (?P<reason>.+) (?P<name>\S+)", Log._back_up),
+        (rf"\[exec\] dropped (?P<map>.+): (?P<count>{_N}) records .*", Log._drop),
         (r"\[exec\] lost(?: .*?)?: (?P<fact>.+)", Log._lose),
         (r"\[exec\] (?P<fact>failed .+)", Log._lose),
     ),

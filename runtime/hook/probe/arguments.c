@@ -102,6 +102,7 @@ bool hook_size_buffers(struct save *save, const struct launch *launch) {
     const struct woven *woven = save->probed->woven;
     if (!find_blocks(woven, launch->grid, save->grid))
         return false;
+    save->bytes = 0;
     for (size_t i = 0; i < woven->map_count; i++) {
         if (!hook_map_bytes(&woven->maps[i], save->grid, launch->block, &save->sizes[i]))
             return false;
@@ -119,7 +120,8 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
             at += hook_rounded(save->sizes[k]);
-        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].keeps_last);
+        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].keeps_last) |
+                    save->steps[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }
 }

@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "benchmark.h"
 #include "choice.h"
+#include "demand.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/modules.h"
@@ -153,6 +154,22 @@ static void unpack(struct frame *frame, struct probed *probed) {
     frame->note = (uint64_t)save;
 }
 
+// Buffers as large as an earlier launch of the same kernel needed; smaller ones if there are none of that
+// size.
+static struct slab *claim_buffers(const struct frame *frame, struct save *save, struct claim claim,
+                                  uint64_t *offset, const char **reason) {
+    bool first;
+    save->demand = hook_find_demand(save, frame->launch.block, &first);
+    if (save->demand && !first && !hook_settings.memusage && !hook_settings.benchmark)
+        hook_size_logs(save, hook_wait_for_count(&claim, save->demand));
+    struct slab *slab;
+    do {
+        claim.bytes = save->bytes;
+        slab = hook_claim(&claim, offset, reason);
+    } while (!slab && save->demand && hook_size_logs(save, save->bytes / 2));
+    return slab;
+}
+
 static void launch_with_probes(struct frame *frame, const struct choice *choice, uint64_t context,
                                uint64_t begun) {
     const struct launch *launch = &frame->launch;
@@ -169,12 +186,12 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     }
     struct slab *slab = NULL;
     if (!reason)
-        slab = hook_claim(&(struct claim){.context = context,
-                                          .stream = stream,
-                                          .thread = frame->thread ? frame->thread->tid : 0,
-                                          .dependent = is_dependent(frame),
-                                          .bytes = save->bytes},
-                          &offset, &reason);
+        slab = claim_buffers(frame, save,
+                             (struct claim){.context = context,
+                                            .stream = stream,
+                                            .thread = frame->thread ? frame->thread->tid : 0,
+                                            .dependent = is_dependent(frame)},
+                             &offset, &reason);
     if (slab) // else the claim said why
         reason = hook_copy_variables(choice->bound, stream) ? NULL : "its constants cannot be copied";
     if (save)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "beside.h"
+#include "demand.h"
 #include "driver_calls.h"
 #include "hook/write/errors.h"
 #include "hook/write/record.h"
@@ -94,11 +95,15 @@ static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     *part = (struct part){room, (uint64_t)(to - room), true, units};
 }
 
-// What of a log's buffer has been written to.
-static uint64_t log_bytes(const struct woven_map *map, const char *data) {
-    uint64_t count;
+struct log {
+    uint64_t entries, dropped;
+};
+
+// What is in the buffer of a log, of so many bytes.
+static struct log read_log(const struct woven_map *map, const char *data, uint64_t size) {
+    uint64_t count, room = (size - sizeof(count)) / (NUMBER + map->stride);
     memcpy(&count, data, sizeof(count));
-    return sizeof(count) + (count < map->capacity ? count : map->capacity) * (NUMBER + map->stride);
+    return (struct log){count < room ? count : room, count < room ? 0 : count - room};
 }
 
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
@@ -107,8 +112,13 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
     uint64_t most = hook_folder ? PART_LIVE : PART;
     const char *lost = hook_settings.benchmark ? "--benchmark saves no buffers" : NULL, *data;
-    if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t))))
-        size = log_bytes(map, data);
+    struct log log = {0};
+    if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
+        log = read_log(map, data, size);
+        size = sizeof(uint64_t) + log.entries * (NUMBER + map->stride);
+        hook_count_entries(save->demand, (uint32_t)(map - save->probed->woven->maps),
+                           log.entries + log.dropped);
+    }
     if (unit && unit <= most)
         most -= most % unit;
     bool packs = true;
@@ -135,7 +145,9 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
                    .length = {length != size, length}, .units = {part.thin, part.units},
                    .codec = hook_str(smaller ? "zstd" : NULL),
                    .path = hook_str(beside ? hook_name_beside() : NULL), .offset = {beside, offset},
-                   .packed = {smaller != NULL, packed}, .data = {beside ? NULL : part.data, part.size});
+                   .packed = {smaller != NULL, packed}, .entries = {map->log && !at, log.entries},
+                   .dropped = {!at && log.dropped, log.dropped},
+                   .data = {beside ? NULL : part.data, part.size});
     }
     if (lost)
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .lost = hook_str(lost));

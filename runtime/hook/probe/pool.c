@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "demand.h"
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/objects.h"
@@ -31,6 +32,7 @@ enum {
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
 static bool ends;        // the process: nothing is claimed any more
 static bool in_vain;     // a wait in a call: some kernel waits for what the program does next
+static bool uncounted;   // a wait for the count of a launch was in vain
 static unsigned joining; // calls of the program by which streams come to be captured
 
 static struct timespec in_seconds(int seconds) {
@@ -192,6 +194,34 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char 
     hook_relaxed_mode(mode);
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
+}
+
+// What a slab has that has ended is being written, and that waits for nothing that the program does.
+static bool has_ended(const struct pool *pool) {
+    EACH_SLAB (slab, &pool->draining) {
+        if (!hook_do.query(slab->event))
+            return true;
+    }
+    return false;
+}
+
+uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand) {
+    struct timespec end = in_seconds(hook_settings.complete ? PATIENCE : HASTE);
+    pthread_mutex_lock(&hook_pools_lock);
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
+    while (pool && !uncounted && !in_vain && !hook_is_counted(demand) &&
+           (hook_settings.complete ? drain_others(pool, claim) : has_ended(pool)))
+        uncounted = wait_for_return(&end) != 0;
+    hook_relaxed_mode(mode);
+    pthread_mutex_unlock(&hook_pools_lock);
+    return !pool ? 0 : hook_settings.complete ? pool->most : pool->most / 2; // others wait for nothing
+}
+
+void hook_wake_claims(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    pthread_cond_broadcast(&returned);
+    pthread_mutex_unlock(&hook_pools_lock);
 }
 
 static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, const char **reason) {

@@ -14,6 +14,7 @@ static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256
 
 enum { BENCHMARK_EVENTS = 4 };
 struct replay;
+struct demand;
 
 struct save { // a launch, and where its buffers are
     struct save *next;
@@ -33,6 +34,8 @@ struct save { // a launch, and where its buffers are
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // of each map's buffer
+    uint8_t steps[MOST_MAPS];          // how much larger logs are than their maps (demand.h)
+    struct demand *demand;             // NULL: it has no log that grows
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
@@ -51,6 +54,11 @@ struct claim {
 // Finds buffers for a launch into a stream, all zero but for a copy. NULL, with a reason, if there are none.
 // Whoever has them gives them back by hook_issue, when the launch is in the stream or has failed.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
+// Waits until an earlier launch that shares the demand is counted: with --complete for that launch, else only
+// if something has ended and is not read yet. Returns the most bytes that its buffers may have: half of the memory
+// unless later launches can wait for it.
+uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand);
+void hook_wake_claims(void);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_make_next(const struct slab *like); // for a later claim, by the one who has places in this one
 void hook_issue(struct slab *slab, struct save *save); // NULL: it failed

@@ -18,6 +18,7 @@ struct woven_map {
     uint64_t wanted; // capacity of one that is counted only
     bool log;
     bool keeps_last; // if the lowest bit of its address is set
+    bool grows;      // a log, if the lowest bits of its address say so
     uint32_t number; // in the trace
 };
 

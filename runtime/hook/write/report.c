@@ -48,6 +48,8 @@ static struct {
 static struct {
     uint64_t calls, launches, processes, bytes, probed, unprobed;
     uint64_t needed, most, needing; // of --memusage: bytes of all and of one launch, and how many these are
+    uint64_t logs, full;            // of launches, and how many of them were too small
+    uint64_t entries, dropped;      // in all of them, and what did not fit
 } found;
 
 // Reading
@@ -181,7 +183,8 @@ static void count_record(unsigned depth, uint64_t end) {
     bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
     bool times = is(kind, "gpu_times"), rows = calls || launches || times;
     uint64_t without = 0;
-    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"), function = is(kind, "function");
+    bool buffer = is(kind, "buffer"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
+         function = is(kind, "function");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
@@ -206,6 +209,12 @@ static void count_record(unsigned depth, uint64_t end) {
             if (reason.type == TEXT)
                 hook_add_reason((const char *)reason.data,
                                 reason.number < AHEAD / 2 ? reason.number : AHEAD / 2, without);
+        } else if (buffer && is(key, "entries")) {
+            found.entries += next(trace).number;
+            found.logs++;
+        } else if (buffer && is(key, "dropped")) {
+            found.dropped += next(trace).number;
+            found.full++;
         } else if (memusage && is(key, "launches")) {
             found.needing += next(trace).number;
         } else if (memusage && is(key, "bytes")) {
@@ -311,6 +320,19 @@ static bool say_loss(const char *trace, enum loss least) {
     return true;
 }
 
+// What was lost of logs must be seen without asking for it.
+static void say_logs(void) {
+    char line[320];
+    double share = 100.0 * (double)found.entries / ((double)found.entries + (double)found.dropped);
+    snprintf(
+        line, sizeof(line),
+        "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu: %lu of %lu log%s %s too "
+        "small; a later launch of the same kernel and grid gets one that fits, within --max-memory",
+        share > 99.9 ? 99.9 : share, found.entries, found.entries + found.dropped, found.full, found.logs,
+        found.logs == 1 ? "" : "s", found.full == 1 ? "was" : "were");
+    gpt_write_line(line);
+}
+
 static void say(void) {
     static char line[PATH_MAX + 256];
     struct quantity size = quantity_of(found.bytes), most = quantity_of(found.most),
@@ -339,6 +361,8 @@ static void say(void) {
     }
     if (found.probed || found.unprobed || (found.processes && hook_is_selecting() && !found.needing))
         hook_say_coverage(found.probed, found.unprobed, found.launches);
+    if (found.dropped)
+        say_logs();
     if (found.processes && hook_is_selecting())
         hook_say_selection(found.launches, found.probed + found.needing, found.unprobed);
 }

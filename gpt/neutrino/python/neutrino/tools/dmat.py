@@ -4,8 +4,12 @@
 
 Of a `.bin` of the tool dmat it leaves a `.dmat` beside it: u64 pages, u64 clocks, the pages (u64 each), then for each
 clock u64 clock, u64 n, n times u64 page, u32 count. A page is its address.
+
+Each SM has a clock of its own; those in a result of the tool count from the first access of their SM. `event.log` says
+what share of the accesses was kept, and the picture repeats it.
 """
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -19,21 +23,45 @@ try:
 except ImportError as error:
     sys.exit(f"dmat: error: {error}: the picture needs numpy and matplotlib (--python names a Python that has them)")
 
-PAGE, WARP_RECORD = 4096, np.dtype([("clock", "<u8"), ("address", "<u8")])
+PAGE = 4096
+RECORD = np.dtype([("clock", "<u8"), ("address", "<u8")])
 ACCESSES = np.dtype([("page", "<u8"), ("count", "<u4")])
 COLUMNS, ROWS = 1200, 800  # cells of the picture, at most
+BATCH = 4 << 20  # accesses that are looked at together
+CLOCKS = 1 << 20  # clocks that are written together
+
+
+def iter_batches(path, offset):
+    """Yield the accesses; a thread has room for as many as the one with most, so some are zero."""
+    records = np.memmap(path, RECORD, "r", offset, ((path.stat().st_size - offset) // RECORD.itemsize,))
+    for at in range(0, len(records), BATCH):
+        batch = records[at : at + BATCH]
+        yield batch[batch["address"] != 0]
 
 
 def read_result(path):
-    """Clocks and pages of all accesses."""
+    """Return clocks, pages and counts: each page once at each clock, clock by clock."""
     with open(path, "rb") as file:
         header = struct.unpack("<8I", file.read(32))
         offset = struct.unpack("<QQ", file.read(16))[1]
-    records = np.fromfile(path, WARP_RECORD, offset=offset)
-    records = records[records["address"] != 0]  # a thread has room for as many as the one with most
     assert header[7] == 1
-    clocks = records["clock"] - (records["clock"].min() if len(records) else 0)
-    return clocks, records["address"] // PAGE, np.ones(len(records), np.uint64)
+    if path.stat().st_size < offset + RECORD.itemsize:
+        return [np.zeros(0, np.uint64)] * 3
+    first, names = np.iinfo(np.uint64).max, np.zeros(0, np.uint64)
+    for batch in iter_batches(path, offset):
+        first = batch["clock"].min(initial=first)
+        names = np.union1d(names, np.unique(batch["address"] // PAGE))
+    keys = [np.zeros(0, np.uint64)]
+    for batch in iter_batches(path, offset):
+        rank = np.searchsorted(names, batch["address"] // PAGE).astype(np.uint64)
+        keys.append((batch["clock"] - first) * np.uint64(len(names)) + rank)
+    found = np.concatenate(keys)
+    del keys
+    found.sort()
+    starts = np.flatnonzero(np.r_[True, found[1:] != found[:-1]][: len(found)])
+    counts = np.diff(np.r_[starts, len(found)]).astype(np.uint64)
+    clocks, ranks = np.divmod(found[starts], np.uint64(max(1, len(names))))
+    return clocks, names[ranks.astype(np.int64)], counts
 
 
 def read_dmat(path):
@@ -52,22 +80,48 @@ def read_dmat(path):
     ]
 
 
-def write_dmat(path, clocks, pages):
-    """Counts the accesses of each clock to each page."""
-    names, numbers = np.unique(pages, return_inverse=True)
-    pairs = np.stack([clocks, numbers.astype(np.uint64)], axis=1) if len(clocks) else np.zeros((0, 2), np.uint64)
-    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    edges = np.flatnonzero(np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else []
+def write_dmat(path, clocks, pages, counts):
+    """Write what `read_result` returns."""
+    names = np.unique(pages)
+    edges = np.flatnonzero(np.r_[True, clocks[1:] != clocks[:-1]][: len(clocks)])
+    ends = np.r_[edges[1:], len(clocks)][: len(edges)]
+    rows = np.zeros(len(clocks), ACCESSES)
+    rows["page"], rows["count"] = pages * PAGE, counts
+    words = rows.view("<u4").reshape(-1, 3)  # a file of numbers of 4 bytes: 4 of a clock, 3 of a row
     with open(path, "wb") as file:
         file.write(struct.pack("<QQ", len(names), len(edges)) + (names * PAGE).astype("<u8").tobytes())
-        for begin, end in zip(edges, [*edges[1:], len(pairs)], strict=True):
-            rows = np.zeros(end - begin, ACCESSES)
-            rows["page"] = names[pairs[begin:end, 1].astype(np.int64)] * PAGE
-            rows["count"] = counts[begin:end]
-            file.write(struct.pack("<QQ", int(pairs[begin, 0]), len(rows)) + rows.tobytes())
+        for at in range(0, len(edges), CLOCKS):
+            begin, end = edges[at : at + CLOCKS], ends[at : at + CLOCKS]
+            data = np.zeros(4 * len(begin) + 3 * int(end[-1] - begin[0]), "<u4")
+            heads = 4 * np.arange(len(begin)) + 3 * (begin - begin[0])
+            head = np.stack([clocks[begin], (end - begin).astype(np.uint64)], axis=1).astype("<u8").view("<u4")
+            data[heads[:, None] + np.arange(4)] = head
+            of = np.repeat(np.arange(len(begin)), end - begin)
+            places = 4 * (of + 1) + 3 * np.arange(len(of))
+            data[places[:, None] + np.arange(3)] = words[begin[0] : end[-1]]
+            file.write(data.tobytes())
 
 
-def draw(path, clocks, pages, weights):
+def find_lost(path):
+    """Return how many accesses of a result had no room, as the log of its folder says."""
+    log, lost = path.absolute().parent.parent / "event.log", 0
+    for line in log.read_text(errors="replace").splitlines() if log.is_file() else []:
+        if re.match(r"\[exec\] \d+ param", line):
+            lost = 0
+        elif match := re.match(r"\[exec\] dropped \S+: (\d+) records", line):
+            lost = int(match[1])
+        elif re.match(rf"\[exec\] save (.*/)?{re.escape(path.stem)}\.bin size", line):
+            return lost
+    return 0
+
+
+def kept_share(kept, lost):
+    """Say what share of the accesses is drawn."""
+    share = min(100 * kept / (kept + lost), 99.9)
+    return f"{share:.{1 if share >= 0.1 else 4}f} % of {kept + lost:,} accesses were kept"
+
+
+def draw(path, clocks, pages, weights, lost):
     """The density: pages that are accessed, in order of their addresses, over time."""
     names, numbers = np.unique(pages, return_inverse=True)
     last = int(clocks.max()) + 1 if len(clocks) else 1
@@ -76,7 +130,9 @@ def draw(path, clocks, pages, weights):
     density = np.histogram2d(clocks.astype(float), numbers.astype(float), bins, area, weights=weights.astype(float))[0]
     figure, axes = pyplot.subplots(figsize=(10, 6), layout="constrained")
     shown = axes.imshow(np.log1p(density.T), origin="lower", aspect="auto", extent=(0, last, 0, max(1, len(names))))
-    axes.set(xlabel="clocks", ylabel=f"pages of {PAGE} bytes, in order", title="accesses to global memory")
+    title = "accesses to global memory"
+    title += f"\n{kept_share(int(weights.sum()), lost)}" if lost else ""
+    axes.set(xlabel="clocks", ylabel=f"pages of {PAGE} bytes, in order", title=title)
     figure.colorbar(shown, label="log(1 + accesses)")
     figure.savefig(path, dpi=120)
 
@@ -89,8 +145,8 @@ def main():
         clocks, pages, weights = read_dmat(source)
     else:
         clocks, pages, weights = read_result(source)
-        write_dmat(source.with_suffix(".dmat"), clocks, pages)
-    draw(picture, clocks, pages, weights)
+        write_dmat(source.with_suffix(".dmat"), clocks, pages, weights)
+    draw(picture, clocks, pages, weights, find_lost(source))
     print(picture)
 
 
