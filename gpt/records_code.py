@@ -100,7 +100,7 @@ CODE: dict[str, Keys] = {
         "codec": ("str", "that it had: none, lz4 or zstd; now it's zstd, unless there is a reason"),
         "size_before": ("u64", "bytes of the element in the file, header included"),
         "size_after": ("u64", "bytes of the element in the file, header included"),
-        "time": ("u64", "ns that a process took to unpack it and to pack it again"),
+        "time": ("u64", "ns of CPU time that it took to unpack it and to pack it again"),
         "reason": ("str?", "why the element stays as it was"),
     },
     "tally": {

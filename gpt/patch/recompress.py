@@ -29,7 +29,7 @@ LEVELS = (1, 22)  # of zstd
 
 @dataclass(frozen=True)
 class Recompressed:
-    """What became of an element, and the time that it took, ns."""
+    """What became of an element, and the CPU time that it took, ns."""
 
     done: Trimmed
     time: int
@@ -83,10 +83,10 @@ class _Packer:
         self._unpacker = Unpacker()
 
     def pack(self, element: Element) -> Recompressed:
-        start = time.monotonic_ns()
+        start = time.process_time_ns()
         data = self._unpacker.unpack(self._source, element)
         done = packed_as(self._source, element, data, "zstd", self._level)
-        return Recompressed(done, time.monotonic_ns() - start)
+        return Recompressed(done, time.process_time_ns() - start)
 
     def measure(self, element: Element) -> int:
         return self.pack(element).done.size

@@ -247,7 +247,7 @@ def _before_after(row: Record) -> list[str]:
 
 
 def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
-    """What zstd made of elements that stay whole, and the time that it took, added up over all processes."""
+    """What zstd made of elements that stay whole, and the CPU time that it took."""
     grid = Grid("arch", "type", "packed", "elements", "before", "zstd", "less", "time", texts=3)
 
     def add(texts: Iterable[str], sums: Counter[str], total: bool = False) -> None:
