@@ -35,7 +35,7 @@ from gpt.screen.units import human, percent
 from tests.bench.run import BIN, PLATFORMS
 
 WHEELS = (
-    "torchvision==0.29.2",
+    "nvidia-curand==10.4.5.25",
     "ctranslate2==4.8.5",
     "bitsandbytes==0.50.2",
     "faiss-gpu-cu12==1.14.1.post1",

@@ -1,4 +1,4 @@
-"""gpt-patch --recompress: smaller, and the same code for everybody who unpacks it: us, cuobjdump, the host's program."""
+"""gpt-patch --recompress: smaller, and the same code for everybody who unpacks it: us, cuobjdump, the host."""
 
 import struct
 from pathlib import Path
@@ -86,7 +86,6 @@ def test_with_cutting(sample, tmp_path):
     (record,) = trimmed.kind("patched")
     (one,) = trimmed.kind("trimmed")
     assert one["size_after"] < one["size_before"]
-    assert {e["codec"] for e in extract(record["output"]).kind("element") if e["offset"] in ()} == set()
     names = [k["name"] for e in extract(record["output"]).kind("element") for k in e["kernels"]]
     assert names == ["_Z4manyILi3EEvPfi"]
 
