@@ -9,9 +9,9 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
     u16 kind | u16 0x101 | u32 header size | u64 payload size | u32 compressed size | u32 offset of options
     u16 minor | u16 major | u32 arch | u32 name offset | u32 name length | u64 flags | u64 key | u64 unpacked size
 
-Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). Kind 0 is what `gpt-patch --mode fill`
-leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed size is not 0
-exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
+Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). Kind 0 is what
+`gpt-patch --mode fill` leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed
+size is not 0 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
 before anything is unpacked, and one that lies is found out. The limits below bound what a hostile file costs:
 a process that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
 

@@ -8,9 +8,12 @@ are LEB128. Two kinds are read here:
 
 - 1, strings: a count, padding to 4, so many u32 offsets into what follows, and the texts, each up to the next offset;
 - 2, functions: a count, and for each: name (number of a string), signature, a byte of flags (2 a kernel, 4 hints
-  follow), a location, perhaps hints, the size of its body, the body.
+  follow), a location, attributes, the size of its body, the body; then padding.
 
-Hints are attributes of many types, which aren't read: a module that has them is a module whose kernels aren't known.
+Attributes are of many types, and which there are depends on the version: NVIDIA's public reader knows of none but
+hints, nvcc 13.5 writes two that are empty. So either is tried, and what fits to the last byte is believed; a module
+that neither fits, or both, or that has hints, is a module whose kernels aren't known.
+
 Sources: the chapter "Binary format" of NVIDIA's Tile IR, and modules that nvcc 13.5 makes. nvcc -enable-tile puts them
 into fatbins of their own (kind 128), whose wrappers lie in the section `.nvFatBinSegmentAlt`.
 """
@@ -18,6 +21,7 @@ into fatbins of their own (kind 128), whose wrappers lie in the section `.nvFatB
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 from gpt.errors import MalformedError
 from gpt.formats.symbols import Contents
@@ -26,6 +30,8 @@ MAGIC = b"\x7fTileIR\0"
 HEAD = 12  # bytes before the first section
 STRINGS, FUNCTIONS = 1, 2
 KERNEL, HINTS = 2, 4  # flags of a function
+ATTRIBUTES = (b"", b"\x0b\0\x06\0")  # that a function may have
+PADDING = 0xCB
 MAX_SECTIONS = 64
 MAX_NAMES = 1 << 16  # functions of a module, and as many texts
 
@@ -69,13 +75,14 @@ def parse_tileir(data: bytes | memoryview) -> Contents | None:
     sections = dict(_iter_sections(view))
     if FUNCTIONS not in sections or STRINGS not in sections:
         raise MalformedError("Tile IR without functions or names")
-    numbers = _read_functions(sections[FUNCTIONS])
-    if numbers is None:
-        return None
     texts = _Texts(sections[STRINGS])
-    kernels = [texts.get(number) for number, flags in numbers if flags & KERNEL]
-    functions = [texts.get(number) for number, flags in numbers if not flags & KERNEL]
-    return Contents([{"name": name} for name in kernels], [{"name": name} for name in functions], 0)
+    found = [_find_functions(sections[FUNCTIONS], attributes) for attributes in ATTRIBUTES]
+    known = [functions for functions in found if functions is not None]
+    if len(known) != 1:
+        return None
+    kernels = [texts.get(number) for number, flags in known[0] if flags & KERNEL]
+    others = [texts.get(number) for number, flags in known[0] if not flags & KERNEL]
+    return Contents([{"name": name} for name in kernels], [{"name": name} for name in others], 0)
 
 
 def _iter_sections(view: memoryview) -> list[tuple[int, memoryview]]:
@@ -90,20 +97,22 @@ def _iter_sections(view: memoryview) -> list[tuple[int, memoryview]]:
     return found
 
 
-def _read_functions(section: memoryview) -> list[tuple[int, int]] | None:
-    """The number of each function's name, and its flags; None if there is one with hints."""
-    reader = _Reader(section)
-    count = reader.number()
-    if count > MAX_NAMES:
-        raise MalformedError(f"Tile IR with {count} functions; the limit is {MAX_NAMES}")
-    found = []
-    for _ in range(count):
-        name, _signature, flags, _location = reader.number(), reader.number(), reader.byte(), reader.number()
-        if flags & HINTS:
+def _find_functions(section: memoryview, attributes: bytes) -> list[tuple[int, int]] | None:
+    """Return the number of each function's name, and its flags; None if they don't have these attributes."""
+    reader, found = _Reader(section), list[tuple[int, int]]()
+    with suppress(MalformedError):
+        count = reader.number()
+        if count > MAX_NAMES:
             return None
-        reader.take(reader.number())
-        found.append((name, flags))
-    return found
+        for _ in range(count):
+            name, _signature, flags, _location = reader.number(), reader.number(), reader.byte(), reader.number()
+            if flags & HINTS or bytes(reader.take(len(attributes))) != attributes:
+                return None
+            reader.take(reader.number())
+            found.append((name, flags))
+        rest = bytes(section[reader.at :])
+        return found if len(rest) < 8 and not rest.strip(bytes([PADDING])) else None
+    return None
 
 
 class _Texts:

@@ -4,8 +4,8 @@ The driver chooses inside a region, for a device sm_XY: a cubin of the same majo
 not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
 binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
 another major version never runs. Where sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their
-order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, each for
-itself where one region has several of them.
+order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, Tile
+IR for itself where a region has both.
 
 Relocatable code (section `__nv_relfatbin`) is what nvlink read; it wrote the linked cubin into `.nv_fatbin`. The
 driver links the relocatable code again only where no linked cubin serves the device: a program built with

@@ -62,6 +62,8 @@ class Patcher:
                     yield from self._patch(request)
             case _, "end" if self._places.wheels:
                 yield from self._finish_wheels(self._places.wheels)
+            case _, "end" if self._places.renaming.label:
+                yield self._stage.warn("", "--label: no wheel was written", ref="")
         yield record
 
     def report_unfinished(self) -> None:

@@ -137,8 +137,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
     described = b""
     if metadata:
         described = renaming.metadata(wheel.read(metadata, MAX_RECORD_FILE), wheel.source.name)
-        with io.BytesIO(described) as file:
-            lines[_plain(metadata.filename)] = _line_of_open(file)
+        lines[_plain(metadata.filename)] = _line(hashlib.sha256(described).digest(), len(described))
     elif renaming.label:
         raise MalformedError("a wheel without METADATA", wheel.source.name)
     order = {info.header_offset: number for number, info in enumerate(wheel.all)}
@@ -229,13 +228,11 @@ def _is_same(path: Path, info: ZipInfo) -> bool:
 def _line_of(path: Path) -> list[str]:
     """The digest and size of a file, for RECORD."""
     with open(path, "rb") as file:
-        return _line_of_open(file)
+        return _line(hashlib.file_digest(file, "sha256").digest(), file.tell())
 
 
-def _line_of_open(file: IO[bytes]) -> list[str]:
-    hashed = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # BytesIO and files alike
-    digest = base64.urlsafe_b64encode(hashed.digest()).decode().rstrip("=")
-    return [f"sha256={digest}", str(file.tell())]
+def _line(digest: bytes, size: int) -> list[str]:
+    return [f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}", str(size)]
 
 
 def _iter_record(
