@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -53,12 +54,13 @@ def run(
     about: str = "",
     before: Callable[..., None] | None = None,
     words_after: bool = False,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
 
     With several commands the first word says which; `about` is what --help says of all of them, and `before` has the
     options that may stand before it. With `words_after` what follows the first word that is not an option belongs to a
-    program that the stage runs, options and all.
+    program that the stage runs, options and all. `defaults` are the values of options --NAME[=VALUE] that stand alone.
     """
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     if words_after:
@@ -77,7 +79,8 @@ def run(
     try:
         signals.catch()
         try:
-            return int(app(args=sys.argv[1:], prog_name=tool, standalone_mode=False) or 0)
+            args = [f"{arg}={defaults[arg]}" if arg in defaults else arg for arg in sys.argv[1:]]
+            return int(app(args=args, prog_name=tool, standalone_mode=False) or 0)
         except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
             return signals.die(signal.SIGPIPE)
         except Exception as error:

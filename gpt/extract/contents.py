@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpt.errors import MalformedError
-from gpt.formats import cubin, front
+from gpt.formats import cubin, front, tileir
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
@@ -59,7 +59,7 @@ class Opener:
     def open(self, placed: Placed, keep: bool) -> Opened:
         """The element with its bytes, if they are to be kept. Raises MalformedError with its location."""
         element = placed.element
-        if not keep and element.type not in ("cubin", "ptx"):
+        if not keep and element.type not in ("cubin", "ptx", "tileir"):
             return Opened(placed, EMPTY, None)
         alone = placed.section is not None and not element.header_size
         try:
@@ -154,4 +154,7 @@ def _sizes(element: Element) -> tuple[object, ...]:
 def _parse(element: Element, data: bytes | memoryview) -> Contents:
     if element.type == "cubin":
         return cubin.parse_cubin(data)
+    if element.type == "tileir":
+        with suppress(MalformedError):  # a newer version perhaps: then it's one whose kernels aren't known
+            return tileir.parse_tileir(data) or EMPTY
     return parse_names(bytes(data)) if element.type == "ptx" else EMPTY

@@ -9,9 +9,9 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
     u16 kind | u16 0x101 | u32 header size | u64 payload size | u32 compressed size | u32 offset of options
     u16 minor | u16 major | u32 arch | u32 name offset | u32 name length | u64 flags | u64 key | u64 unpacked size
 
-Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR. Kind 0 is what `gpt-patch --mode fill`
-leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed size is not 0
-exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
+Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). Kind 0 is what
+`gpt-patch --mode fill` leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed
+size is not 0 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
 before anything is unpacked, and one that lies is found out. The limits below bound what a hostile file costs:
 a process that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
 
@@ -35,7 +35,7 @@ MAGIC = 0xBA55ED50
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 REGION = struct.Struct("<IHHQ")
 ELEMENT = struct.Struct("<HHIQIIHHIIIQQQ")
-KINDS = {1: "ptx", 2: "cubin", 8: "ltoir"}
+KINDS = {1: "ptx", 2: "cubin", 8: "ltoir", 128: "tileir"}
 DEAD = 0  # the kind of an element that was cut out in place
 FLAG_LZ4, FLAG_ZSTD, FLAG_A, FLAG_F = 0x2000, 0x8000, 0x100000, 0x200000
 CODECS = {0: "none", FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
@@ -157,6 +157,11 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
     return Element(
         region, offset, type_, f"sm_{arch}{suffix}", header_size, payload_size, packed, unpacked, codec, flags
     )
+
+
+def with_codec(flags: int, codec: str) -> int:
+    """Return the flags of an element packed by another codec."""
+    return flags & ~(FLAG_LZ4 | FLAG_ZSTD) | next(flag for flag, name in CODECS.items() if name == codec)
 
 
 def dead_header(head: bytes) -> bytes:

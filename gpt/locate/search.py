@@ -36,6 +36,7 @@ class Wanted:
     by_kernel: bool
     allow_missing: bool
     spans_json: Path | None
+    everything: bool = False  # all kernels count as used
 
     @cached_property
     def kept(self) -> dict[str, re.Pattern[str]]:
@@ -154,10 +155,10 @@ class Search:
         names = {kernel["name"] for kernel in element["kernels"]}
         hits = names & self._used.names.keys()
         self._seen |= hits
-        hits |= self._match_kept(names)
+        hits |= names if self._wanted.everything else self._match_kept(names)
         whole = element["region"] in library.whole or element.get("sha256") in self._used.images
         self._strange.pop(element.get("sha256", ""), None)
-        candidate = candidate_of(element, hits, whole)
+        candidate = candidate_of(element, hits, whole, self._wanted.everything)
         library.candidates.append(candidate)
         if maybe := self._lists.look(names, {function["name"] for function in element["functions"]}):
             library.maybe.append((candidate, maybe))
@@ -187,7 +188,9 @@ class Search:
         tallies: dict[str, Counter[str]] = {}
         spans = []
         loaders = set().union(*self._strange.values())
-        linking = any(may_link(library.path, loader, library.candidates) for loader in loaders)
+        linking = self._wanted.everything or any(
+            may_link(library.path, loader, library.candidates) for loader in loaders
+        )
         for candidate, reason in iter_reasons(library.candidates, self._wanted.devices, linking):
             if self._wanted.keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT

@@ -4,7 +4,8 @@ The driver chooses inside a region, for a device sm_XY: a cubin of the same majo
 not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
 binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
 another major version never runs. Where sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their
-order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR is chosen as PTX is.
+order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, Tile
+IR for itself where a region has both.
 
 Relocatable code (section `__nv_relfatbin`) is what nvlink read; it wrote the linked cubin into `.nv_fatbin`. The
 driver links the relocatable code again only where no linked cubin serves the device: a program built with
@@ -21,7 +22,9 @@ loads the result by cuda.bindings), so that it does not matter who loaded the im
 
 An element that is picked is needed when one of its kernels is used, when it defines variables or device
 functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
-that it holds. Of unknown types everything is kept.
+that it holds; so is Tile IR whose kernels aren't known (tileir.py). Of unknown types everything is kept.
+
+Where nothing is known of use (`--arch` alone), all that a device picks is needed.
 """
 
 from __future__ import annotations
@@ -135,7 +138,10 @@ def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
     if any(c.bare for c in elements):
         return fitting
     cubins = [c for c in fitting if c.type == "cubin"]
-    return _best(cubins) if cubins else _best([c for c in fitting if c.type != "cubin"])
+    if cubins:
+        return _best(cubins)
+    tiles = [c for c in fitting if c.type == "tileir"]
+    return _best(tiles) + _best([c for c in fitting if c.type != "tileir"])
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
@@ -159,16 +165,19 @@ def fits(candidate: Candidate, device: Device) -> bool:
     return code[:2] <= card[:2]
 
 
-def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candidate:
+def candidate_of(element: dict[str, Any], used: set[str], whole: bool, everything: bool = False) -> Candidate:
     """The candidate that an `element` record describes. `used` are those of its kernels that are used.
 
-    `whole` says that it is needed even without. Raises MalformedError on a nonsensical architecture.
+    `whole` says that it is needed even without, `everything` that all is, if a device picks it. Raises MalformedError
+    on a nonsensical architecture.
     """
-    known = element["type"] in ("cubin", "ptx", "ltoir")
+    known = element["type"] in ("cubin", "ptx", "ltoir", "tileir")
     arch = find_arch(element["arch"])
     if known and not arch:
         raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
-    lookup = not element["kernels"] and bool(element["variables"] or element["functions"])
+    lookup = not element["kernels"] and bool(
+        element["variables"] or element["functions"] or element["type"] == "tileir"
+    )
     start = element["offset"]
     payload = start + element["header_size"]
     if payload + element["payload_size"] >= 1 << 64:
@@ -182,9 +191,9 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
         payload=payload,
         kernels=len(element["kernels"]),
         used=used,
-        needed=bool(used) or whole or lookup or not known,
+        needed=bool(used) or whole or lookup or everything or not known,
         whole=whole,
         bare=element["header_size"] == 0,
         relocatable=element.get("section") == RELOCATABLE,
-        linkable=element["type"] in ("ptx", "ltoir") and element.get("section") not in FOR_THE_DRIVER,
+        linkable=element["type"] in ("ptx", "ltoir", "tileir") and element.get("section") not in FOR_THE_DRIVER,
     )

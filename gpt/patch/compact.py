@@ -88,7 +88,8 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compac
     pieces: list[Piece] = []
     moved: dict[int, int] = {}
     trimmed = {offset: t for offset, t in doomed.trimmed.items() if t.payload}
-    lost = {e.region: e for e in doomed.all if e.dead or e.offset in doomed.dead or e.offset in doomed.trimmed}
+    in_part = {offset for offset, t in doomed.trimmed.items() if t.loses}
+    lost = {e.region: e for e in doomed.all if e.dead or e.offset in doomed.dead or e.offset in in_part}
     position = 0
     for region in fatbin.iter_regions(source, section.offset, section.end):
         elements = by_region.get(region.offset, [])
@@ -107,7 +108,7 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compac
         for element in elements:
             last = pieces[-1]
             if element.offset in trimmed:
-                pieces.append(Data(trimmed[element.offset].header + trimmed[element.offset].payload))
+                pieces += [Data(trimmed[element.offset].header), Data(trimmed[element.offset].payload)]
             elif isinstance(last, Copy) and last.end == element.offset:
                 pieces[-1] = Copy(last.start, element.end)
             else:

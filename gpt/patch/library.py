@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -25,10 +26,12 @@ from gpt.patch.cut_names import collect
 from gpt.patch.cuts import CannotCompact
 from gpt.patch.places import Place
 from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
-from gpt.patch.trim import Trimmed, amended, trim_all
+from gpt.patch.recompress import Recompressed, can_recompress, measure_all, recompress_all
+from gpt.patch.trim import ZSTD_LEVEL, Packing, Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
 
 NOTHING = "there is nothing to cut"  # of a library with GPU code
+NO_SMALLER = "there is nothing to cut, and zstd makes nothing smaller"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Way:
     backup: bool
     listing: Path | None  # a file that gets the path of each library written
     jobs: int
+    level: int | None = None  # of zstd, by which what stays is packed again
+    zstd_sizes: bool = False  # say what it would take packed with zstd, before and after
 
 
 @dataclass
@@ -74,8 +79,15 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
         if place.is_member:  # and large
             place.source.unlink()
         image = _open_image(place, file, request.library)
+        near = Path(tempfile.gettempdir()) if way.dry_run else place.target.parent
         doomed, trimmed, unused = _find_doomed(image, request, way)
+        recompressed = _recompress(image, doomed, way, near)
+        packed_again = {r.done.element.offset: r.done for r in recompressed if not r.done.reason}
+        doomed = replace(doomed, trimmed=doomed.trimmed | packed_again)
+        zstd = _measure(image, doomed, way, recompressed)
         plan = choose_plan(image, doomed, way)
+        if plan.mode != "compact":
+            doomed, recompressed = doomed.not_recompressed(), []
         notes = list(iter_unfound(image, [Placed(element) for element in doomed.live]))
         if way.in_place and plan.mode != "copy":
             notes += _check_in_place(place.target, file.fileno(), way, any(e.dead for e in doomed.all))
@@ -95,10 +107,13 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
         disk_after=disk_after,
         gpu_before=sum(e.end - e.offset for e in doomed.live),
         gpu_after=doomed.kept_size,
+        zstd_before=zstd and zstd[0],
+        zstd_after=zstd and zstd[1],
         reason=plan.reason,
     )
     tallies = amended(request.tallies, trimmed, unused)
-    return Outcome([*tallies, *_iter_trimmed(str(place.path), trimmed, unused), patched], notes)
+    news = [*_iter_trimmed(str(place.path), trimmed, unused), *_iter_recompressed(str(place.path), recompressed)]
+    return Outcome([*tallies, *news, patched], notes)
 
 
 def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
@@ -110,11 +125,15 @@ def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
                 return plan_compact(image, doomed, way.fill)
             except CannotCompact as error:
                 reason = str(error)
+                if way.level is not None:
+                    reason += ", so nothing is recompressed"
+                    doomed = doomed.not_recompressed()
         mode = "hole"
     plan = plan_in_place(image, doomed, mode, way.fill)
     if doomed.changed:
         return replace(plan, reason=reason)
-    return replace(plan, mode="copy", reason=NOTHING if doomed.live else None)
+    nothing = NOTHING if way.level is None else reason or NO_SMALLER
+    return replace(plan, mode="copy", reason=nothing if doomed.live else None)
 
 
 def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
@@ -135,10 +154,38 @@ def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list
         raise GptError("all of it is unused, and it cannot be made smaller", image.source.name)
     check_names(image.source, _named(doomed, request.reasons), way.jobs)
     unused = {offset: names for offset, names in request.unused.items() if offset not in doomed.dead}
-    trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs)
-    in_part = {one.element.offset: one for one in trimmed if one.cut.spans or one.dropped}
+    packing = Packing(way.level, way.zstd_sizes)
+    trimmed = trim_all(image.source, unused, doomed.all, way.dropping, way.jobs, packing)
+    in_part = {one.element.offset: one for one in trimmed if one.loses}
     names = collect(image.source, doomed.all, doomed.dead, request.kernels)
     return replace(doomed, trimmed=in_part, names=names), trimmed, unused
+
+
+def _recompress(image: Image, doomed: Doomed, way: Way, folder: Path) -> list[Recompressed]:
+    """What becomes of elements that stay whole and are to be packed again: those in the usual sections, which no
+    library unpacks by itself.
+    """
+    if way.level is None:
+        return []
+    usual = {placed.element.offset for placed in image.iter_elements()}
+    overwritten = {e.offset for e in doomed.kept for start, end in doomed.parts if e.offset < end and start < e.end}
+    wanted = usual - doomed.trimmed.keys() - overwritten
+    elements = [element for element in doomed.kept if element.offset in wanted and can_recompress(element)]
+    if not way.dry_run:
+        folder.mkdir(parents=True, exist_ok=True)
+    return recompress_all(image.source, elements, way.level, way.jobs, folder)
+
+
+def _measure(image: Image, doomed: Doomed, way: Way, recompressed: list[Recompressed]) -> tuple[int, int] | None:
+    """What the GPU code takes packed with zstd at level 19, before and after the cut, if somebody wants to know."""
+    if not way.zstd_sizes:
+        return None
+    sizes = {r.done.element.offset: r.done.size for r in recompressed} if way.level == ZSTD_LEVEL else {}
+    left = [e for e in doomed.live if e.offset not in sizes]
+    sizes |= measure_all(image.source, [element for element in left if can_recompress(element)], way.jobs)
+    before = {e.offset: sizes.get(e.offset, e.end - e.offset) for e in doomed.live}
+    after = {**before, **{offset: t.zstd for offset, t in doomed.trimmed.items() if t.zstd}}
+    return sum(before.values()), sum(after[element.offset] for element in doomed.kept)
 
 
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
@@ -200,6 +247,24 @@ def _iter_trimmed(library: str, trimmed: list[Trimmed], unused: dict[int, set[st
             left=one.left(unused) or None,
             reason=one.reason,
             zeroed=one.zeroed_for,
+        )
+
+
+def _iter_recompressed(library: str, recompressed: list[Recompressed]) -> Iterator[dict[str, Any]]:
+    """What became of each element that was to be packed again."""
+    for one in recompressed:
+        element = one.done.element
+        yield records.make(
+            "recompressed",
+            library=library,
+            offset=element.offset,
+            type=element.type,
+            arch=element.arch,
+            codec=element.codec,
+            size_before=element.end - element.offset,
+            size_after=one.done.size,
+            time=one.time,
+            reason=one.done.reason,
         )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpt.errors import GptError, MissingError
 from gpt.formats.paths import real_path
+from gpt.patch.versions import Renaming
 from gpt.patch.wheel import Wheels, split
 
 
@@ -30,8 +31,9 @@ class Place(NamedTuple):
 class Places:
     """The outputs of one run. `output` is the folder for them, None to replace each library in its place."""
 
-    def __init__(self, output: Path | None, parents: bool = False, dry_run: bool = False) -> None:
+    def __init__(self, output: Path | None, parents: bool = False, dry_run: bool = False, label: str = "") -> None:
         self.output = output
+        self.renaming = Renaming(label)  # of wheels
         self.wheels: Wheels | None = None  # those that libraries of the stream lie in
         self._parents = parents
         self._dry_run = dry_run
@@ -51,14 +53,18 @@ class Places:
         wheel, member = found
         self.wheels = self.wheels or Wheels()
         near = Path(tempfile.gettempdir()) if self._dry_run else self.output
-        return Place(path, *self.wheels.add(wheel, member, near), str(self._destination(wheel) / member))
+        return Place(
+            path,
+            *self.wheels.add(wheel, member, near),
+            str(self._destination(wheel, is_wheel=True) / self.renaming.member(member)),
+        )
 
-    def take(self, path: Path) -> Path:
+    def take(self, path: Path, is_wheel: bool = False) -> Path:
         """Where the output for a file goes: a name in the folder, or the file itself, through all links.
 
         Raises GptError if it has that name already, or another file of this run has.
         """
-        target = self._destination(path)
+        target = self._destination(path, is_wheel)
         if self.output and real_path(target) == real_path(path):
             raise GptError("would overwrite the library itself: use --in-place", str(path))
         if target in self._taken:
@@ -72,7 +78,8 @@ class Places:
         if self.wheels:
             self.wheels.close()
 
-    def _destination(self, path: Path) -> Path:
+    def _destination(self, path: Path, is_wheel: bool = False) -> Path:
         if self.output is None:
             return Path(real_path(path))
-        return self.output / (os.path.abspath(path).lstrip("/") if self._parents else path.name)
+        folder = self.output / os.path.dirname(os.path.abspath(path)).lstrip("/") if self._parents else self.output
+        return folder / (self.renaming.file(path.name) if is_wheel else path.name)

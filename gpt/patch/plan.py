@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import itemgetter
 
@@ -46,7 +46,7 @@ class Copy:
 class Data:
     """These bytes."""
 
-    data: bytes
+    data: bytes | memoryview
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class Plan:
     """`pieces` make the output, in which `kept` are the elements.
 
     `changed` are the ranges of the original whose bytes are others in the output, `trimmed` those of the kept
-    elements that stay in part, by their offset.
+    elements that stay in part or are packed otherwise, by their offset.
     """
 
     mode: str
@@ -97,7 +97,7 @@ class Doomed:
     dead: frozenset[int]  # offsets of the elements to go
     parts: list[Span]  # ranges inside payloads of raw elements that stay
     scanned: bool  # some elements lie outside of the fatbin sections
-    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that stay in part, by their offset
+    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # those that stay, but not as they were, by offset
     names: dict[int, tuple[list[str], int]] = field(default_factory=dict)  # kernels lost by region: some, how many
 
     @property
@@ -115,6 +115,10 @@ class Doomed:
     def kept(self) -> list[Element]:
         """The elements after the cut."""
         return [e for e in self.all if not e.dead and e.offset not in self.dead]
+
+    def not_recompressed(self) -> Doomed:
+        """Return the same without what only was to be packed otherwise."""
+        return replace(self, trimmed={offset: t for offset, t in self.trimmed.items() if t.loses})
 
     @property
     def kept_size(self) -> int:
@@ -239,7 +243,8 @@ def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
     element = trimmed.element
     start = element.offset + trimmed.size
     dead = fatbin.dead_element(trimmed.header, element.end - start)
-    return [Data(trimmed.header + trimmed.payload + dead), *_filled(start + len(dead), element.end, holes, byte)]
+    new = [Data(trimmed.header), Data(trimmed.payload), Data(dead)]
+    return [*new, *_filled(start + len(dead), element.end, holes, byte)]
 
 
 def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:

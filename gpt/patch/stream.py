@@ -62,6 +62,8 @@ class Patcher:
                     yield from self._patch(request)
             case _, "end" if self._places.wheels:
                 yield from self._finish_wheels(self._places.wheels)
+            case _, "end" if self._places.renaming.label:
+                yield self._stage.warn("", "--label: no wheel was written", ref="")
         yield record
 
     def report_unfinished(self) -> None:
@@ -76,6 +78,8 @@ class Patcher:
 
     def _find_forgotten(self, request: Request) -> str | None:
         """Return which stage is missing if no stage that could find spans was there, or None."""
+        if self._way.level is not None or self._way.zstd_sizes:
+            return None
         if request.spans or request.unused or set(self._stage.header.get("via", [])) - FIND_NONE:
             return None
         return NO_SPANS if request.kernels else NO_ELEMENTS
@@ -97,8 +101,8 @@ class Patcher:
         """Writes the wheels of which libraries were patched. Faults become `diag`s."""
         for wheel, replaced in wheels.take_complete().items():
             try:
-                target = self._places.take(wheel)
-                wheels.write(wheel, replaced, target)
+                target = self._places.take(wheel, is_wheel=True)
+                wheels.write(wheel, replaced, target, self._places.renaming)
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
                 if self._way.listing:
                     append(self._way.listing, os.fsencode(os.path.abspath(target)) + b"\0")

@@ -1,10 +1,10 @@
-"""Cubins that stay in part: their unused kernels are dropped, or their code becomes zeros, and they are packed again.
+"""Elements that stay, but not as they were: without unused kernels, packed by another codec, or both.
 
 Kernels are dropped where the cubin is understood and what is left stands up to a second look (drop.py). Elsewhere,
 and where nothing else is asked for, their code becomes zeros, which are not an instruction, so that a launch of such a
 kernel ends with an error; everything else of the cubin stays where and as it is. What was packed is packed again by
 the same codec, and its header says the new sizes. What was not packed keeps its size if code is zeroed: the zeros
-become holes.
+become holes. With a level for zstd all of it is packed by that instead, whatever it was packed by (recompress.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from gpt.workers import run_all
 ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # about the sizes that NVIDIA's tools reach
 SIZES = struct.Struct("<QI")  # of payload and packed payload, in an element's header at
 SIZES_AT = 8
+FLAGS = struct.Struct("<Q")
+FLAGS_AT = 40
 UNPACKED = struct.Struct("<Q")
 UNPACKED_AT = 56
 NOTHING = DeadCode([], 0, 0)
@@ -37,22 +39,35 @@ class Trimmed:
     """What became of an element. `reason` says why it stays whole; then nothing is cut. `zeroed_for` says why code
     became zeros where kernels were to be dropped.
 
-    `cut` has ranges of the unpacked cubin. Where it was packed, or kernels were dropped, `header` and `payload` take
-    the place of its own.
+    `cut` has ranges of the unpacked cubin. Where it was packed, kernels were dropped, or its codec is another now,
+    `header` and `payload` take the place of its own. `zstd` is the size that the element would have if it were packed
+    with zstd, 0 if nobody asked.
     """
 
     element: Element
     cut: DeadCode = NOTHING
     header: bytes = b""
-    payload: bytes = b""
+    payload: bytes | memoryview = b""
+    codec: str = ""  # that it has now, if that is another
     reason: str | None = None
     dropped: bool = False
     zeroed_for: str | None = None
+    zstd: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of header and payload in the output."""
         return len(self.header) + len(self.payload) or self.element.end - self.element.offset
+
+    @property
+    def flags(self) -> int:
+        """Flags of its header in the output."""
+        return fatbin.with_codec(self.element.flags, self.codec or self.element.codec)
+
+    @property
+    def loses(self) -> bool:
+        """Whether kernels of it are gone, and not only packed otherwise."""
+        return bool(self.cut.spans) or self.dropped
 
     def left(self, wanted: Mapping[int, set[str]]) -> int:
         """How many of its unused kernels stay, `wanted` being those of each element."""
@@ -66,8 +81,23 @@ class Trimmed:
         return [(self.element.payload + start, self.element.payload + end) for start, end in self.cut.spans]
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How elements that stay are packed: by their own codec, or with zstd at `level`. `measured`: say what they would
+    take packed with zstd at ZSTD_LEVEL.
+    """
+
+    level: int | None = None
+    measured: bool = False
+
+
 def trim_all(
-    source: Source, wanted: Mapping[int, set[str]], elements: list[Element], dropping: bool, jobs: int
+    source: Source,
+    wanted: Mapping[int, set[str]],
+    elements: list[Element],
+    dropping: bool,
+    jobs: int,
+    packing: Packing = Packing(),
 ) -> list[Trimmed]:
     """What becomes of the elements at the offsets `wanted`, each with its unused kernels, in file order.
 
@@ -77,7 +107,7 @@ def trim_all(
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
         raise MalformedError("no cubin here, but a trim record", source.at(min(stray)))
-    trimmer = _Trimmer(source, dropping)
+    trimmer = _Trimmer(source, dropping, packing)
     tasks = [partial(trimmer.trim, element, wanted[element.offset]) for element in found]
     return list(run_all(tasks, jobs)) if tasks else []
 
@@ -100,9 +130,10 @@ def amended(
 
 
 class _Trimmer:
-    def __init__(self, source: Source, dropping: bool) -> None:
+    def __init__(self, source: Source, dropping: bool, packing: Packing) -> None:
         self._source = source
         self._dropping = dropping
+        self._packing = packing
         self._unpacker = Unpacker()
 
     def trim(self, element: Element, unused: set[str]) -> Trimmed:
@@ -135,21 +166,40 @@ class _Trimmer:
         return replace(self._replaced(element, cut, left), dropped=True)
 
     def _zeroed(self, element: Element, cut: DeadCode, data: memoryview) -> Trimmed:
-        if not cut.spans or element.codec == "none":
+        if not cut.spans:
             return Trimmed(element, cut)
+        if element.codec == "none" and (self._packing.level is None or not element.header_size):
+            return Trimmed(element, cut, zstd=self._measure(element, _zeroed(data, cut.spans)))
         return self._replaced(element, cut, bytes(_zeroed(data, cut.spans)))
 
     def _replaced(self, element: Element, cut: DeadCode, data: bytes) -> Trimmed:
-        payload, size = _pack(data, element.codec)
-        if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
-            raise KeptWhole("compressed again it is not smaller")
-        header = bytearray(self._source.pread(element.offset, element.header_size))
-        _set_sizes(header, len(payload), size, len(data))
-        return Trimmed(element, cut, bytes(header), payload)
+        codec = element.codec if self._packing.level is None else "zstd"
+        done = packed_as(self._source, element, data, codec, self._packing.level or ZSTD_LEVEL)
+        if done.reason:
+            raise KeptWhole(done.reason)
+        return replace(done, cut=cut, zstd=self._measure(element, data))
+
+    def _measure(self, element: Element, data: bytes | bytearray) -> int:
+        if not self._packing.measured:
+            return 0
+        size = element.header_size + len(_pack(data, "zstd", ZSTD_LEVEL)[0])
+        return min(size, element.end - element.offset)
 
 
-def _set_sizes(header: bytearray, payload: int, packed: int, unpacked: int) -> None:
-    """Puts sizes into an element's header; the latter two are those of packed elements, or 0 is packed."""
+def packed_as(source: Source, element: Element, data: bytes | memoryview, codec: str, level: int) -> Trimmed:
+    """Return an element of `source` with this content, packed by this codec; or why that's no use."""
+    payload, size = _pack(data, codec, level)
+    if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
+        return Trimmed(element, reason="compressed again it is not smaller")
+    header = bytearray(source.pread(element.offset, element.header_size))
+    done = Trimmed(element, payload=payload, codec=codec)
+    _set_sizes(header, done.flags, len(payload), size, len(data))
+    return replace(done, header=bytes(header))
+
+
+def _set_sizes(header: bytearray, flags: int, payload: int, packed: int, unpacked: int) -> None:
+    """Puts flags and sizes into an element's header; the latter two are those of packed elements, or 0 is packed."""
+    FLAGS.pack_into(header, FLAGS_AT, flags)
     SIZES.pack_into(header, SIZES_AT, payload, packed)
     if packed:
         UNPACKED.pack_into(header, UNPACKED_AT, unpacked)
@@ -162,10 +212,10 @@ def _zeroed(data: memoryview, spans: list[Span]) -> bytearray:
     return out
 
 
-def _pack(data: bytes, codec: str) -> tuple[bytes, int]:
+def _pack(data: bytes | bytearray | memoryview, codec: str, level: int) -> tuple[bytes, int]:
     """The payload, padded to 8 bytes, and its size without padding (0 if it is not compressed)."""
     if codec == "none":
-        return data.ljust(len(data) + -len(data) % 8, b"\0"), 0
+        return bytes(data).ljust(len(data) + -len(data) % 8, b"\0"), 0
     if codec == "lz4":
         import lz4.block
 
@@ -173,7 +223,7 @@ def _pack(data: bytes, codec: str) -> tuple[bytes, int]:
     else:
         import zstandard
 
-        packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
+        packed = zstandard.ZstdCompressor(level=level).compress(data)
     return packed.ljust(len(packed) + -len(packed) % 8, b"\0"), len(packed)
 
 
@@ -191,6 +241,7 @@ def check_trimmed(source: Source, trimmed: Trimmed, output: Source, element: Ele
         raise GptError(f"{where} changed where it should not", output.name)
     head = bytearray(source.pread(trimmed.element.offset, trimmed.element.header_size))
     if head:
-        _set_sizes(head, element.payload_size, 0 if element.codec == "none" else element.packed_size, element.size)
+        packed = 0 if element.codec == "none" else element.packed_size
+        _set_sizes(head, trimmed.flags, element.payload_size, packed, element.size)
         if head != output.pread(element.offset, element.header_size):
             raise GptError(f"{where} has another header", output.name)

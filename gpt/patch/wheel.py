@@ -4,7 +4,8 @@ What stays is copied packed, byte for byte, with what stands before and between 
 written anew, so that it says where they are. RECORD is CSV, a line a member, `PATH,sha256=DIGEST,SIZE` with the digest
 in URL-safe base 64 without padding (the packaging specifications, "Recording installed projects"); lines of what stays
 are not touched. It is the one of the wheel itself, `NAME.dist-info/RECORD`: those of packages inside of packages are
-members as any other. One that is signed (`.jws`, `.p7s`) is refused.
+members as any other. One that is signed (`.jws`, `.p7s`) is refused. With a label (versions.py) the members that have
+the version in their names are written anew too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gpt.formats.source import Source
 from gpt.formats.zips import MAGIC, Zip
 from gpt.outputs import replacing
 from gpt.patch.attributes import copy_attributes
+from gpt.patch.versions import METADATA, SAME_NAMES, Renaming
 
 RECORD = ".dist-info/RECORD"
 SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
@@ -91,7 +93,7 @@ class Wheels:
         }
         return {wheel: members for wheel, members in there.items() if members}
 
-    def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path) -> None:
+    def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> None:
         """Writes a wheel with members replaced, whole or not at all. Raises GptError."""
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ class Wheels:
                 if self._status[wheel] != _status(file):
                     raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
                 with replacing(out, 0o600) as new:
-                    repack(Zip(Source(str(wheel), file.fileno())), replaced, new)
+                    repack(Zip(Source(str(wheel), file.fileno())), replaced, new, renaming)
                     new.flush()
                     copy_attributes(file.fileno(), new.fileno(), every=False)
         except OSError as error:
@@ -123,7 +125,7 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
         raise GptError.of(error, f"{wheel.name}/{member}") from None
 
 
-def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes]) -> None:
+def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> None:
     """Writes a wheel with these members replaced by files. Raises GptError."""
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
@@ -131,20 +133,35 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes]) -> None:
         raise GptError(fact, wheel.source.name)
     replaced = {name: path for name, path in replaced.items() if not _is_same(path, names[name])}
     lines = {_plain(name): _line_of(path) for name, path in replaced.items()}
+    metadata = next((info for info in wheel.all if renaming.label and _is_own(info.filename, (METADATA,))), None)
+    described = b""
+    if metadata:
+        described = renaming.metadata(wheel.read(metadata, MAX_RECORD_FILE), wheel.source.name)
+        lines[_plain(metadata.filename)] = _line(hashlib.sha256(described).digest(), len(described))
+    elif renaming.label:
+        raise MalformedError("a wheel without METADATA", wheel.source.name)
     order = {info.header_offset: number for number, info in enumerate(wheel.all)}
     members = sorted(wheel.all, key=lambda info: info.header_offset)
     _copy(wheel.source, 0, members[0].header_offset, out)
     with wheel.faults(), zipfile.ZipFile(out, "w") as made:
         made.comment = wheel.comment
         for info in members:
+            name = renaming.member(info.filename)
             if info.filename in replaced:
                 with open(replaced[info.filename], "rb") as file:
-                    _add(made, wheel, info, file)
+                    _add(made, wheel, info, file, name)
+            elif info is metadata:
+                with io.BytesIO(described) as file:
+                    _add(made, wheel, info, file, name)
             elif lines and _is_own(info.filename, (RECORD,)):
                 data = wheel.read(info, MAX_RECORD_FILE)
                 with io.BytesIO() as file:
-                    file.writelines(_iter_record(data, lines, wheel.source.name))
-                    _add(made, wheel, info, file)
+                    file.writelines(_iter_record(data, lines, wheel.source.name, renaming))
+                    _add(made, wheel, info, file, name)
+            elif name != info.filename:
+                with tempfile.TemporaryFile() as file:
+                    wheel.unpack(info, file)
+                    _add(made, wheel, info, file, name)
             else:
                 kept = copy.copy(info)
                 kept.header_offset, kept.extra = out.tell(), _without_zip64(info.extra)
@@ -175,9 +192,10 @@ def _copy(source: Source, start: int, end: int, out: IO[bytes]) -> None:
         out.write(source.pread(offset, min(BLOCK, end - offset)))
 
 
-def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes]) -> None:
-    """Adds a member with all that another has but its bytes."""
+def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes], name: str) -> None:
+    """Adds a member with all that another has but its bytes and its name."""
     new = copy.copy(info)
+    new.filename = name
     new.extra = _without_zip64(wheel.local_extra(info))
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -210,12 +228,17 @@ def _is_same(path: Path, info: ZipInfo) -> bool:
 def _line_of(path: Path) -> list[str]:
     """The digest and size of a file, for RECORD."""
     with open(path, "rb") as file:
-        digest = base64.urlsafe_b64encode(hashlib.file_digest(file, "sha256").digest()).decode().rstrip("=")
-        return [f"sha256={digest}", str(file.tell())]
+        return _line(hashlib.file_digest(file, "sha256").digest(), file.tell())
 
 
-def _iter_record(data: bytes, lines: Mapping[str, list[str]], name: str) -> Iterator[bytes]:
-    """RECORD with the lines of some members replaced."""
+def _line(digest: bytes, size: int) -> list[str]:
+    return [f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}", str(size)]
+
+
+def _iter_record(
+    data: bytes, lines: Mapping[str, list[str]], name: str, renaming: Renaming = SAME_NAMES
+) -> Iterator[bytes]:
+    """RECORD with the lines of some members replaced, and others renamed."""
     raw: list[str] = []
 
     def read() -> Iterator[str]:
@@ -225,10 +248,11 @@ def _iter_record(data: bytes, lines: Mapping[str, list[str]], name: str) -> Iter
 
     try:
         for row in csv.reader(read()):
-            if row and _plain(row[0]) in lines:
+            renamed = renaming.member(row[0]) if row else ""
+            if row and (_plain(row[0]) in lines or renamed != row[0]):
                 new = io.StringIO()
                 csv.writer(new, lineterminator="\r\n" if raw[-1].endswith("\r\n") else "\n").writerow(
-                    [row[0], *lines[_plain(row[0])]]
+                    [renamed, *lines.get(_plain(row[0]), row[1:])]
                 )
                 raw[:] = [new.getvalue()]
             yield "".join(raw).encode()

@@ -60,7 +60,7 @@ def _write(out: int, source: int, plan: Plan) -> None:
     os.truncate(out, position)
 
 
-def _put(out: int, data: bytes, position: int) -> None:
+def _put(out: int, data: bytes | memoryview, position: int) -> None:
     while data:
         count = os.pwrite(out, data, position)
         data, position = data[count:], position + count
@@ -110,7 +110,8 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
     changed = _Ranges(plan.changed)
     for before, after in zip(plan.kept, found, strict=True):
         trimmed = plan.trimmed.get(before.offset)
-        same = (before.type, before.arch, before.flags, before.header_size) == (
+        flags = trimmed.flags if trimmed else before.flags
+        same = (before.type, before.arch, flags, before.header_size) == (
             after.type, after.arch, after.flags, after.header_size,
         )  # fmt: skip
         sizes = before.end - before.offset, after.end - after.offset

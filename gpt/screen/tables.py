@@ -30,6 +30,7 @@ NEEDS = ("registers", "spills", "stack", "shared", "constant")
 COUNTS = ("elements", "kernels", "bytes")
 ELEMENT_COUNTS = ("elements", "kernels", "packed", "unpacked")
 TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
+RECOMPRESSED = ("size_before", "size_after", "time")
 MODES = {"fill", "hole", "compact", "copy"}
 KEPT, TOTAL = "kept", "total"
 MAX_REASONS = 12  # that have a column of their own
@@ -48,6 +49,7 @@ class LibraryTables:
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
         self._left: Counter[str] = Counter()  # the same -> their unused kernels
         self._repacked: list[Record] = []
+        self._recompressed: dict[tuple[str, str, str], Counter[str]] = {}  # type, arch, codec before -> sums
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
         self._answers: AnswerTables | None = None
@@ -62,6 +64,7 @@ class LibraryTables:
             "patched": self._add_patched,
             "trimmed": self._add_trimmed,
             "repacked": self._add_repacked,
+            "recompressed": self._add_recompressed,
             "ptx": self._add_ptx,
             "kernel": self._add_kernel,
             "probed": self._add_probed,
@@ -111,6 +114,10 @@ class LibraryTables:
 
     def _add_repacked(self, record: Record) -> None:
         self._repacked.append(record)
+
+    def _add_recompressed(self, record: Record) -> None:
+        sums = self._recompressed.setdefault((record["type"], record["arch"], record["codec"]), Counter())
+        sums.update(elements=1, **{key: record[key] for key in RECOMPRESSED})
 
     def _add_ptx(self, record: Record) -> None:
         counts = human_count(len(record["kernels"])), human(len(record["data"]))
@@ -197,6 +204,12 @@ class LibraryTables:
         if len(self._tallies) > 1:
             yield Text()
             yield from _library_grid(self._tallies, width).lines(width)
+        if self._recompressed:
+            yield Text()
+            yield from _recompressed_grid(self._recompressed).lines(width)
+        if any("zstd_before" in row for row in self._patched):
+            yield Text()
+            yield from _zstd_grid(self._patched).lines(width)
         for row in self._patched:
             if "reason" in row:
                 yield from fold(f"{row['library']}: {row['mode']} because {row['reason']}", width)
@@ -231,6 +244,36 @@ def _before_after(row: Record) -> list[str]:
         before, after = row[f"{name}_before"], row[f"{name}_after"]
         cells += [human(before), human(after), percent(before - after, before)]
     return cells
+
+
+def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
+    """What zstd made of elements that stay whole, and the CPU time that it took."""
+    grid = Grid("arch", "type", "packed", "elements", "before", "zstd", "less", "time", texts=3)
+
+    def add(texts: Iterable[str], sums: Counter[str], total: bool = False) -> None:
+        before, after = sums["size_before"], sums["size_after"]
+        cells = human(before), human(after), percent(before - after, before), f"{sums['time'] / 1e9:,.1f} s"
+        grid.add(*texts, human_count(sums["elements"]), *cells, total=total)
+
+    for type_, arch, codec in sorted(rows, key=lambda row: (row[0], _order(row[1]), row[2])):
+        add((arch, type_, codec), rows[type_, arch, codec])
+    if len(rows) > 1:
+        add((TOTAL, "", ""), sum(rows.values(), Counter[str]()), total=True)
+    return grid
+
+
+def _zstd_grid(patched: Iterable[Record]) -> Grid:
+    """What was cut if all is packed with zstd at level 19, before and after."""
+    grid = Grid("library", "zstd 19 before", "after", "less", paths=True)
+    total: Counter[str] = Counter()
+    rows = [row for row in patched if "zstd_before" in row]
+    for row in [*rows, total]:
+        before, after = row["zstd_before"], row["zstd_after"]
+        total.update({"zstd_before": before, "zstd_after": after} if row is not total else {})
+        if row is not total or len(rows) > 1:
+            name = TOTAL if row is total else row["library"]
+            grid.add(name, human(before), human(after), percent(before - after, before), total=row is total)
+    return grid
 
 
 def _element_grid(counts: Counter[tuple[str, str, str]]) -> Grid:

@@ -16,7 +16,7 @@ from gpt.errors import UsageError
 from gpt.stage import MODULE, STDIN, Stage
 
 TOOL = "gpt-extract"
-TYPES = {"cubin", "ptx", "ltoir"}
+TYPES = {"cubin", "ptx", "ltoir", "tileir"}
 JOBS = min(4, len(os.sched_getaffinity(0)))  # 40 MB each; four stay under 300 MB
 
 
@@ -45,7 +45,9 @@ def extract(
     ] = False,
     scan: Annotated[bool, typer.Option("--scan", help="Look outside the usual sections too.")] = False,
     arch: Annotated[str, typer.Option(metavar="SM,...", help="Only these architectures.")] = "",
-    type_: Annotated[str, typer.Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir.")] = "",
+    type_: Annotated[
+        str, typer.Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir, tileir.")
+    ] = "",
     kernel: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only elements with these kernels.")] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Add the unpacked bytes.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,

@@ -1,4 +1,4 @@
-"""gpt-locate: which GPU code these runs never used."""
+"""gpt-locate: which GPU code these runs never used, or these devices never run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def locate(
     ] = None,
     used: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A trace, a list of kernel names, or a trace.json; repeatable."),
+        typer.Option(
+            metavar="FILE", help="A trace, a list of kernel names, or a trace.json; repeatable. All kernels by default."
+        ),
     ] = None,
     arch: Annotated[
         str, typer.Option(metavar="SM,...", help="Devices to run on; those of the traces by default.")
@@ -49,7 +51,7 @@ def locate(
     ] = Granularity.element,
     spans_json: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used, read them."),
+        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used and --arch, read them."),
     ] = None,
     trace_json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
@@ -73,16 +75,19 @@ def locate(
 
     archs = parse_archs(arch)
     stage = Holding(TOOL, json=json, from_json=from_json, table=table)
-    if not used:
+    if not used and not archs:
         if spans_json is None:
-            raise UsageError("--used FILE is required (or --spans-json DIR, to read spans)")
+            raise UsageError("--used FILE or --arch SM is required (or --spans-json DIR, to read spans)")
         return stage.filter(Given(stage, spans_json).handle, files or (), wants=ELEMENT)
     by_kernel = granularity == Granularity.kernel
+    for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
+        if is_given and not used:
+            raise UsageError(f"{option} requires --used FILE: without it every kernel counts as used")
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
     if trace_json:
         check_folder(trace_json)
-    found = read_used(used, allow_incomplete)
+    found = read_used(used or [], allow_incomplete)
     for where, fact in found.warnings:
         stage.warn(where, fact)
     if trace_json:
@@ -90,10 +95,10 @@ def locate(
 
         write_trace(trace_json, found.loaded, found.names)
         return stage.status
-    if not found.names and not keep:
+    if used and not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     devices = find_devices(archs, found)
-    wanted = Wanted(devices, bool(archs), keep or (), keep_ptx, by_kernel, allow_missing, spans_json)
+    wanted = Wanted(devices, bool(archs), keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
     search = Search(stage, found, wanted)
     stage.filter(search.handle, files or (), wants=ELEMENT)
     search.report_missing()

@@ -34,7 +34,7 @@ class Mode(StrEnum):
 
 def main() -> int:
     """Entry point of the executable."""
-    return cli.run(TOOL, patch)
+    return cli.run(TOOL, patch, defaults={"--recompress": "19"})
 
 
 def patch(
@@ -49,6 +49,18 @@ def patch(
     fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
     kernels: Annotated[Kernels, typer.Option(help="Drop unused kernels, or zero their code.")] = Kernels.drop,
+    recompress: Annotated[
+        int | None,
+        typer.Option(min=1, max=22, metavar="[=LEVEL]", help="Pack what stays with zstd, at level 19 by default."),
+    ] = None,
+    zstd_sizes: Annotated[
+        bool, typer.Option("--zstd-sizes", help="Also say what the code takes packed with zstd 19.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4"),
+    ] = None,
+    label: Annotated[str, typer.Option(metavar="LABEL", help="Add +LABEL to the version of each wheel.")] = "",
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
@@ -73,6 +85,10 @@ def patch(
     for option, is_given in (("--once", once), ("--no-backup", no_backup)):
         if is_given and not in_place:
             raise UsageError(f"{option} requires --in-place")
+    if recompress is not None and mode != Mode.compact:
+        raise UsageError("--recompress requires --mode compact")
+    if label and not output:
+        raise UsageError("--label requires -o DIR")
     if restore:
         return _restore(files or [])
     if output and not dry_run:
@@ -80,10 +96,23 @@ def patch(
     from gpt.patch.library import Way
     from gpt.patch.places import Places
     from gpt.patch.stream import Patcher
+    from gpt.patch.versions import parse_label
 
     dropping = kernels == Kernels.drop
-    way = Way(mode.value, fill, dropping, in_place, dry_run, once, not no_backup, written, JOBS)
-    places = Places(output, parents, dry_run)
+    way = Way(
+        mode.value,
+        fill,
+        dropping,
+        in_place,
+        dry_run,
+        once,
+        not no_backup,
+        written,
+        jobs or JOBS,
+        recompress,
+        zstd_sizes,
+    )
+    places = Places(output, parents, dry_run, parse_label(label))
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     patcher = Patcher(stage, places, way)
     try:

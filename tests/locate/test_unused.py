@@ -163,6 +163,14 @@ RULES = {
         ("1 ltoir sm_80 +f", "better"), ("1 ltoir sm_90 +f", "+"), ("2 cubin sm_90 k", "+"),
         ("2 ltoir sm_90 +f", "cubin"),
     ]),
+    "Tile IR is picked as PTX is, beside it": ("sm_100", "k", (), [
+        ("1 tileir sm_90 k", "better"), ("1 tileir sm_100 k", "+"), ("1 tileir sm_103 k", "arch"),
+        ("1 ptx sm_90 k", "+"),
+        ("2 cubin sm_100 k", "+"), ("2 tileir sm_100 k", "cubin"), ("2 tileir sm_100", "cubin"),
+    ]),
+    "Tile IR whose kernels aren't known stays where it's picked": ("sm_100", "", (), [
+        ("1 tileir sm_100", "+"), ("2 tileir sm_100 k", "none"), ("3 tileir sm_103", "arch"),
+    ]),
     "bare code is judged alone": ("sm_86", "k", (), [
         ("- cubin sm_80 k", "+"), ("- cubin sm_86 k", "+"), ("- ptx sm_80 k", "+"), ("- cubin sm_90 k", "arch"),
         ("- cubin sm_86 x", "none"),
@@ -208,11 +216,10 @@ def locate(tmp_path):
             records.make("library_end", path=path),
             records.make("end", records=len(elements) + 2, status=0),
         ]
-        (tmp_path / "used").write_bytes(used if isinstance(used, bytes) else used.encode())
+        (tmp_path / "used").write_bytes(used if isinstance(used, bytes) else (used or "").encode())
         options = [*options, *(["--arch", arch] if arch else [])]
-        done = run(
-            "gpt-locate", "--used", tmp_path / "used", *options, data=b"".join(map(stream.pack, made)), cwd=tmp_path
-        )
+        named = [] if used is None else ["--used", tmp_path / "used"]
+        done = run("gpt-locate", *named, *options, data=b"".join(map(stream.pack, made)), cwd=tmp_path)
         cut = {span["start"] for span in done.kind("span")} if done.status == 0 else set()
         payloads = [(e["offset"], e["offset"] + e["header_size"]) for e in elements]
         return [offset // 100 for offset, payload in payloads if payload not in cut], done
@@ -243,6 +250,48 @@ def test_keep(locate):
     assert (left, done.err) == ([0, 5], "gpt-locate: warning: --keep: matches no kernel: 'nothing'\n")
     assert locate(LIBRARY, "--keep", "[")[1].status == 2
     assert locate(LIBRARY, "--keep", "(?i)^OTH", "--keep", "(x)\\1|x$")[0] == [0, 2, 5]  # flags and groups of its own
+
+
+# What only devices decide: elements, devices, those that stay.
+BY_DEVICE = {
+    "same major version, minor not above": (["1 cubin sm_80 k", "1 cubin sm_86 k", "1 cubin sm_90 k"], "sm_89", [1]),
+    "no cubin of another major version": (["1 cubin sm_80 k", "1 ptx sm_80 k"], "sm_90", [1]),
+    "exactly that device": (["1 cubin sm_90a k", "1 cubin sm_100a k", "1 ptx sm_80 k"], "sm_90", [0]),
+    "PTX where no cubin serves": (["1 cubin sm_100a k", "1 ptx sm_90 k", "1 ptx sm_80 k"], "sm_103", [1]),
+    "a fleet": (["1 cubin sm_80 k", "1 cubin sm_90 k", "1 ptx sm_90 k"], "sm_80,sm_90", [0, 1]),
+    "what has no kernel": (["1 cubin sm_90", "1 cubin sm_80", "2 ptx sm_90", "3 cubin sm_90 +v"], "sm_90", [0, 2, 3]),
+    "LTO-IR and Tile IR": (["1 ltoir sm_90", "2 tileir sm_90", "3 cubin sm_90 k", "3 ltoir sm_90"], "sm_90", [0, 1, 2]),
+    "linked code": (
+        ["1 cubin sm_90 a b", "r2 cubin sm_90 a", "r3 cubin sm_90 +f", "r4 cubin sm_90 c"],
+        "sm_90",
+        [0, 1, 2, 3],
+    ),
+    "linked code that has it all": (["1 cubin sm_90 a b", "r2 cubin sm_90 a", "r3 cubin sm_90 +f"], "sm_90", [0]),
+    "what libraries may link": (
+        ["s1 ptx sm_80", "s1 ltoir sm_90 +f", "s1 ptx sm_100", "2 cubin sm_90 k"],
+        "sm_90",
+        [0, 1, 3],
+    ),
+    "unknown types": (["1 unknown:9 sm_0", "1 cubin sm_80 k"], "sm_80", [0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", BY_DEVICE)
+def test_devices_alone(locate, name):
+    """Without --used every kernel counts as used."""
+    elements, arch, kept = BY_DEVICE[name]
+    left, done = locate(elements, used=None, arch=arch)
+    assert (left, done.status, done.err) == (kept, 0, "")
+
+
+def test_what_needs_used(locate):
+    for options in (["--keep", "x"], ["--granularity", "kernel"], ["--trace-json", "x.json"]):
+        done = locate(LIBRARY, *options, used=None)[1]
+        assert (done.status, f"{' '.join(options[:1])}" in done.err) == (2, True)
+    assert "--used FILE or --arch SM is required" in locate(LIBRARY, used=None, arch="")[1].err
+    done = locate(LIBRARY, used=None, arch="sm_60")[1]
+    assert (done.status, "no code for sm_60" in done.err) == (1, True)
+    assert locate(LIBRARY, "--keep-ptx", used=None)[0] == [0, 1, 2, 3, 5]
 
 
 def test_keep_ptx(locate):

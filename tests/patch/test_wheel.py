@@ -256,3 +256,108 @@ def test_a_full_disk(wheel, tmp_path, blocks):
     assert "File too large" in done.err
     assert "internal" not in done.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def located_for(wheel, arch):
+    done = run("gpt-locate", "--arch", arch, data=extract("-r", wheel).out)
+    assert done.status == 0, done.err
+    return done.out
+
+
+def check_record(wheel):
+    """Every member has a line in RECORD, and every line holds; returns the members."""
+    with zipfile.ZipFile(wheel) as file:
+        assert file.testzip() is None
+        names = file.namelist()
+        (record,) = [name for name in names if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
+        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(file.read(record).decode()))}
+        assert sorted(rows) == sorted(names)
+        for name, (digest, size) in rows.items():
+            if name != record:
+                data = file.read(name)
+                found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+                assert (digest, size) == (f"sha256={found}", str(len(data)))
+        return {name: file.read(name) for name in names}
+
+
+METADATA = b"Metadata-Version: 2.1\nName: pkg\nVersion: 1.0+cu128 \n\nVersion: 3\n"
+
+
+@pytest.fixture
+def versioned(sample, tmp_path):
+    """A wheel with the version in all the places that may have it, and in some that look like it."""
+    members = {
+        "pkg/lib/libone.so": sample("zstd").read_bytes(),
+        "pkg/pkg-1.0.dist-info/RECORD": b"of another package\n",
+        "pkg-1.0+cu128.data/scripts/tool": b"#!python\n" * 100,
+        "pkg-1.0+cu128.dist-info/METADATA": METADATA.replace(b"\n", b"\r\n"),
+        "pkg-1.0+cu128.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nTag: py3-none-any\n",
+    }
+    members["pkg-1.0+cu128.dist-info/RECORD"] = record_of(members).replace(
+        b"pkg-1.dist-info", b"pkg-1.0+cu128.dist-info"
+    )
+    path = tmp_path / "pkg-1.0+cu128-3-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return path
+
+
+def test_a_label_is_in_every_place_that_has_the_version(versioned, tmp_path):
+    before = check_record(versioned)
+    done = run("gpt-patch", "--label", "SM_90-x", "-o", tmp_path / "out", data=located_for(versioned, "sm_90"))
+    assert done.status == 0, done.err
+    out = tmp_path / "out" / "pkg-1.0+cu128.sm.90.x-3-py3-none-any.whl"
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    assert [r["output"] for r in done.kind("repacked")] == [str(out)]
+    assert [r["output"] for r in done.kind("patched")] == [f"{out}/pkg/lib/libone.so"]
+    after = check_record(out)
+    new = {name.replace("cu128.d", "cu128.sm.90.x.d"): data for name, data in before.items()}
+    assert list(after) == list(new)
+    changed = {name for name in new if new[name] != after[name]}
+    metadata = "pkg-1.0+cu128.sm.90.x.dist-info/METADATA"
+    assert changed == {"pkg/lib/libone.so", metadata, metadata.replace("METADATA", "RECORD")}
+    assert after[metadata] == before["pkg-1.0+cu128.dist-info/METADATA"].replace(b"cu128 \r", b"cu128.sm.90.x\r")
+
+
+def pip(*args):
+    command = [sys.executable, "-m", "pip", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.full
+def test_pip_takes_labelled_wheels(wheel, tmp_path):
+    """One at a time: the second replaces the first; a requirement of the public version takes either."""
+    site = tmp_path / "site"
+    for arch in ("sm_75", "sm_90"):
+        label = arch.replace("_", "")
+        done = run("gpt-patch", "--recompress", "--label", label, "-o", tmp_path / "out", data=located_for(wheel, arch))
+        assert done.status == 0, done.err
+        made = tmp_path / "out" / f"pkg-1+{label}-py3-none-any.whl"
+        check_record(made)
+        done = pip("install", "-q", "--no-deps", "--no-index", "--upgrade", "--target", site, made)
+        assert done.returncode == 0, done.stderr
+        assert (site / f"pkg-1+{label}.dist-info").is_dir()
+        listed = pip("list", "--path", site, "--format", "json").stdout
+        assert f'"version": "1+{label}"' in listed
+        left = extract(site / "pkg" / "lib" / "libone.so").kind("element")
+        assert {e["arch"] for e in left} == {arch}
+    done = pip(
+        "download", "-q", "--no-deps", "--no-index", "--find-links", tmp_path / "out", "-d", tmp_path / "d", "pkg==1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "d").iterdir())) == 1
+
+
+def test_bad_labels_and_names(wheel, sample, tmp_path):
+    for label in ("+sm90", "sm 90", "sm90-", ".", "é", "a/b"):
+        done = run("gpt-patch", "--label", label, "-o", tmp_path / "out", data=b"")
+        assert (done.status, "is not the label of a local version" in done.err) == (2, True)
+    done = run("gpt-patch", "--label", "sm90", "--in-place", data=b"")
+    assert (done.status, "--label requires -o DIR" in done.err) == (2, True)
+    odd = wheel.rename(wheel.with_name("pkg.whl"))
+    done = run("gpt-patch", "--label", "sm90", "-o", tmp_path / "out", data=located_for(odd, "sm_90"))
+    assert (done.status, "not the name of a wheel" in done.err) == (3, True)
+    assert list((tmp_path / "out").iterdir()) == []
+    done = run("gpt-patch", "--label", "sm90", "-o", tmp_path / "out", data=extract(sample("zstd")).out)
+    assert "--label: no wheel was written" in done.err

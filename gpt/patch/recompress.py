@@ -1,0 +1,92 @@
+"""Elements packed again with zstd, whatever they were packed by.
+
+nvcc packs with LZ4 by default, or not at all, and zstd at level 19 makes half to a fifth of it. The driver unpacks
+whatever codec an element's header names; zstd it knows since CUDA 12.4 (driver 550). A level changes the time that
+packing takes and the size, not what a reader needs: windows stay below the limit of readers (128 MiB).
+
+Only elements in fatbin sections, and of types that are known, are touched: what lies elsewhere is unpacked by the
+library itself perhaps, by a codec that it knows. An element that isn't smaller by a header stays as it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+from gpt.formats.fatbin import KINDS, Element, Unpacker
+from gpt.formats.source import Source
+from gpt.patch.trim import ZSTD_LEVEL, Trimmed, packed_as
+from gpt.workers import run_all
+
+LEVELS = (1, 22)  # of zstd
+
+
+@dataclass(frozen=True)
+class Recompressed:
+    """What became of an element, and the CPU time that it took, ns."""
+
+    done: Trimmed
+    time: int
+
+
+def recompress_all(
+    source: Source, elements: Iterable[Element], level: int, jobs: int, folder: Path
+) -> list[Recompressed]:
+    """Pack elements again, in `jobs` processes, and return them in file order.
+
+    The new payloads are kept in a temporary file in `folder`, for they may take as much memory as the library. Raises
+    MalformedError if an element is corrupt.
+    """
+    packer = _Packer(source, level)
+    largest_first = sorted(elements, key=attrgetter("size"), reverse=True)  # or one process ends long after the others
+    found: list[tuple[Recompressed, int]] = []
+    if not largest_first:
+        return []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for one in run_all([partial(packer.pack, element) for element in largest_first], jobs):
+            found.append((one, file.tell()))
+            file.write(one.done.payload)
+        size = file.tell()
+        file.flush()
+        view = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"")
+    stored = [
+        replace(one, done=replace(one.done, payload=view[start : start + len(one.done.payload)]))
+        for one, start in found
+    ]
+    return sorted(stored, key=lambda one: one.done.element.offset)
+
+
+def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[int, int]:
+    """Return what each element would take at most packed with zstd at ZSTD_LEVEL, by its offset."""
+    packer = _Packer(source, ZSTD_LEVEL)
+    largest_first = sorted(elements, key=attrgetter("size"), reverse=True)
+    tasks = [partial(packer.measure, element) for element in largest_first]
+    sizes = run_all(tasks, jobs) if tasks else []
+    return {element.offset: size for element, size in zip(largest_first, sizes, strict=True)}
+
+
+def can_recompress(element: Element) -> bool:
+    """Whether an element has a header to say its codec, and somebody is known to read it."""
+    return element.type in KINDS.values() and element.header_size > 0 and element.payload_size > 0
+
+
+class _Packer:
+    def __init__(self, source: Source, level: int) -> None:
+        self._source = source
+        self._level = level
+        self._unpacker = Unpacker()
+
+    def pack(self, element: Element) -> Recompressed:
+        start = time.process_time_ns()
+        data = self._unpacker.unpack(self._source, element)
+        done = packed_as(self._source, element, data, "zstd", self._level)
+        return Recompressed(done, time.process_time_ns() - start)
+
+    def measure(self, element: Element) -> int:
+        return self.pack(element).done.size

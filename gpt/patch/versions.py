@@ -1,0 +1,69 @@
+"""Wheels under another version: `foo-1.2-...whl` as `foo-1.2+sm90-...whl`.
+
+A wheel without the code for some GPUs is another file than the one that its authors published, so it has to be called
+otherwise. The label of a local version (packaging specifications, "Version specifiers") is what indexes of GPU wheels
+use for it. `foo==1.2` still accepts it; two of them can't be installed at once; PyPI itself takes none, other indexes
+do. The version is in three places, which pip compares: the file's name, the names of the folders `foo-1.2.dist-info`
+and `foo-1.2.data`, and the line `Version:` of METADATA.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gpt.errors import MalformedError, UsageError
+
+_LABEL = re.compile(r"[a-z0-9]+(?:[-_.][a-z0-9]+)*", re.ASCII | re.IGNORECASE)
+_FILE = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(?P<rest>(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl)", re.ASCII)
+_FOLDER = re.compile(r"(?P<before>\./)?(?P<folder>[^/-]+-[^/]+)(?P<rest>\.(?:dist-info|data)/.*)", re.DOTALL)
+_VERSION = re.compile(rb"(?m)^(Version:[ \t]*)([^\s]+)[ \t]*(?=\r?$)")
+METADATA = ".dist-info/METADATA"
+
+
+def parse_label(text: str) -> str:
+    """Return a label as file names have it, `cu128.sm90`. Raises UsageError."""
+    if text and not _LABEL.fullmatch(text):
+        raise UsageError(f"--label: '{text[:100]}' is not the label of a local version, such as sm90")
+    return re.sub("[-_]", ".", text.lower())
+
+
+def with_label(version: str, label: str) -> str:
+    """Return a version with one more label."""
+    return f"{version}{'.' if '+' in version else '+'}{label}"
+
+
+class Renaming(NamedTuple):
+    """What becomes of the names in a wheel, and of its METADATA; nothing without a label."""
+
+    label: str = ""
+
+    def file(self, name: str) -> str:
+        """Return the name of the wheel itself. Raises MalformedError if it's not that of a wheel."""
+        if not self.label:
+            return name
+        found = _FILE.fullmatch(name)
+        if not found:
+            raise MalformedError("not the name of a wheel, NAME-VERSION-TAG-TAG-TAG.whl", name)
+        return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
+
+    def member(self, name: str) -> str:
+        """Return the name of a member or of a line of RECORD."""
+        found = _FOLDER.fullmatch(name) if self.label else None
+        if not found:
+            return name
+        return f"{found['before'] or ''}{with_label(found['folder'], self.label)}{found['rest']}"
+
+    def metadata(self, data: bytes, where: str) -> bytes:
+        """Return METADATA that says the new version. Raises MalformedError if it says none."""
+        if not self.label:
+            return data
+        head, blank, body = data.partition(b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n")
+        found = _VERSION.search(head)
+        if not found:
+            raise MalformedError("METADATA has no version", where)
+        version = with_label(found[2].decode(errors="replace"), self.label).encode()
+        return head[: found.start(2)] + version + head[found.end() :] + blank + body
+
+
+SAME_NAMES = Renaming()

@@ -1,0 +1,172 @@
+"""What finished wheels shrink to without a trace: recompressed, for one architecture, and both.
+
+    python -m tests.bench.wheels [--arch SM] [--output FILE] [--table] [WHEEL ...]
+
+WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
+for attention, NVIDIA's own. Each is fetched from PyPI, measured, and removed; its figures are written to the output
+file, docs/figures/bench/wheels.json by default, before the next one is fetched, in place of those that it had. Every
+new wheel is unpacked again: its RECORD has to hold, pip has to install it, and it has to list the same kernels, or for
+one architecture those of the elements that stay. --table prints the table of docs/measured.md from the output file.
+
+Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gpt.screen.units import human, percent
+from tests.bench.run import BIN, PLATFORMS
+
+WHEELS = (
+    "nvidia-curand==10.4.5.25",
+    "ctranslate2==4.8.5",
+    "bitsandbytes==0.50.2",
+    "faiss-gpu-cu12==1.14.1.post1",
+    "xformers==0.0.35",
+    "cupy-cuda12x==14.2.0",
+    "xgboost==3.4.1",
+    "nvidia-nccl-cu13==2.32.3",
+    "nvidia-cusparse==12.9.4.2",
+    "sgl-kernel==0.3.21",
+)
+MOST = 600_000_000  # bytes of a wheel
+OUTPUT = Path(__file__).parents[2] / "docs/figures/bench/wheels.json"
+WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
+    "recompressed": (None, "--recompress"),
+    "architecture": ("--arch {arch}", "--label {label}"),
+    "both": ("--arch {arch}", "--recompress --label {label}"),
+}
+
+
+def fetch(name: str, folder: Path) -> Path:
+    """Download a wheel."""
+    tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version=3.12"]
+    subprocess.run([*pip, *tags, "-d", folder, name], check=True)
+    (wheel,) = folder.glob("*.whl")
+    if wheel.stat().st_size > MOST:
+        raise SystemExit(f"bench: error: {name}: {wheel.stat().st_size} bytes; the limit is {MOST}")
+    return wheel
+
+
+def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
+    """Count the kernels in a wheel, by type and architecture of their element, and name."""
+    done = subprocess.run([BIN / "gpt-extract", "--json", "-r", wheel], capture_output=True, check=True)
+    found: Counter[tuple[str, str, str]] = Counter()
+    for line in done.stdout.splitlines():
+        if b'"element"' in line and (record := json.loads(line))["kind"] == "element":
+            found.update((record["type"], record["arch"], kernel["name"]) for kernel in record["kernels"])
+    return found
+
+
+def check_record(wheel: Path) -> None:
+    """Fail if a line of RECORD doesn't hold, or METADATA says another version than the file's name."""
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/RECORD")]
+        for path, digest, _ in csv.reader(io.StringIO(file.read(name).decode())):
+            if digest:
+                found = base64.urlsafe_b64encode(hashlib.sha256(file.read(path)).digest()).decode().rstrip("=")
+                assert digest == f"sha256={found}", path
+        metadata = file.read(name.replace("RECORD", "METADATA")).decode()
+    version = next(line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Version: "))
+    assert wheel.name.split("-")[1] == version, wheel.name
+
+
+def install(wheel: Path) -> None:
+    """Fail if pip doesn't install a wheel."""
+    with tempfile.TemporaryDirectory() as site:
+        options = ["-q", "--no-deps", "--no-index", "--target", site, "--python-version=3.12", "--only-binary=:all:"]
+        tags = [f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"]
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, *tags, wheel], check=True)
+
+
+def measure(wheel: Path, arch: str, way: str, out: Path) -> tuple[Path, dict[str, Any]]:
+    """Make a wheel as a user does; return it with its size and the time that it took."""
+    locate, patch = WAYS[way]
+    settings = {"arch": arch, "label": arch.replace("_", "")}
+    line = f"gpt-extract -r '{wheel}' | "
+    line += f"gpt-locate {locate.format(**settings)} | " if locate else ""
+    line += f"gpt-patch --json -o '{out}' {patch.format(**settings)} | grep -v '\"element\"'"
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, env=environment)
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(f"bench: error: {line}: {done.stderr.decode()}")
+    records = [json.loads(text) for text in done.stdout.splitlines()]
+    patched = [record for record in records if record["kind"] == "patched"]
+    (new,) = out.glob("*.whl")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    figures = {"size": new.stat().st_size, "seconds": round(seconds, 2), "cpu": round(cpu, 2)}
+    figures |= {key: sum(record[key] for record in patched) for key in ("gpu_before", "gpu_after")}
+    return new, figures
+
+
+def measure_all(name: str, arch: str) -> dict[str, Any]:
+    """The figures of one wheel."""
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = fetch(name, Path(folder))
+        before = kernels_of(wheel)
+        found: dict[str, Any] = {"file": wheel.name, "shipped": wheel.stat().st_size, "kernels": before.total()}
+        for way in WAYS:
+            new, figures = measure(wheel, arch, way, Path(folder, way))
+            check_record(new)
+            install(new)
+            after = kernels_of(new)
+            assert after == before if way == "recompressed" else after <= before, f"{name}: {way}: other kernels"
+            found[way] = {**figures, "kernels": after.total()}
+            new.unlink()
+        assert found["architecture"]["kernels"] == found["both"]["kernels"]
+    return found
+
+
+def print_table(figures: dict[str, Any]) -> None:
+    """The rows of docs/measured.md."""
+    print("| wheel | shipped | recompressed | less | one architecture | less | both | less than recompressed | CPU s |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, found in figures["wheels"].items():
+        shipped, again, one, both = found["shipped"], *(found[way]["size"] for way in WAYS)
+        cells = [human(shipped), human(again), percent(shipped - again, shipped), human(one)]
+        cells += [percent(shipped - one, shipped), human(both), percent(again - both, again)]
+        print(f"| {name} | {' | '.join(cells)} | {found['recompressed']['cpu']:.0f} |")
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(prog="tests.bench.wheels")
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("wheels", nargs="*", default=WHEELS)
+    options = parser.parse_args()
+    figures = json.loads(options.output.read_text()) if options.output.exists() else {"wheels": {}}
+    for name in () if options.table else options.wheels:
+        figures["machine"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+        figures["arch"] = options.arch
+        figures["wheels"][name] = measure_all(name, options.arch)
+        ordered = sorted(figures["wheels"].items(), key=lambda item: item[1]["shipped"])
+        figures["wheels"] = dict(ordered)
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+        print(name, figures["wheels"][name], flush=True)
+    print_table(figures)
+
+
+if __name__ == "__main__":
+    main()

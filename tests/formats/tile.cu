@@ -1,0 +1,16 @@
+// A kernel of threads and two of tiles: nvcc -enable-tile makes a fatbin of the one and another of the others.
+#include "cuda_tile.h"
+
+extern "C" __global__ void simt(float *x) {
+    x[threadIdx.x] += 1;
+}
+
+extern "C" __tile_global__ void tiled(int *a, int *b, int *c) {
+    auto index = ::cuda::tiles::bid().x;
+    c[index] = ::cuda::tiles::add(a[index], b[index]);
+}
+
+extern "C" __tile_global__ void doubled(int *a) {
+    auto index = ::cuda::tiles::bid().x;
+    a[index] = ::cuda::tiles::add(a[index], a[index]);
+}
