@@ -74,7 +74,7 @@ STRUCTS: dict[str, Keys] = {
     "operation": {
         "type": ("str", "as of an api: memcpy, memset, memory, or stream for a function of the host"),
         "op": ("str", "what it does within its type: HtoD, set, alloc, free, host, ..."),
-        "count": ("u64", "nodes that do it, each once a launch"),
+        "nodes": ("u64", "that do it, each once a launch"),
         "bytes": ("u64", "of all of them, in one launch"),
         "address": ("u64?", "of memory: where it is"),
     },

@@ -14,6 +14,7 @@ from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls,
 from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
+    from gpt.trace.graphs import Graphs
     from gpt.trace.model import TraceModel
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("thread", "<u8")]
@@ -21,6 +22,7 @@ COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a copy's call
 WAITED = 1 << 15  # of acts: the part of a copy's call in which it waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: those, and copies from the device, that began before
 STEPS = "steps"
+MOVES = (("memcpy", "HtoD"), ("memcpy", "DtoH"))  # types and ops
 
 
 class Codes:
@@ -57,7 +59,8 @@ class Tapes:
         self._firsts: list[tuple[int, int]] = []  # of each, how many launches came before the first, and when it began
         self._counts: list[int] = []
         self._waits = 0
-        for calls in iter_calls(trace, number, "function", "bytes", "object"):
+        self._graphs = trace.processes[number].graphs
+        for calls in iter_calls(trace, number, "function", "bytes", "object", "stamp"):
             self._add(calls)
         copied = _find_copies(trace, number)
         self.copies_timed = copied is not None
@@ -74,8 +77,9 @@ class Tapes:
         rows = np.zeros(len(start), CALL)
         rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts
         rows["thread"] = calls.rows["thread"]
-        self.calls.append(rows)
         launch = calls.of(LAUNCH)
+        rows["bytes"] += _find_copied(self._graphs, calls, launch)
+        self.calls.append(rows)
         if launch.any():
             latest = int(end[launch].max())
             self.launched = max(self.launched, latest) if len(self.launches) else latest
@@ -149,6 +153,15 @@ class Tapes:
             count += len(rows) - 1
             before = int(stretches[-1]), rows[-1:]
         return took.median(STEPS), waited / count if count else 0.0
+
+
+def _find_copied(graphs: Graphs, calls: Calls, launch: npt.NDArray[np.bool_]) -> Array:
+    """Return the bytes that the graphs copy to the device and from it that these calls launch."""
+    found = np.zeros(len(calls.rows), np.float64)
+    places = np.flatnonzero(launch & (calls.rows["function"] == 0))
+    for _, graph, own in graphs.iter_launched(calls.rows["object"][places], calls.rows["stamp"][places]):
+        found[places[own]] = sum(one.bytes for one in graph.operations or () if (one.type, one.op) in MOVES)
+    return found
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:

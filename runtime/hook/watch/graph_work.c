@@ -97,6 +97,6 @@ void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
         *operation = (struct gpt_operation){
             .type = names[work->what].type, .op = names[work->what].op, .address = {address != 0, address}};
     }
-    operation->count++;
+    operation->nodes++;
     operation->bytes += work->bytes;
 }

@@ -96,8 +96,8 @@ static void pass(struct trace_file *trace, uint64_t end) {
     }
 }
 
-// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` the
-// count.
+// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` and
+// `counts` the count.
 _Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
 
 struct table {
@@ -110,9 +110,13 @@ static uint64_t load(const struct trace_file *trace, const struct table *table, 
     return value;
 }
 
+static uint64_t rows_of(const struct table *table) {
+    return table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
+}
+
 // Those of calls stand one after the other.
-static uint64_t count_calls(const struct trace_file *trace, const struct table *table, uint64_t rows) {
-    uint64_t low = 0, high = rows;
+static uint64_t count_calls(const struct trace_file *trace, const struct table *table) {
+    uint64_t rows = rows_of(table), low = 0, high = rows;
     if (rows && load(trace, table, rows - 1))
         return rows;
     while (low < high) {
@@ -125,12 +129,11 @@ static uint64_t count_calls(const struct trace_file *trace, const struct table *
     return low;
 }
 
-static void count_rows(const struct trace_file *trace, const struct table *table, bool calls) {
-    uint64_t rows = table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
-    if (calls)
-        found.calls += count_calls(trace, table, rows);
-    for (uint64_t row = 0; !calls && row < rows; row++)
-        found.launches += load(trace, table, row);
+static uint64_t add_counts(const struct trace_file *trace, const struct table *table) {
+    uint64_t sum = 0;
+    for (uint64_t row = 0; row < rows_of(table); row++)
+        sum += load(trace, table, row);
+    return sum;
 }
 
 // Of gpu_times.
@@ -178,10 +181,11 @@ static void count_child(unsigned depth, struct value path) {
 static void count_record(unsigned depth, uint64_t end) {
     struct trace_file *trace = &files[depth];
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
-    bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
-    bool times = is(kind, "gpu_times"), rows = calls || launches || times;
+    bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
+    bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
     uint64_t without = 0;
-    bool unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"), function = is(kind, "function");
+    bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
+         function = is(kind, "function");
     found.probed += is(kind, "probed");
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
@@ -195,10 +199,14 @@ static void count_record(unsigned depth, uint64_t end) {
         } else if (rows && is(key, "rows")) {
             table.size = next(trace).number;
             table.start = trace->at - table.size;
-            if (trace->at <= end && times)
+            if (trace->at > end)
+                continue;
+            if (times)
                 add_times(trace, &table);
-            else if (trace->at <= end)
-                count_rows(trace, &table, calls);
+            else if (calls)
+                found.calls += count_calls(trace, &table);
+            else
+                *(counts ? &found.calls : &found.launches) += add_counts(trace, &table);
         } else if (unprobed && is(key, "launches")) {
             found.unprobed += without = next(trace).number;
         } else if (unprobed && is(key, "reason")) {
