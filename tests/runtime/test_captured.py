@@ -209,11 +209,11 @@ def test_one_number_of_calls_everywhere(tmp_path, program):
     source = r"""
 int main(void) {
     begin();
-    void *function = kernel("foo"), *stream;
-    int (*query)(void *) = (int (*)(void *))dlsym(driver, "cuStreamQuery");
+    void *function = kernel("foo"), *context;
+    int (*query)(void *) = (int (*)(void *))dlsym(driver, "cuCtxGetCurrent");
     launch(function);
     for (int i = 0; i < 5; i++)
-        query(NULL);
+        query(&context);
 }
 """
     client = hooked.compile_c(tmp_path / "client", source)
