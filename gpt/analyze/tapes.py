@@ -12,9 +12,9 @@ from gpt.analyze.numbers import Numbers
 from gpt.analyze.periods import Period, iter_units
 from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
 from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
+from gpt.trace.replays import count_copied
 
 if TYPE_CHECKING:
-    from gpt.trace.graphs import Graphs
     from gpt.trace.model import TraceModel
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("thread", "<u8")]
@@ -22,7 +22,6 @@ COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a copy's call
 WAITED = 1 << 15  # of acts: the part of a copy's call in which it waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: those, and copies from the device, that began before
 STEPS = "steps"
-MOVES = (("memcpy", "HtoD"), ("memcpy", "DtoH"))  # types and ops
 
 
 class Codes:
@@ -78,7 +77,8 @@ class Tapes:
         rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts
         rows["thread"] = calls.rows["thread"]
         launch = calls.of(LAUNCH)
-        rows["bytes"] += _find_copied(self._graphs, calls, launch)
+        graphs = np.flatnonzero(launch & (calls.rows["function"] == 0))
+        rows["bytes"][graphs] = count_copied(self._graphs, calls.rows[graphs], ("HtoD", "DtoH"))
         self.calls.append(rows)
         if launch.any():
             latest = int(end[launch].max())
@@ -153,15 +153,6 @@ class Tapes:
             count += len(rows) - 1
             before = int(stretches[-1]), rows[-1:]
         return took.median(STEPS), waited / count if count else 0.0
-
-
-def _find_copied(graphs: Graphs, calls: Calls, launch: npt.NDArray[np.bool_]) -> Array:
-    """Return the bytes that the graphs copy to the device and from it that these calls launch."""
-    found = np.zeros(len(calls.rows), np.float64)
-    places = np.flatnonzero(launch & (calls.rows["function"] == 0))
-    for _, graph, own in graphs.iter_launched(calls.rows["object"][places], calls.rows["stamp"][places]):
-        found[places[own]] = sum(one.bytes for one in graph.operations or () if (one.type, one.op) in MOVES)
-    return found
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:

@@ -1,4 +1,4 @@
-"""What was run by launching a graph: 16 bytes are kept of each such launch.
+"""Graphs that can be launched, and their launches: 16 bytes are kept of each.
 
 A call has the graph's handle. The driver uses a handle again when its graph is gone, so a launch means the graph
 that had the handle when it began; the `graph` record says from when on.
@@ -22,7 +22,7 @@ Column = npt.NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """What nodes of a graph do, if not launch a kernel: `nodes` of them, with so many bytes together, each launch."""
+    """Work of a graph that isn't a kernel: the nodes that do it, and the bytes of all of them in one launch."""
 
     type: str
     op: str
@@ -32,7 +32,7 @@ class Operation(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a handle means since a time stamp: nodes, launches by function, and what the other nodes do.
+    """The graph that a handle means since a time stamp: nodes, launches by function, and the work of other nodes.
 
     `operations` is None if that isn't recorded; `unknown` nodes run as often as a condition says, and are in neither.
     If it's `for_device`, kernels may launch it.

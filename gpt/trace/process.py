@@ -144,7 +144,8 @@ class Process:
     @property
     def confuses_captured(self) -> bool:
         """Whether it captured streams, and its trace doesn't tell which calls were captured: an older one."""
-        return not self.header.get("captures") and any(api[:2] == CAPTURE for api in self.apis.values())
+        told = self.header.get("captures") or self.captured()
+        return not told and any(api[:2] == CAPTURE for api in self.apis.values())
 
     def captured(self) -> list[int]:
         """The ids of functions whose calls were captured, as far as they are known."""

@@ -1,14 +1,18 @@
-"""What launches of graphs ran, and what was captured to become one, beside what calls did at once."""
+"""The work of launches of graphs: kernels, copies and memory beside those of calls; and calls that were captured."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from gpt.trace.graphs import Graphs, Made
 
 COPIES = ("memcpy", "memset")  # types
@@ -22,7 +26,7 @@ class Done(NamedTuple):
 
 
 class Replays:
-    """What launches of graphs ran: kernels by function, `done` by type and op, and how much isn't known.
+    """The work of launches of graphs, without kernels: `done` by type and op. And how much of it isn't known.
 
     Launches are `conditional` if some of their nodes ran as often as a condition said, `untold` if only their kernels
     are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too.
@@ -44,7 +48,7 @@ class Replays:
         self.captured += other.captured
 
     def verdict(self) -> Iterator[str]:
-        """Say what was captured, and what isn't counted."""
+        """Say which calls were captured, and which work isn't counted."""
         if self.captured:
             said = ", ".join(f"{op} {count:,}" for op, count in self.captured.most_common())
             yield f"captured into graphs, not run by these calls: {amount(self.captured.total(), 'call')} ({said})"
@@ -60,7 +64,7 @@ class Replays:
 
 
 def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays:
-    """Return what graphs of a process ran that were launched so many times."""
+    """Add up the work of graphs, each launched some times; `graphs` are all of the process."""
     found = Replays()
     for graph, launches in launched:
         found.conditional += launches if graph.unknown else 0
@@ -73,4 +77,13 @@ def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays
                 before.number + launches * one.nodes, before.bytes + launches * one.bytes
             )
     found.for_device = sum(graph.for_device for _, graph in graphs.iter_all())
+    return found
+
+
+def count_copied(graphs: Graphs, launches: npt.NDArray[np.void], ops: Collection[str] = ()) -> npt.NDArray[np.float64]:
+    """Return the bytes that launches of graphs copied, all or those of some ops; rows with `object` and `stamp`."""
+    found = np.zeros(len(launches))
+    for _, graph, places in graphs.iter_launched(launches["object"], launches["stamp"]):
+        copies = [one for one in graph.operations or () if one.type == "memcpy"]
+        found[places] = sum(one.bytes for one in copies if not ops or one.op in ops)
     return found

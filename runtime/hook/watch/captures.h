@@ -1,4 +1,4 @@
-// Streams that the program captures: what goes into them becomes a graph, and does not run.
+// Streams that the program captures: work that goes into them becomes a graph, and does not run.
 
 #ifndef GPT_CAPTURES_H
 #define GPT_CAPTURES_H

@@ -1,8 +1,7 @@
 #include "graph_work.h"
 #include "driver.h"
 
-// Types and ops as calls have them. The direction of a copy is that of its node: where a call leaves it to
-// the driver, the driver may have told.
+// Types and ops as calls have them. A node says the direction of its copy; a call may leave it to the driver.
 enum what { NOTHING, ANY, H_TO_D, D_TO_H, D_TO_D, H_TO_H, SET, HOST, ALLOC, FREE, WHATS };
 static const struct {
     struct gpt_str type, op;
