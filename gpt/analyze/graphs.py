@@ -93,8 +93,8 @@ def graphs(trace: TraceModel) -> Answers:
     for process in trace.processes:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
-    verdict = [*replays.verdict()]
-    verdict += [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict += replays.verdict()
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []

@@ -149,17 +149,17 @@ unsigned hook_find_flags(struct slot *slot) {
 
 // What a stream does in its turn. All else that names a stream is done at once, captured or not.
 static bool is_capturable(const struct slot *slot) {
-    static const char *const types[] = {"memcpy", "memset", "memory", "event"};
+    static const char *const queued[] = {"memcpy", "memset", "memory", "event"};
     if (slot->layout == LAYOUT_LAUNCH)
         return true;
     if (!slot->known || (slot->layout != LAYOUT_MEMORY && slot->layout != LAYOUT_OBJECT) ||
         !(slot->values[slot->layout == LAYOUT_MEMORY ? 3 : 1] & ARG_IN))
         return false;
-    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
-        if (!strcmp(slot->known->type, types[i]))
+    for (size_t i = 0; i < sizeof(queued) / sizeof(*queued); i++)
+        if (!strcmp(slot->known->type, queued[i]))
             return true;
     const char *op = slot->known->op;
-    return !strcmp(op, "launch") || !strcmp(op, "host") || (!strcmp(op, "wait"));
+    return !strcmp(op, "launch") || !strcmp(op, "host") || !strcmp(op, "wait");
 }
 
 void hook_describe(struct slot *slot, const char *symbol) {
