@@ -71,6 +71,13 @@ STRUCTS: dict[str, Keys] = {
         "path": ("str?", "the file that the code is in; absent: in none"),
         "offset": ("u64", "return address as an offset in that file; else as it is"),
     },
+    "operation": {
+        "type": ("str", "as of an api: memcpy, memset, memory, or stream for a function of the host"),
+        "op": ("str", "what it does within its type: HtoD, set, alloc, free, host, ..."),
+        "nodes": ("u64", "that do it, each once a launch"),
+        "bytes": ("u64", "of all of them, in one launch"),
+        "address": ("u64?", "of memory: where it is"),
+    },
     "site": {
         "probe": ("str", "name of the probe"),
         "position": ("str", "as the probe file says it"),

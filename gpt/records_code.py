@@ -17,6 +17,7 @@ CODE: dict[str, Keys] = {
         "monotonic": ("u64", "CLOCK_MONOTONIC at the same moment, ns"),
         "tsc": ("u64?", "the time stamp counter at the same moment, where time stamps are its ticks"),
         "tsc_hz": ("u64?", "ticks a second of the time stamps, if they are not ns"),
+        "captures": ("u64?", "1 if calls that were captured into a graph have apis of the type capture"),
         "attached": ("u64?", "1 if the process ran before it was watched: what it did until then is not recorded"),
         "via": ("[str]", "the filters that the segment came through, oldest first"),
     },

@@ -60,7 +60,10 @@ RUNS: dict[str, Keys] = {
         "id": ("u32", "number in the segment"),
         "symbol": ("str", "the driver function as the program asked for it"),
         "name": ("str", "without version and stream suffix"),
-        "type": ("str", "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device or other"),
+        "type": (
+            "str",
+            "context, memory, memcpy, memset, kernel, module, stream, event, sync, graph, device, capture or other",
+        ),
         "op": ("str", "what it does within its type: alloc, free, HtoD, launch, ..."),
     },
     "graph": {
@@ -69,6 +72,9 @@ RUNS: dict[str, Keys] = {
         "nodes": ("u64", "nodes, those of graphs inside it included"),
         "functions": ("[u32]", "ids of the functions that its kernel nodes launch"),
         "launches": ("[u64]", "how often each is launched; 0: as a condition says, or not at all"),
+        "operations": ("[operation]?", "what its other nodes do; absent if that is not known"),
+        "unknown": ("u64?", "nodes that run as often as a condition says: they count as 0 above"),
+        "device": ("u64?", "1 if kernels may launch it too: how often is not known"),
     },
     "launches": {
         "fields": ("[field]", "layout of a row"),

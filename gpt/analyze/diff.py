@@ -34,6 +34,8 @@ from gpt.analyze.differences import (
 )
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human_count, human_time
+from gpt.trace.durations import Durations
+from gpt.trace.process import Api
 
 if TYPE_CHECKING:
     from gpt.analyze.totals import ProcessTotals, Totals
@@ -103,7 +105,7 @@ class Run:
         clock, totals = found.process.clock, found.named()
         self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
         self._unrecorded = max(self._unrecorded, found.process.unrecorded.within_one(clock.monotonic, found.last))
-        self.verdict = self.verdict or list(totals.coverage.verdict())
+        self.verdict = self.verdict or [*totals.replays.verdict(), *totals.coverage.verdict()]
         self._add_totals(totals)
 
     def _add_totals(self, totals: Totals) -> None:
@@ -111,6 +113,9 @@ class Run:
             number = function.calls + function.counted
             self.functions[api].add(number, function.moved["bytes"], function.durations)
             self.on_gpu += function.gpu.total
+        for (type_, op), done in totals.replays.done.items():
+            if done.number:
+                self.functions[Api(type_, op, f"{op} in graphs")].add(done.number, done.bytes, Durations())
         for name, kernel in totals.kernels.items():
             self.kernels[name].add(max(kernel.launches, kernel.gpu.count), 0, kernel.gpu)
 
@@ -197,7 +202,7 @@ def _compare(
     found = []
     for key in dict.fromkeys(key for run in (*a, *b) for key in run):
         one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
-        name, type_ = (key, "") if isinstance(key, str) else (key.name, key.type)
+        name, type_ = (key, "") if isinstance(key, str) else (key.title, key.type)
         found.append(Compared(name, type_, tell_difference(one, other, max(times)), one, other))
     return _order(found)
 

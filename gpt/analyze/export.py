@@ -56,7 +56,7 @@ class Export:
             raise UsageError("export takes --format sqlite or parquet, and -o FILE")
         if shape is Form.parquet:
             load_pyarrow()
-        self.kinds = (RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}) - {"graph"}
+        self.kinds = RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}
         if output == DASH:
             _check_stdout(shape)
         self._stage, self._form, self._output = stage, shape, output

@@ -1,6 +1,7 @@
-"""gpt-analyze graphs: what launches of CUDA graphs launched, by executable graph and by kernel.
+"""gpt-analyze graphs: what launches of CUDA graphs ran, by executable graph and by kernel.
 
-A `graph` record says which kernels a graph has that a handle means from then on; a call says which handle it launched.
+A `graph` record says which kernels and copies a graph has that a handle means from then on; a call says which handle it
+launched.
 How long a replay takes is known with GPU times, how long its kernels do with the probe block_sched.
 """
 
@@ -13,8 +14,10 @@ from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.errors import MissingError, TruncatedError
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
+from gpt.trace.replays import COPIES, Replays, sum_replays
 
 if TYPE_CHECKING:
+    from gpt.trace.graphs import Made, Operation
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
@@ -25,6 +28,8 @@ GRAPHS = (
     Column("since", "u64", "ns", shown="never"),
     Column("nodes", "u64"),
     Column("kernels", "u64"),
+    Column("copies", "u64", shown="any"),
+    Column("copied", "u64", "bytes", shown="any"),
     Column("replays", "u64"),
     Column("time", "u64?", "ns", "GPU time", "any"),
     Column("p50", "u64?", "ns", "a replay", "any"),
@@ -46,15 +51,18 @@ TOP = 30  # rows that tables show
 
 
 class Replayed(NamedTuple):
-    """A graph that a handle meant from `since` on, a time stamp, and its launches: starts and places in the calls."""
+    """A graph that a handle meant from some time on, and its launches: calls."""
 
     number: int
     process: Process
     handle: int
-    since: int
-    nodes: int
-    kernels: dict[int, int]
+    made: Made
     calls: Any
+
+    @property
+    def copies(self) -> list[Operation]:
+        """What a launch copies and sets."""
+        return [one for one in self.made.operations or () if one.type in COPIES]
 
 
 def graphs(trace: TraceModel) -> Answers:
@@ -68,19 +76,25 @@ def graphs(trace: TraceModel) -> Answers:
         took = times.get(graph.number)
         gpu = (float(took.sum()), _median(took), float(took.max())) if took is not None else (None,) * 3
         called = graph.calls["duration"][graph.calls["duration"] > 0]
-        since = max(0, int(trace.times(graph.process, _stamps([graph.since]))[0]))
-        inside = sum(graph.kernels.values())
-        rows.append((graph.number, graph.handle, graph.process.pid, since, graph.nodes, inside, len(graph.calls), *gpu,
+        made, copies = graph.made, graph.copies
+        since = max(0, int(trace.times(graph.process, _stamps([made.since]))[0]))
+        inside = made.kernels.total(), sum(one.nodes for one in copies), sum(one.bytes for one in copies)
+        rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, *inside, len(graph.calls), *gpu,
                      _median(called) if len(called) else None))  # fmt: skip
         names = graph.process.kernels()
-        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in graph.kernels}
+        own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
         whole = sum(span for _, _, span in own.values())
-        for function, count in graph.kernels.items():
+        for function, count in made.kernels.items():
             probed, timed, span = own[function]
             known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
             kernels.append((names.get(function, f"#{function}"), graph.number, count, count * len(graph.calls),
                             probed or None, *known))  # fmt: skip
+    replays = Replays()
+    for process in trace.processes:
+        mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
+        replays.merge(sum_replays(mine, process.graphs))
     verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    verdict += replays.verdict()
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
@@ -109,21 +123,14 @@ def _median(values: Any) -> int:
 
 def _find_graphs(trace: TraceModel) -> list[Replayed]:
     """The graphs that were launched, numbered from 1 in the order of their first launches."""
-    import numpy as np
-
     calls = trace.calls("object", "stamp")
     calls = calls[trace.chosen(calls, type="graph", op="launch")]
     calls = calls[calls["result"] == 0]
     found = []
     for number, process in enumerate(trace.processes):
         mine = calls[calls["process"] == number]
-        for handle in np.unique(mine["object"]).tolist():
-            own = mine[mine["object"] == handle]
-            known = process.graphs.of(handle)
-            meant = np.searchsorted(_stamps([at for at, _, _ in known]), own["stamp"], side="right")
-            for at in np.unique(meant).tolist():
-                since, nodes, kernels = known[at - 1] if at else (0, 0, {})  # of before the first record: not known
-                found.append(Replayed(0, process, handle, since, nodes, kernels, own[meant == at]))
+        for handle, made, places in process.graphs.iter_launched(mine["object"], mine["stamp"]):
+            found.append(Replayed(0, process, handle, made, mine[places]))
     found.sort(key=lambda graph: int(graph.calls["start"][0]))
     return [graph._replace(number=number) for number, graph in enumerate(found, 1)]
 
@@ -160,14 +167,14 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
         handle, buffer = launch.launch.exec, launch.buffers.get(MAP)
         if handle is None or buffer is None:
             continue
-        meant = [graph for graph in by_handle[launch.process, handle] if graph.since <= launch.launch.start]
+        meant = [graph for graph in by_handle[launch.process, handle] if graph.made.since <= launch.launch.start]
         if not meant:
             continue
         try:
             schedule = make_schedule(buffer.read(), launch.process.cards.get(launch.device, {}))
         except (MissingError, TruncatedError):
             schedule = None
-        key = max(meant, key=lambda graph: graph.since).number, launch.launch.function
+        key = max(meant, key=lambda graph: graph.made.since).number, launch.launch.function
         probed, timed, span = spans.get(key, (0, 0, 0.0))
         known = schedule is not None and schedule.ns_per_clock is not None
         spans[key] = probed + 1, timed + known, span + (float(schedule.ended.max()) if schedule and known else 0.0)

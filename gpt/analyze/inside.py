@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpt.analyze.sequence import COPY, IOCTL, LAUNCH, Acts, Groups
 from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
 from gpt.trace.ranges import RANGE
+from gpt.trace.replays import count_copied
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -88,7 +89,7 @@ class Inside:
     def _iter_work(self) -> Iterator[Array]:
         """Calls of the driver: what each launched, the bytes that it copied, and that it is one."""
         acts = Acts(self._process)
-        for calls in self._trace.iter_calls("bytes", process=self._number):
+        for calls in self._trace.iter_calls("bytes", "object", "stamp", process=self._number):
             does = acts.of(calls)
             if (does & IOCTL).any():
                 driver = (does & IOCTL) == 0
@@ -100,6 +101,8 @@ class Inside:
             launch = (does & LAUNCH) != 0
             copied = ((does & COPY) != 0) & (calls["result"] == 0)
             rows["values"][:, 0], rows["values"][:, 1] = launch, np.where(copied, calls["bytes"].astype(float), 0)
+            graphs = np.flatnonzero(launch & (calls["object"] != 0))
+            rows["values"][graphs, 1] = count_copied(self._process.graphs, calls[graphs])
             self.launches += int(launch.sum())
             yield rows
 

@@ -10,6 +10,7 @@ where the sequence begins to repeat itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +19,10 @@ import numpy.typing as npt
 
 from gpt.analyze.periods import SHARE, Codes, Period, Places, find_periods, find_steps, split_units
 from gpt.screen.units import amount
+from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
 from gpt.trace.machines import LIMIT
+from gpt.trace.process import CAPTURED
 from gpt.trace.rows import iter_groups
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
 OTHERS, LITTLE = 7, 0.05  # units of the same length that are told, and the share that each of them covers at least
 SCOPES = 8  # threads, and streams, that are looked at: those with most launches
 SAMPLE = 1000  # iterations in which breaks are looked for
-GRAPH_LAUNCH = ("graph", "launch")  # type and op
 GRAPH = np.uint32(1 << 31)  # of a code: the rest is the place of a handle, else the id of a function
 HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its 16 upper bits
 Stamps = npt.NDArray[np.uint64]
@@ -67,10 +69,10 @@ class Launches:
     """The launches of a process that succeeded."""
 
     def __init__(self, process: Process) -> None:
-        self.total = 0
         self._process = process
         self._kept = 0
-        self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api of graphs, and the columns
+        self._totals = Counter[int]()  # by api, as in the parts
+        self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api, -api for kernels, and the columns
         self._graphs: dict[int, int] = {}  # places, by handle
         self._threads: dict[int, int] = {}  # places, by id
 
@@ -83,14 +85,23 @@ class Launches:
         """Launches that began in a time."""
         return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())
 
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return sum(count for key, count in self._totals.items() if self._launches(key))
+
+    def _launches(self, key: int) -> bool:
+        """Whether calls did launch something: of functions that weren't named before, it's known now."""
+        api = self._process.apis.get(abs(key))
+        return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
+
     def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
-        """The parts, without calls that turned out not to launch graphs."""
-        apis = {0} | {id_ for id_, api in self._process.apis.items() if api[:2] == GRAPH_LAUNCH}
-        return [part for part in self._parts if part[0] in apis]
+        """The parts, without calls that turned out not to launch graphs, or to be captured."""
+        return [part for part in self._parts if self._launches(part[0])]
 
     def calls_of_kernels(self) -> npt.NDArray[np.void]:
         """The calls, as find_loading takes them."""
-        parts = [columns for api, columns in self._parts if not api]
+        parts = [columns for api, columns in self._named() if api <= 0]
         found = np.zeros(sum(len(columns[0]) for columns in parts), LAUNCH)
         for name, place in (("start", 0), ("function", 1), ("duration", 4)):
             found[name] = np.concatenate([columns[place] for columns in parts]) if parts else 0
@@ -104,6 +115,12 @@ class Launches:
     def add_kernels(self, threads: Threads, rows: Rows) -> None:
         """Takes calls in that have a function."""
         good = (rows["function"] != 0) & (rows["result"] == 0)
+        known = self._process.apis
+        for api in np.unique(rows["api"]).tolist():
+            if api not in known or known[api].type == CAPTURED:
+                own = good & (rows["api"] == api)
+                good &= ~own
+                self._add(-api, threads[own], rows[own], rows["function"][own] & ~GRAPH)
         if not good.all():
             threads, rows = threads[good], rows[good]
         self._add(0, threads, rows, rows["function"] & ~GRAPH)
@@ -117,7 +134,7 @@ class Launches:
         self._add(api, threads, rows, np.array(places, np.uint32)[which] | GRAPH)
 
     def _add(self, api: int, threads: Threads, rows: Rows, codes: Codes) -> None:
-        self.total += len(codes)
+        self._totals[api] += len(codes)
         room = min(MOST - self._kept, len(codes))
         if room <= 0:
             return

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, Who, tell_apart
-from gpt.trace.kinds import CALLS, SITES
+from gpt.trace.kinds import CALLS, GRAPHS, SITES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -350,5 +350,5 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & (CALLS - {"clock", "function"} | {"child"}) else NONE
 
 
-ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | SITES, _find_lack,
-                    types=frozenset(("memory", "context")))  # fmt: skip
+ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | GRAPHS | SITES, _find_lack,
+                    types=frozenset(("memory", "context", "graph")))  # fmt: skip

@@ -102,8 +102,13 @@ def _iter_records(noted: _Noted) -> Iterator[str]:
     for handle, graph in process.graphs.iter_all():
         functions, launches = list(graph.kernels), list(graph.kernels.values())
         at = _stamp(process, graph.since)[0]
+        more: dict[str, Any] = {"unknown": graph.unknown or None, "device": int(graph.for_device) or None}
+        if graph.operations is not None:
+            more["operations"] = [
+                {key: value for key, value in one._asdict().items() if value is not None} for one in graph.operations
+            ]
         yield _line(
-            records.make("graph", exec=handle, at=at, nodes=graph.nodes, functions=functions, launches=launches)
+            records.make("graph", exec=handle, at=at, nodes=graph.nodes, functions=functions, launches=launches, **more)
         )
     for record in process.ranges:
         key = "start" if record["kind"] == "range" else "end"

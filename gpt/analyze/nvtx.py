@@ -15,7 +15,7 @@ from gpt.analyze.answer import Answers, Column, Record, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, tell_apart
 from gpt.screen.units import amount
-from gpt.trace.kinds import CALLS, GPU_TIMES, RANGES
+from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,5 +221,5 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & (RANGES | {"child"}) else NO_RANGES
 
 
-ANALYSIS = of_model(nvtx, "Sum up what happened within NVTX ranges.", CALLS | RANGES | GPU_TIMES, _find_lack,
-                   drains=True)  # fmt: skip
+ANALYSIS = of_model(nvtx, "Sum up what happened within NVTX ranges.", CALLS | GRAPHS | RANGES | GPU_TIMES,
+                   _find_lack, drains=True)  # fmt: skip

@@ -6,6 +6,7 @@ What counts as allocating and freeing stands in two tables; gpt/analyze/memory.p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,6 +47,7 @@ KINDS = (
     Kind("device", True, True, MEMORY),
     Kind("pool", True, True, MEMORY),
     Kind("managed", True, True, MEMORY),
+    Kind("graph", True, True, MEMORY),
     Kind("physical", True, False, HANDLES, False),
     Kind("pinned", False, False, MEMORY),
     Kind("registered", False, False, REGISTERED),
@@ -61,6 +63,7 @@ ALLOCATE = {
     "cuMemAllocHost": "pinned",
     "cuMemHostAlloc": "pinned",
     "cuMemHostRegister": "registered",
+    "graph allocates": "graph",
 }
 FREE = {
     "cuMemFree": MEMORY,
@@ -68,7 +71,10 @@ FREE = {
     "cuMemFreeHost": MEMORY,
     "cuMemRelease": HANDLES,
     "cuMemHostUnregister": REGISTERED,
+    "graph frees": MEMORY,
 }
+IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # stand for functions
+_NAMES = {IN_GRAPHS["memory", "alloc"]: "graph allocates", IN_GRAPHS["memory", "free"]: "graph frees"}
 MAPS = ("cuMemMap", "cuMemUnmap")
 MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # of contexts
 
@@ -167,16 +173,36 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
 
 def make_pieces(trace: TraceModel) -> list[Pieces]:
     """Those of each process that allocates anything, or tries to."""
-    calls = trace.calls("bytes", "to", "from", "object", "stack")
-    calls = calls[trace.chosen(calls, type="memory") | trace.chosen(calls, type="context")]
+    calls = trace.calls("bytes", "to", "from", "object", "stack", "stamp")
     calls = calls[calls["duration"] > 0]
+    launches = calls[trace.chosen(calls, type="graph", op="launch") & (calls["result"] == 0)]
+    calls = calls[trace.chosen(calls, type="memory") | trace.chosen(calls, type="context")]
+    calls = np.concatenate([calls, *_iter_inside(trace, launches)])
+    calls = calls[np.argsort(calls["start"], kind="stable")]
     made = (_make(process, calls[calls["process"] == n]) for n, process in enumerate(trace.processes))
     return [pieces for pieces in made if len(pieces.begins) or any(pieces.failed)]
 
 
+def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
+    """Yield what graphs allocate and free as calls of their own: at the beginning and at the end of each launch."""
+    for number, process in enumerate(trace.processes):
+        mine = launches[launches["process"] == number]
+        for _, graph, places in process.graphs.iter_launched(mine["object"], mine["stamp"]):
+            for one in graph.operations or ():
+                if (one.type, one.op) not in IN_GRAPHS or one.address is None:
+                    continue
+                rows = mine[places]
+                rows["api"], rows["to"], rows["bytes"] = IN_GRAPHS[one.type, one.op], one.address, one.bytes
+                rows["from"] = rows["object"] = rows["stack"] = 0
+                if one.op == "free":
+                    rows["start"] += np.maximum(rows["duration"].astype(np.int64), 2)
+                rows["duration"] = 1
+                yield rows
+
+
 def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
     numbers, which = np.unique(calls["api"], return_inverse=True)
-    names = [process.api(number).name for number in numbers.tolist()]
+    names = [_NAMES.get(number) or process.api(number).name for number in numbers.tolist()]
     kinds = np.array([_NUMBERS[ALLOCATE[name]] if name in ALLOCATE else -1 for name in names], np.int64)[which]
     frees = np.array([FREE.get(name, -1) for name in names], np.int64)[which]
     maps = np.array([name in MAPS for name in names], bool)[which]

@@ -263,10 +263,12 @@ def _compute(totals: Totals) -> Said:
     question = "compute against copies"
     launching, copying = _chosen(totals, COMPUTE, "launch"), _chosen(totals, IO)
     (kernels, launches), (copies, copied) = _gpu_time(launching), _gpu_time(copying)
-    size = human(sum(function.moved["bytes"] for function in copying))
-    made = sum(function.calls for function in copying)
+    replayed = [done for (type_, _), done in totals.replays.done.items() if type_ in IO]
+    size = human(sum(one.moved["bytes"] for one in copying) + sum(done.bytes for done in replayed))
+    inside = sum(done.number for done in replayed)
+    made = sum(function.moved["calls"] for function in copying) + inside
     host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
-    host += f"{amount(made, 'copy')} of {size}"
+    host += f"{amount(made, 'copy')} of {size}" + (f", {inside:,} in graphs" if inside else "")
     if not (launches or copied or made or _launched(totals)):
         return Said(question, NOTHING, evidence="no launch and no copy")
     if not launches and not copied:

@@ -27,7 +27,7 @@ from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, describe, tell_apart
 from gpt.screen.units import amount, human_time
-from gpt.trace.kinds import CALLS, GPU_TIMES, RANGES
+from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
     from gpt.analyze.periods import Period
@@ -184,7 +184,7 @@ class _Part:
 
         self.calls += int((mask & ((acts & WAITED) == 0)).sum())
         self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
-        self.bytes += float(sizes[mask & ((acts & (IN | OUT)) != 0)].sum())
+        self.bytes += float(sizes[mask & ((acts & (IN | OUT | LAUNCH)) != 0)].sum())
 
     def cover(self, start: Whole, end: Whole) -> None:
         """Adds their time; they begin no sooner than those before."""
@@ -288,5 +288,5 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any
     return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | GPU_TIMES | RANGES, need=find_need,
-                    drains=True)  # fmt: skip
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | GRAPHS | GPU_TIMES | RANGES,
+                    need=find_need, drains=True)  # fmt: skip

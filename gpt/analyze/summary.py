@@ -45,8 +45,9 @@ FUNCTIONS = (
 COPIES = (
     Column("op", "text", title="copies"),
     Column("calls", "u64"),
+    Column("in_graphs", "u64", shown="any"),
     Column("bytes", "u64", "bytes"),
-    Column("mean_bytes", "u64", "bytes", "a call"),
+    Column("mean_bytes", "u64", "bytes", "each"),
     Column("total", "u64", "ns", "time in calls"),
     Column("gpu_calls", "u64?", shown="never"),
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
@@ -54,6 +55,7 @@ COPIES = (
 KERNELS = (
     Column("name", "text", "kernel", "kernel"),
     Column("launches", "u64"),
+    Column("captured", "u64", shown="any"),
     Column("share", "f64", "%"),
     Column("gpu_launches", "u64?", shown="never"),
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
@@ -121,7 +123,12 @@ class Summary:
             yield _make_functions(totals)
         if copies := list(_iter_copies(totals)):
             yield make_answer("copies", COPIES, copies)
-        verdict = [*_describe_graphs(totals), *_describe_loading(totals), *totals.coverage.verdict()]
+        verdict = [
+            *totals.replays.verdict(),
+            *_describe_graphs(totals),
+            *_describe_loading(totals),
+            *totals.coverage.verdict(),
+        ]
         if totals.kernels or verdict:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
@@ -178,17 +185,22 @@ def _times(function: FunctionTotals) -> tuple[Any, ...]:
 
 
 def _iter_copies(totals: Totals) -> Rows:
-    """Bytes by direction, most first."""
+    """Bytes by direction, most first: of calls that ran, and of nodes of graphs that were launched."""
     found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
             sums = found.setdefault(api.op, Counter())
             sums.update(function.moved)
             sums.update(gpu_calls=function.gpu.count, gpu_total=function.gpu.total)
+    for (type_, op), done in totals.replays.done.items():
+        if type_ in ("memcpy", "memset") and done.number:
+            found.setdefault(op, Counter()).update(in_graphs=done.number, bytes=done.bytes)
     for op in sorted(found, key=lambda op: (-found[op]["bytes"], op)):
         sums = found[op]
         on_gpu = (sums["gpu_calls"], sums["gpu_total"]) if sums["gpu_calls"] else (None, None)
-        yield op, sums["calls"], sums["bytes"], sums["bytes"] // sums["calls"], sums["total"], *on_gpu
+        number = sums["calls"] + sums["in_graphs"]
+        counts = sums["calls"], sums["in_graphs"], sums["bytes"], sums["bytes"] // number
+        yield op, *counts, sums["total"], *on_gpu
 
 
 def _iter_kernels(totals: Totals) -> Rows:
@@ -198,7 +210,7 @@ def _iter_kernels(totals: Totals) -> Rows:
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
         gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
-        yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4)
+        yield name, kernel.launches, kernel.captured, share, *(known if gpu.count else (None,) * 4)
 
 
 def _graph_times(totals: Totals) -> list[float]:

@@ -12,6 +12,7 @@ from gpt.analyze.numbers import Numbers
 from gpt.analyze.periods import Period, iter_units
 from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
 from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
+from gpt.trace.replays import count_copied
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -57,7 +58,8 @@ class Tapes:
         self._firsts: list[tuple[int, int]] = []  # of each, how many launches came before the first, and when it began
         self._counts: list[int] = []
         self._waits = 0
-        for calls in iter_calls(trace, number, "function", "bytes", "object"):
+        self._graphs = trace.processes[number].graphs
+        for calls in iter_calls(trace, number, "function", "bytes", "object", "stamp"):
             self._add(calls)
         copied = _find_copies(trace, number)
         self.copies_timed = copied is not None
@@ -74,8 +76,10 @@ class Tapes:
         rows = np.zeros(len(start), CALL)
         rows["start"], rows["end"], rows["bytes"], rows["acts"] = start, end, calls.rows["bytes"], calls.acts
         rows["thread"] = calls.rows["thread"]
-        self.calls.append(rows)
         launch = calls.of(LAUNCH)
+        graphs = np.flatnonzero(launch & (calls.rows["function"] == 0))
+        rows["bytes"][graphs] = count_copied(self._graphs, calls.rows[graphs], ("HtoD", "DtoH"))
+        self.calls.append(rows)
         if launch.any():
             latest = int(end[launch].max())
             self.launched = max(self.launched, latest) if len(self.launches) else latest

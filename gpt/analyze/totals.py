@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from gpt.analyze.coverage import Coverage, make_coverage
-from gpt.analyze.iterations import GRAPH_LAUNCH, CallTimes, Launches, Spans
+from gpt.analyze.iterations import CallTimes, Launches, Spans
 from gpt.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
+from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import FAR, TIMED, FirstLaunches, find_loading
 from gpt.trace.machines import LIMIT
-from gpt.trace.process import Api, Process
+from gpt.trace.process import CAPTURED, Api, Process
+from gpt.trace.replays import Replays, sum_replays
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each at most; the driver has some 700
 FEW = 3  # launches of which one takes FAR times as long as the others: it contains the loading of code
@@ -84,7 +86,7 @@ class KernelTotals:
     """The launches of one kernel."""
 
     def __init__(self) -> None:
-        self.launches = self.loads = 0
+        self.launches = self.captured = self.loads = 0
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
         self.loaded = 0.0  # ns that are known to be the loading of its code, and are not in `gpu`
         self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels that were launched once
@@ -99,6 +101,7 @@ class KernelTotals:
     def merge(self, other: KernelTotals) -> None:
         """Takes in what another one has."""
         self.launches += other.launches
+        self.captured += other.captured
         self.loads += other.loads
         self.loading += other.loading
         self.loaded += other.loaded
@@ -113,10 +116,12 @@ class Totals:
         self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # whatever the program asked for them as
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
         self.coverage = Coverage()
+        self.replays = Replays()
 
     def merge(self, other: Totals) -> None:
         """Takes in what another one has."""
         self.coverage.merge(other.coverage)
+        self.replays.merge(other.replays)
         for api, function in other.functions.items():
             self.functions[api].merge(function)
         _check_number(self.functions)
@@ -142,6 +147,7 @@ class ProcessTotals:
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
+        self._captures = Counter[tuple[int, int]]()  # by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
         self._firsts = FirstLaunches()
 
@@ -176,6 +182,7 @@ class ProcessTotals:
         self.call_times.add(found)
         if "function" in names:
             self.launches.add_kernels(threads, found)
+            self._add_captures(found)
         ends = found["start"] + found["duration"]
         clock = process.clock
         stops = clock.times(found["start"]) + np.minimum(clock.durations(found["duration"]), LIMIT).astype(np.int64)
@@ -189,6 +196,14 @@ class ProcessTotals:
                 process.graphs.add_calls(id_, calls)  # whose name may come yet
                 self.launches.add_graphs(id_, threads[order], calls)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
+
+    def _add_captures(self, found: rows.Rows) -> None:
+        """Counts launches that were captured, or may have been, by kernel."""
+        known = self.process.apis
+        may = [id_ for id_ in np.unique(found["api"]).tolist() if id_ not in known or known[id_].type == CAPTURED]
+        if may:
+            chosen = np.isin(found["api"], may) & (found["function"] != 0)
+            self._captures.update(found[["api", "function"]][chosen].tolist())
 
     def _function(self, id_: int) -> FunctionTotals:
         function = self._functions.get(id_)
@@ -226,6 +241,13 @@ class ProcessTotals:
         graphs = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
+        found.replays = sum_replays(process.graphs.iter_replays(graphs), process.graphs)
+        for (api, id_), count in self._captures.items():
+            if process.api(api).type == CAPTURED:
+                found.kernels[kernels.get(id_, f"#{id_}")].captured += count
+        for what, function in found.functions.items():
+            if what.type == CAPTURED and function.calls:
+                found.replays.captured[what.op] += function.calls
         found.coverage = make_coverage(process)
         if found.coverage.probed or found.coverage.unprobed:
             found.coverage.gpu_time = gpu_time

@@ -143,7 +143,8 @@ def find_driver(pid: int) -> list[DriverFile]:
             raise GptError(f"a thread of process {found_id[1]}: name that", where)
         maps = _read_maps(folder)
     except PermissionError:
-        fact = "root is needed" if os.geteuid() else "not ours to look at (user namespaces, ptrace)"
+        denied = "cannot be read: permission denied (other user namespace, or ptrace restrictions)"
+        fact = "root is needed" if os.geteuid() else denied
         raise MissingError(fact, where) from None
     except OSError as error:
         raise GptError.of(error, where) from None

@@ -15,7 +15,10 @@ from gpt.export.correlate import NONE, WORK, Calls, Matcher
 from gpt.export.files import TableFile
 from gpt.export.maps import MapTables
 from gpt.export.strings import Names, Strings
+from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.machines import LIMIT
+from gpt.trace.replays import sum_replays
+from gpt.trace.rows import iter_groups, take
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -96,7 +99,7 @@ class ProcessRows:
 
     def _name_api(self, id_: int) -> int:
         if id_ in self.process.apis and id_ not in self._late:
-            return self._strings.number(self.process.apis[id_].name)
+            return self._strings.number(self.process.apis[id_].title)
         return self._late.setdefault(id_, 0) or self._late.update({id_: self._strings.reserve()}) or self._late[id_]
 
     def _name_kernels(self, ids: npt.NDArray[np.uint32]) -> dict[str, Any]:
@@ -136,6 +139,10 @@ class ProcessRows:
             return
         if "function" in known:
             wide |= self._name_kernels(rows["function"]) | _launch_type(rows)
+        if "object" in known:
+            for api, places in iter_groups(rows["api"]):
+                if self.process.apis.get(api, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
+                    self.process.graphs.add_calls(api, take(rows, places))
         self._tables.write(schema.ARGUMENTS, len(rows), told | wide)
         launching = _each(rows["api"], self._may_launch).astype(bool)
         self._matcher.add_calls(keys[launching], rows[launching])
@@ -312,7 +319,7 @@ class ProcessRows:
         self._write_counts()
         process, strings = self.process, self._strings
         for id_, number in self._late.items():
-            strings.texts[number] = process.api(id_).name
+            strings.texts[number] = process.api(id_).title
         names = process.kernels()
         strings.learn_kernels(names[id_] for id_ in self._late_kernels if id_ in names)
         for id_, numbers in self._late_kernels.items():
@@ -322,6 +329,13 @@ class ProcessRows:
 
     def _write_counts(self) -> None:
         launches, calls = self._counts
+        graphs = {id_ for id_, api in self.process.apis.items() if api[:2] == GRAPH_LAUNCH}
+        launches += self.process.graphs.count_launches(graphs)
+        replays = sum_replays(self.process.graphs.iter_replays(graphs), self.process.graphs)
+        if done := replays.done:
+            what = {"type": [type_ for type_, _ in done], "op": [op for _, op in done]}
+            ran = {"count": [one.number for one in done.values()], "bytes": [one.bytes for one in done.values()]}
+            self._tables.write(schema.GRAPH_WORK, len(done), {"globalPid": self.global_pid, **what, **ran})
         self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
         process, names = self.process, self.process.kernels()
         found = process.probes.unprobed if not process.is_narrow else {}  # they say neither thread nor time

@@ -98,6 +98,7 @@ ARGUMENTS = ExportTable(
     make_fields(f"i64 correlationId globalTid; u64 streamId object dst src bytes; {NAMES}; u8 launchType; {SHAPE}"),
 )
 LAUNCH_COUNTS = ExportTable("GPT_LAUNCH_COUNTS", make_fields(f"i64 globalPid; {NAMES}; u64 launches"))
+GRAPH_WORK = ExportTable("GPT_GRAPH_WORK", make_fields("i64 globalPid; text type op; u64 count bytes"))
 CALL_COUNTS = ExportTable("GPT_CALL_COUNTS", make_fields("i64 globalPid nameId; u64 calls"))
 PROBED = ExportTable(
     "GPT_PROBED_LAUNCHES",
@@ -158,7 +159,7 @@ ENUMS = (
 )
 TABLES = (
     RUNTIME, KERNEL, MEMCPY, MEMSET, GRAPH, IOCTLS, NVTX, STRINGS, PROCESSES, THREADS, GPUS, DEVICES, SESSION, SYSTEM,
-    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, CALL_COUNTS, PROBED, UNPROBED, TIMES,
+    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, GRAPH_WORK, CALL_COUNTS, PROBED, UNPROBED, TIMES,
     NEEDS, *ENUMS,
 )  # fmt: skip
 MAP = "u64 launchId; i64 globalPid; u64 block unit"  # of a table GPT_MAP_*, before the fields of its records

@@ -17,7 +17,7 @@ from gpt import signals
 from gpt.errors import GptError, MissingError, UsageError
 from gpt.neutrino.writer import VARIABLE
 from gpt.probe.model import ProbeFile
-from gpt.probe.read.load import find_probe, load_probes
+from gpt.probe.read.load import BUILTIN, find_probe, load_probes
 from gpt.probe.verify import verify
 
 PACKAGE = Path(__file__).parent / "python"  # what PYTHONPATH gets
@@ -56,7 +56,7 @@ def find_tool(name: str) -> Path:
     try:
         return find_probe(name)
     except MissingError:
-        known = ", ".join(sorted(path.stem for path in TOOLS.glob("*.toml")))
+        known = ", ".join(sorted({path.stem for folder in (TOOLS, BUILTIN) for path in folder.glob("*.toml")}))
         raise MissingError(f"no such probe file, and not a tool ({known})", name) from None
 
 

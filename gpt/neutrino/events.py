@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpt.neutrino.results import ResultSection
-from gpt.trace.process import Api, LoadedFunction, Process
+from gpt.trace.apis import find_api
+from gpt.trace.process import CAPTURED, Api, LoadedFunction, Process
 
 Record = dict[str, Any]
 
@@ -40,11 +41,12 @@ def iter_head(header: Record) -> Iterator[str]:
 
 def iter_calls(process: Process) -> Iterator[tuple[int, str]]:
     """What the calls that were collected did, with the time stamps at which they began."""
-    wanted = [id_ for id_, api in process.apis.items() if api.type in SAID or api.name == "cuInit"]
+    apis = {id_: find_api(api.symbol) if api.type == CAPTURED else api for id_, api in process.apis.items()}
+    wanted = [id_ for id_, api in apis.items() if api.type in SAID or api.name == "cuInit"]
     for _, rows in process.calls.take():
         names = set(rows.dtype.names or ())
         for row in rows[np.isin(rows["api"], wanted)]:
-            if line := _call(process.api(int(row["api"])), row, names):
+            if line := _call(apis[int(row["api"])], row, names):
                 yield int(row["start"]), line
 
 

@@ -50,7 +50,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     panels = told or [(answer, plot) for answer in answers[:1] for plot in _bars_of(answer)]
     panels = [(answer, plot) for answer, plot in panels if answer["rows"] and plot["form"] in FORMS]
     if not panels:
-        raise GptError("nothing to draw", str(path))
+        raise GptError("nothing to draw (a script can pass plots=[...] to make_answer)", str(path))
     columns = [_choose(_read(answer), answer, plot) for answer, plot in panels]
     heights = [_height(plot, of) for (_, plot), of in zip(panels, columns, strict=True)]
     size = (WIDTH, min(MOST * len(panels), sum(heights)))

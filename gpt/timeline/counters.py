@@ -18,6 +18,7 @@ Real = npt.NDArray[np.float64]
 PARTS, LEAST = 1000, 1000  # of the time in which anything was copied, and ns of a part at least
 SECOND = 1e9  # ns
 MOST = float(1 << 62)
+NO_COPIES = np.zeros(0, np.int64), np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,42 @@ def count_copies(
     """
     good = (calls["result"] == 0) & model.chosen(calls, type="memcpy") & (calls["bytes"] > 0)
     ran = np.flatnonzero((callers >= 0) & good[callers]) if len(calls) else np.zeros(0, np.int64)
-    for op in sorted({api.op for process in model.processes for api in process.apis.values() if api.type == "memcpy"}):
+    inside = _find_replayed(model, calls)
+    ops = {api.op for process in model.processes for api in process.apis.values() if api.type == "memcpy"}
+    for op in sorted(ops | {op for _, op in inside}):
         chosen = good & model.chosen(calls, op=op)
-        for process in np.unique(calls["process"][chosen]).tolist():
+        processes = {*np.unique(calls["process"][chosen]).tolist(), *(place for place, one in inside if one == op)}
+        for process in sorted(processes):
+            places, of_graphs = inside.get((process, op), NO_COPIES)
+            replays = calls[places]
             own = calls[chosen & (calls["process"] == process)]
-            sizes = own["bytes"].astype(np.float64)
-            total = np.minimum(np.cumsum(sizes), MOST).astype(np.int64)
-            yield Counter(process, f"bytes copied {op}", own["start"].copy(), total)
+            starts = np.concatenate([own["start"], replays["start"]])
+            sizes = np.concatenate([own["bytes"].astype(np.float64), of_graphs])
+            order = np.argsort(starts, kind="stable")
+            total = np.minimum(np.cumsum(sizes[order]), MOST).astype(np.int64)
+            yield Counter(process, f"bytes copied {op}", starts[order], total)
             rows = ran[chosen[callers[ran]] & (gpu["process"][ran] == process)]
             if len(rows):
-                own, sizes = gpu[rows], calls["bytes"][callers[rows]].astype(np.float64)
-            begins = own["begin" if len(rows) else "start"].astype(np.int64)
-            times, rates = spread(begins, begins + own["duration"].astype(np.int64), sizes)
+                own, sizes = gpu[rows], np.append(calls["bytes"][callers[rows]].astype(np.float64), of_graphs)
+            begins = np.append(own["begin" if len(rows) else "start"], replays["start"]).astype(np.int64)
+            took = np.append(own["duration"], replays["duration"]).astype(np.int64)
+            times, rates = spread(begins, begins + took, sizes)
             yield Counter(process, f"{op} a second", times, rates, "bytes/s")
+
+
+def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple[int, str], tuple[Whole, Real]]:
+    """Return the launches of graphs that copy, by process and op: their places in the calls, and the bytes of each."""
+    found: dict[tuple[int, str], tuple[Whole, Real]] = {}
+    launches = np.flatnonzero(model.chosen(calls, type="graph", op="launch") & (calls["result"] == 0))
+    for number, process in enumerate(model.processes):
+        mine = launches[calls["process"][launches] == number]
+        for _, graph, places in process.graphs.iter_launched(calls["object"][mine], calls["stamp"][mine]):
+            for one in graph.operations or ():
+                if one.type == "memcpy" and one.bytes:
+                    before = found.get((number, one.op), NO_COPIES)
+                    sizes = np.full(len(places), float(one.bytes))
+                    found[number, one.op] = np.append(before[0], mine[places]), np.append(before[1], sizes)
+    return found
 
 
 def spread(begins: Whole, ends: Whole, sizes: Real) -> tuple[Whole, Whole]:

@@ -114,7 +114,8 @@ class Timeline:
 
 def make_timeline(model: TraceModel) -> Timeline:
     """What the model says when, as tracks."""
-    calls, gpu = model.calls("function", "bytes", "stream", "shared", *SHAPE), model.gpu_times()
+    calls = model.calls("function", "bytes", "stream", "shared", "object", "stamp", *SHAPE)
+    gpu = model.gpu_times()
     callers, saved = find_callers(gpu, calls), find_saved(model, calls, gpu)
     maker = _Maker(model)
     maker.add_calls(calls, saved)
@@ -205,7 +206,7 @@ class _Maker:
         spans = self._add(calls, "start", THREAD, "thread")
         spans["open"] = calls["duration"] == 0
         spans["fact"] = saved.calls
-        spans["name"] = self._name(calls, "api", lambda process, id_: process.api(id_).name)
+        spans["name"] = self._name(calls, "api", lambda process, id_: process.api(id_).title)
         ioctls = self._model.chosen(calls, type="ioctl")
         spans["category"] = np.where(ioctls, IOCTL, CALL)
 

@@ -1,4 +1,4 @@
-"""Kernels that were launched by launching a graph: 16 bytes are kept of each such launch.
+"""Graphs that can be launched, and their launches: 16 bytes are kept of each.
 
 A call has the graph's handle. The driver uses a handle again when its graph is gone, so a launch means the graph
 that had the handle when it began; the `graph` record says from when on.
@@ -17,15 +17,36 @@ from gpt import records
 from gpt.errors import MalformedError
 from gpt.trace.rows import Rows
 
+GRAPH_LAUNCH = ("graph", "launch")  # type and op of a function that launches graphs
 Column = npt.NDArray[np.uint64]
 
 
+class Operation(NamedTuple):
+    """Work of a graph that isn't a kernel: the nodes that do it, and the bytes of all of them in one launch."""
+
+    type: str
+    op: str
+    nodes: int
+    bytes: int
+    address: int | None = None
+
+
 class Made(NamedTuple):
-    """What a handle means since a time stamp: nodes, and launches by function."""
+    """The graph that a handle means since a time stamp: nodes, launches by function, and the work of other nodes.
+
+    `operations` is None if that isn't recorded; `unknown` nodes run as often as a condition says, and are in neither.
+    If it's `for_device`, kernels may launch it.
+    """
 
     since: int
     nodes: int
     kernels: Counter[int]
+    operations: tuple[Operation, ...] | None = None
+    unknown: int = 0
+    for_device: bool = False
+
+
+NOTHING = Made(0, 0, Counter())  # what is known of a graph that was made before anything was recorded
 
 
 class Graphs:
@@ -45,7 +66,9 @@ class Graphs:
         kernels = Counter[int]()
         for function, count in zip(functions, launches, strict=True):
             kernels[function] += count
-        self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels))
+        operations = tuple(Operation(**one) for one in record["operations"]) if "operations" in record else None
+        more = operations, record.get("unknown", 0), bool(record.get("device", 0))
+        self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels, *more))
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Takes calls in that have an `object`: the handle, if it is graphs that the function launches."""
@@ -65,20 +88,31 @@ class Graphs:
         """Each graph, with its handle."""
         yield from ((handle, graph) for handle in self._graphs for graph in self.of(handle))
 
+    def iter_launched(self, objects: Column, starts: Column) -> Iterator[tuple[int, Made, npt.NDArray[np.intp]]]:
+        """Each handle and graph that launches with these objects and starts meant, and the places of these.
+
+        NOTHING stands for a graph of which no record says anything.
+        """
+        for handle in np.unique(objects).tolist():
+            own = np.flatnonzero(objects == handle)
+            graphs = self.of(handle)
+            since = np.array([graph.since for graph in graphs], np.uint64)
+            meant = np.searchsorted(since, starts[own], side="right")
+            for at in np.unique(meant).tolist():
+                yield handle, graphs[at - 1] if at else NOTHING, own[meant == at]
+
+    def iter_replays(self, apis: Container[int]) -> Iterator[tuple[Made, int]]:
+        """Each graph that was launched by `apis`, and how often; NOTHING for what no record says."""
+        parts = [part for api, calls in self._calls.items() if api in apis for part in calls]
+        if parts:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            for _, graph, places in self.iter_launched(*columns):
+                yield graph, len(places)
+
     def count_launches(self, apis: Container[int]) -> Counter[int]:
         """How often each function was launched by graphs, where `apis` launch them."""
         found = Counter[int]()
-        for api, calls in self._calls.items():
-            if api not in apis:
-                continue
-            objects, starts = (np.concatenate(column) for column in zip(*calls, strict=True))
-            for handle, graphs in self._graphs.items():
-                graphs.sort(key=lambda graph: graph.since)
-                since = np.array([graph.since for graph in graphs], np.uint64)
-                meant = np.searchsorted(since, starts[objects == handle], side="right")
-                for (_, _, kernels), launches in zip(
-                    graphs, np.bincount(meant, minlength=len(graphs) + 1)[1:], strict=True
-                ):
-                    for function, count in kernels.items():
-                        found[function] += count * int(launches)
+        for graph, launches in self.iter_replays(apis):
+            for function, count in graph.kernels.items():
+                found[function] += count * launches
         return found

@@ -12,6 +12,7 @@ SAVES = COVERED | {"buffer", "kernel", "map"}  # and what probes saved
 COSTS = COVERED | {"kernel", "memusage", "times"}  # and what probes cost
 DETAILS = frozenset(("ioctl details",))  # no records, but that those of ioctls are kept beside the calls that they are
 GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
+GRAPHS = frozenset(("graph",))  # what launches of graphs ran
 SITES = frozenset(("call_site", "stack"))  # where calls came from
 TENSORS = frozenset(("tensor", "tensor_end"))
 RANGES = frozenset(("range", "range_end"))  # of NVTX

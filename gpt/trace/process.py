@@ -29,7 +29,10 @@ from gpt.trace.unrecorded import Unrecorded, find_unrecorded
 
 Record = dict[str, Any]
 
+CAPTURE = ("stream", "capture")  # type and op of what begins a capture
 RECORDER = "gpt-hook"  # whose traces end with the status of the program
+CAPTURED = "capture"  # type of functions whose calls were captured into a graph, and did not run
+UNTOLD = "captured calls can't be told in this trace: they count as if they had run"
 CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
 MOST = 10_000  # records that are kept if they are drained
 LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
@@ -42,6 +45,11 @@ class Api(NamedTuple):
     op: str
     name: str
     symbol: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, and whether its calls were captured."""
+        return f"{self.name} (captured)" if self.type == CAPTURED else self.name
 
 
 class LoadedModule(NamedTuple):
@@ -130,7 +138,18 @@ class Process:
         """What its trace says that it lacks, in lines."""
         before = ["it ran before it was watched: what it did until then is not recorded"]
         lines = (before if self.header.get("attached") else []) + self._dropped
+        lines += [UNTOLD] if self.confuses_captured else []
         return [f"process {self.pid}: {line}" for line in lines]
+
+    @property
+    def confuses_captured(self) -> bool:
+        """Whether it captured streams, and its trace doesn't tell which calls were captured: an older one."""
+        told = self.header.get("captures") or self.captured()
+        return not told and any(api[:2] == CAPTURE for api in self.apis.values())
+
+    def captured(self) -> list[int]:
+        """The ids of functions whose calls were captured, as far as they are known."""
+        return [id_ for id_, api in self.apis.items() if api.type == CAPTURED]
 
     def gpu(self, ordinal: int | None) -> Hashable:
         """What tells this device from all others, and is the same in other processes that have it, if that is known."""
@@ -260,7 +279,7 @@ class Process:
 
     def take_launches(self) -> Counter[int]:
         """Launches since the last time, by function. Take calls before: these count if not all calls are chosen."""
-        found, self._selected.launches = Counter(self._selected.launches), {}
+        found = self._selected.take_launches(self.apis.keys(), self.captured(), self.status is not None)
         for _, rows in self.launches.take():
             for function, count in rows[["function", "count"]].tolist():
                 found[function] += count

@@ -9,7 +9,8 @@ has a kernel only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -106,9 +107,9 @@ class Selected:
     clock: Clock
     names: Mapping[int, str]
     devices: set[int]  # ordinals
-    launches: dict[int, int] = field(default_factory=dict)  # of calls that were chosen, by function
     looked: bool = False
     kept: bool = False
+    _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # calls that were chosen: by api and function
     _matched: dict[str, bool] = field(default_factory=dict)
 
     def of_calls(self, threads: Threads, rows: Rows) -> Mask:
@@ -116,9 +117,23 @@ class Selected:
         chosen = self._choose(threads, rows, "start")
         if "function" in (rows.dtype.names or ()) and self.selection.narrow:
             good = chosen & (rows["result"] == 0) & (rows["function"] != 0)
-            for function, count in zip(*np.unique(rows["function"][good], return_counts=True), strict=True):
-                self.launches[int(function)] = self.launches.get(int(function), 0) + int(count)
+            for key, count in Counter(rows[["api", "function"]][good].tolist()).items():
+                self._launches[key] += count
         return chosen
+
+    def take_launches(self, known: Container[int], captured: Container[int], over: bool) -> Counter[int]:
+        """Launches that were chosen since the last time, by function, without those by apis whose calls were captured.
+
+        Those by apis that aren't `known` yet wait until the process is `over`.
+        """
+        found, waiting = Counter[int](), Counter[tuple[int, int]]()
+        for (api, function), count in self._launches.items():
+            if api not in known and not over:
+                waiting[api, function] = count
+            elif api not in captured:
+                found[function] += count
+        self._launches = waiting
+        return found
 
     def of_gpu_times(self, _: Threads, rows: Rows) -> Mask:
         """Which of what ran on the GPU is chosen."""

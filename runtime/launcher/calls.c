@@ -60,8 +60,8 @@ static void check_name(const char *option, const char *word) {
     }
     for (size_t i = 0; i < count; i++)
         sprintf(text + strlen(text), "%s%s", i ? ", " : "", near[i]);
-    fail(USAGE, option, "no function '%s'%s%s%s", word, count ? " (there is " : "; see cuda.h", text,
-         count ? ")" : "");
+    fail(USAGE, option, "no function '%s'%s%s%s", word,
+         count ? " (there is " : "; 'gpt-hook functions' lists them", text, count ? ")" : "");
 }
 
 // Globs may be of functions that are newer than this program.

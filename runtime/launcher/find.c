@@ -65,13 +65,10 @@ bool find_neighbour(const char *name, char path[PATH_MAX]) {
     return find_near(name, (const char *[]){"", "../../bin/", NULL}, self, path);
 }
 
-// The file that execvp would run.
-void find_command(const char *name, char path[PATH_MAX]) {
+bool is_command(const char *name, char path[PATH_MAX]) {
     if (strchr(name, '/')) {
         snprintf(path, PATH_MAX, "%s", name);
-        if (access(path, F_OK))
-            fail(NOT_FOUND, name, "%s", strerror(errno));
-        return;
+        return !access(path, F_OK);
     }
     const char *at = getenv("PATH");
     for (at = at ? at : "/bin:/usr/bin"; *name && at;) {
@@ -79,10 +76,20 @@ void find_command(const char *name, char path[PATH_MAX]) {
         snprintf(path, PATH_MAX, "%.*s%s%s", (int)size, at, size ? "/" : "", name);
         struct stat status;
         if (!access(path, X_OK) && !stat(path, &status) && S_ISREG(status.st_mode))
-            return;
+            return true;
         at = at[size] ? at + size + 1 : NULL;
     }
-    fail(NOT_FOUND, name, "command not found");
+    return false;
+}
+
+// The file that execvp would run.
+void find_command(const char *name, char path[PATH_MAX]) {
+    if (is_command(name, path))
+        return;
+    if (strchr(name, '/'))
+        fail(NOT_FOUND, name, "%s", strerror(errno));
+    fail(NOT_FOUND, name,
+         *name == '-' ? "command not found: options stand before '--'" : "command not found");
 }
 
 const char *absolute(const char *path) {

@@ -1,6 +1,7 @@
 // What the files of gpt-hook, the program, share:
 //
-//   main.c    the command line; the environment that brings the libraries into a command; becoming it
+//   main.c    the environment that brings the libraries into a command; becoming it
+//   options.c the command line (options.h)
 //   find.c    where the runtime is, and the command
 //   calls.c   what --calls names
 //   output.c  where the trace goes: a file, or a helper that makes a stream of it (../follow)
@@ -28,6 +29,7 @@ __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char
 // find.c
 bool find_runtime(const char *name, char path[PATH_MAX]);
 bool find_neighbour(const char *name, char path[PATH_MAX]);
+bool is_command(const char *name, char path[PATH_MAX]);   // whether execvp would run a file
 void find_command(const char *name, char path[PATH_MAX]); // fails if there is none
 const char *absolute(const char *path);                   // valid until the next call
 
@@ -48,8 +50,10 @@ int start_reader(const char *command, bool counts);
 void name_folder(
     const char *folder); // of the stream: the parent of the command tidies up if nobody else is left
 
-// main.c
+// options.c
 __attribute__((noreturn)) void help(void);
+
+// main.c
 void set(const char *name, const char *value); // a variable of the hook's; NULL: it is not set
 
 // check.c

@@ -25,6 +25,13 @@ def gpt_hook(*args, **more):
     [
         ((), 2, "arguments: none; see gpt-hook --help"),
         (("walk",), 2, "walk: no such command; see gpt-hook --help"),
+        (("true", "x"), 2, "true: no command of gpt-hook: 'gpt-hook run -- true' runs a program"),
+        (("/bin/true",), 2, "/bin/true: no command of gpt-hook: 'gpt-hook run -- /bin/true' runs a program"),
+        (("--", "true"), 2, "--: no command before it: 'gpt-hook run -- true' runs a program"),
+        (("-p", "x", "run", "--", "true"), 2, "-p: options follow 'run': 'gpt-hook run -p ...'; see gpt-hook --help"),
+        (("-o", "x", "true"), 2, "-o: options follow 'run': 'gpt-hook run -o ...'; see gpt-hook --help"),
+        (("--all", "ctl", "1"), 2, "--all: options follow 'ctl': 'gpt-hook ctl --all ...'; see gpt-hook --help"),
+        (("run", "--", "--disabled", "true"), 127, "--disabled: command not found: options stand before '--'"),
         (("run",), 2, "run: no command; see gpt-hook --help"),
         (("run", "--fast", "true"), 2, "--fast: no such option; see gpt-hook --help"),
         (("run", "-o"), 2, "-o: needs a value"),
@@ -51,6 +58,21 @@ def test_errors(tmp_path, args, status, message):
     done = gpt_hook(*args, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr == f"gpt-hook: error: {message.format(tmp_path)}\n"
+
+
+def test_a_file_of_this_folder(tmp_path):
+    shutil.copy("/bin/true", tmp_path / "app-of-mine")
+    done = gpt_hook("app-of-mine", cwd=tmp_path)
+    said = "app-of-mine: no command of gpt-hook: 'gpt-hook run -- ./app-of-mine' runs a program"
+    assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {said}\n")
+
+
+def test_the_synopsis_can_be_followed(tmp_path):
+    """Every option of it stands before `--`, and `--` before the command."""
+    synopsis = gpt_hook("--help").stdout.partition("       gpt-hook ctl")[0]
+    assert synopsis.split()[-4:] == ["[--]", "COMMAND", "[ARG", "...]"]
+    done = gpt_hook("run", "-o", tmp_path / "t.mp", "--disabled", "--", "true")
+    assert done.returncode == 0
 
 
 def test_help_and_version():
@@ -124,7 +146,7 @@ def test_relative_output_survives_chdir(tmp_path):
     [
         ("cuLaunchKernl", " (there is cuLaunchKernel, cuLaunchKernelEx, cuLaunchGrid)"),
         ("memcpy,-cuMemAlloc_v2", " (there is cuMemAlloc, cuMemAllocHost)"),
-        ("cuXyzzy", "; see cuda.h"),
+        ("cuXyzzy", "; 'gpt-hook functions' lists them"),
     ],
 )
 def test_calls_of_a_function_that_there_is_not(tmp_path, word, near):

@@ -26,9 +26,10 @@ def ends(how: str) -> str:
 
 
 def counted(paths) -> list[int]:
-    """Calls, launches, traces and their bytes."""
+    """Calls, those included that are only counted, launches, traces and their bytes."""
     traces = [Trace(path) for path in paths]
-    calls = sum(len(trace.calls) for trace in traces)
+    counts = [row["count"] for trace in traces for record in trace.of("counts") for row in hooked.rows(record)]
+    calls = sum(len(trace.calls) for trace in traces) + sum(counts)
     launches = sum(sum(trace.launches.values()) for trace in traces)
     return [calls, launches, len(traces), sum(path.stat().st_size for path in paths)]
 
@@ -70,6 +71,21 @@ def test_it_counts_what_the_traces_have(tmp_path, source, flags, args, name):
 def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
     (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; {loop} 4; true")
     assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 2]
+
+
+def test_a_program_that_closes_its_standard_error(tmp_path):
+    """As those of coreutils do at their end. A file is opened again, what replaced it isn't, and a pipe can't be."""
+    command = [*hooked.command("run", "-fo", tmp_path / "t.mp", quiet=False), "--"]
+    with open(tmp_path / "e", "w") as error:
+        subprocess.run([*command, "ls", "/nosuch"], stderr=error, stdout=subprocess.DEVNULL)
+    first, last = (tmp_path / "e").read_text().splitlines()
+    assert first.startswith("ls: ") and last.startswith(f"gpt-hook: warning: {tmp_path}/t.mp: not written: ")
+    with open(tmp_path / "e", "w") as error:
+        moved = f"mv {tmp_path}/e {tmp_path}/old; : > {tmp_path}/e; exec ls"
+        subprocess.run([*command, "sh", "-c", moved], stderr=error, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "e").read_text() == (tmp_path / "old").read_text() == ""
+    done = subprocess.run([*command, "ls", "/nosuch"], capture_output=True, text=True)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_nothing_was_written(tmp_path):

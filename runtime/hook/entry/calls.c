@@ -16,6 +16,7 @@
 #include "hook/probe/launch.h"
 #include "hook/probe/settings.h"
 #include "hook/watch/call.h"
+#include "hook/watch/captures.h"
 #include "hook/watch/gputime.h"
 #include "hook/watch/missing.h"
 #include "hook/watch/modules.h"
@@ -196,12 +197,13 @@ static inline bool is_counted_launch(const struct frame *frame) {
     return frame->slot->layout == LAYOUT_LAUNCH && !(frame->flags & SLOT_UNCOUNTED);
 }
 
-// A function that was never looked up by name has one all the same.
-static void count_launch(struct frame *frame, struct thread *thread) {
+// A function that was never looked up by name has one all the same. What was captured is no launch, but its
+// row names the function.
+static void count_launch(struct frame *frame, struct thread *thread, bool captured) {
     uint64_t key = frame->launch.function;
     if (UNLIKELY(!frame->counter) && hook_ask_function(key))
         frame->counter = counter_of(thread, key);
-    if (frame->counter)
+    if (frame->counter && !captured)
         hook_count(frame->counter, frame->start);
 }
 
@@ -237,6 +239,14 @@ static void run(handler *handler, struct frame *frame) {
         hook_find_probe_calls(); // a handler may be the first that needs one
     handler(frame);
     errno = error;
+}
+
+static bool is_captured(const struct frame *frame) {
+    HOOK_CALM;
+    int error = errno;
+    bool captured = hook_is_captured(hook_stream_of(frame));
+    errno = error;
+    return captured;
 }
 
 static void wait_is_over(struct frame *frame) {
@@ -338,14 +348,17 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run(slot->known->probe_after, frame); // which may make the call anew
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool captured = UNLIKELY(hook_is_capturing()) && done && slot->capturable && is_captured(frame);
     if (frame->flags & SLOT_QUERY && thread)
         count_query(thread, slot, frame->start);
     else if (is_counted_launch(frame) && thread && done)
-        count_launch(frame, thread);
+        count_launch(frame, thread, captured);
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
         row->result = (int32_t)frame->rax;
+        if (captured)
+            row->api = hook_captured_id(slot);
         if (done)
             read_results(row, frame, slot);
         uint64_t duration = now - frame->start;

@@ -23,6 +23,7 @@
 #include "hook/probe/sources.h"
 #include "hook/probe/variables.h"
 #include "hook/watch/call.h"
+#include "hook/watch/captures.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/gputime.h"
 #include "hook/watch/graphs.h"
@@ -117,6 +118,8 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
         flags |= SLOT_WATCHED;
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))
         flags |= SLOT_COUNTED | SLOT_QUERY;
+    if (launches && on && hook_has_captured()) // a stub would count what is captured
+        flags |= SLOT_WATCHED;
     if (launches && on)
         flags |= SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0);
     flags |= !on && (launches || !strcmp(name, "cuGraphLaunch")) ? SLOT_UNCOUNTED : 0;
@@ -144,6 +147,21 @@ unsigned hook_find_flags(struct slot *slot) {
     return seen;
 }
 
+// What a stream does in its turn. All else that names a stream is done at once, captured or not.
+static bool is_capturable(const struct slot *slot) {
+    static const char *const queued[] = {"memcpy", "memset", "memory", "event"};
+    if (slot->layout == LAYOUT_LAUNCH)
+        return true;
+    if (!slot->known || (slot->layout != LAYOUT_MEMORY && slot->layout != LAYOUT_OBJECT) ||
+        !(slot->values[slot->layout == LAYOUT_MEMORY ? 3 : 1] & ARG_IN))
+        return false;
+    for (size_t i = 0; i < sizeof(queued) / sizeof(*queued); i++)
+        if (!strcmp(slot->known->type, queued[i]))
+            return true;
+    const char *op = slot->known->op;
+    return !strcmp(op, "launch") || !strcmp(op, "host") || !strcmp(op, "wait");
+}
+
 void hook_describe(struct slot *slot, const char *symbol) {
     char name[NAME_BYTES];
     const struct slot *named = hook_named_slot(symbol);
@@ -159,6 +177,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
         memcpy(slot->values, known->values, sizeof(slot->values));
     }
     slot->on_return = known ? known->on_return : NULL;
+    slot->capturable = is_capturable(slot);
     unsigned seen = hook_find_flags(slot);
     __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is there
     hook_use_flags(slot); // recording may have been turned on or off meanwhile
@@ -170,11 +189,20 @@ const char *hook_type(const struct slot *slot) {
     return slot->known ? slot->known->type : types[find_type(slot->symbol)].type;
 }
 
-void hook_announce(struct slot *slot) {
+static void announce(const struct slot *slot, uint32_t id, const char *type, _Atomic uint32_t *announced) {
     char name[NAME_BYTES], op[NAME_BYTES];
     slot_name(slot, name);
     name_op(name, op);
-    if (HOOK_WRITE(api, .id = slot->id, .symbol = hook_str(slot->symbol), .name = hook_str(name),
-                   .type = hook_str(hook_type(slot)), .op = hook_str(slot->known ? slot->known->op : op)))
-        atomic_store_explicit(&slot->announced, atomic_load(&hook_live->pid), memory_order_relaxed);
+    if (HOOK_WRITE(api, .id = id, .symbol = hook_str(slot->symbol), .name = hook_str(name),
+                   .type = hook_str(type), .op = hook_str(slot->known ? slot->known->op : op)))
+        atomic_store_explicit(announced, atomic_load(&hook_live->pid), memory_order_relaxed);
+}
+
+void hook_announce(struct slot *slot) { announce(slot, slot->id, hook_type(slot), &slot->announced); }
+
+uint32_t hook_captured_id(struct slot *slot) {
+    uint32_t id = slot->id + SLOTS;
+    if (atomic_load_explicit(&slot->captured, memory_order_relaxed) != atomic_load(&hook_live->pid))
+        announce(slot, id, "capture", &slot->captured);
+    return id;
 }

@@ -24,6 +24,7 @@ void hook_describe_named(struct slot *slot);               // if nobody did
 unsigned hook_find_flags(struct slot *slot);               // for what is probed now; gives hook_changes()
 void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);                     // writes its `api` record
+uint32_t hook_captured_id(struct slot *slot);              // the id of the one for calls that were captured
 const char *hook_type(const struct slot *slot);
 struct slot *hook_named_slot(const char *symbol); // of a function in names.h, or NULL
 bool hook_is_old(const char *name);               // whether the function without suffix is an older one

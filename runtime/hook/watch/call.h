@@ -42,6 +42,8 @@ struct slot {
     uint8_t layout;             // enum layout
     uint8_t special;            // enum special
     uint8_t values[4];          // ARG_*: to, from, bytes, stream; or object, stream
+    bool capturable;            // a stream that is captured takes what it does into a graph
+    _Atomic uint32_t captured;  // as announced, of the `api` record for calls that were captured
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program asked for it
     const struct known *known;

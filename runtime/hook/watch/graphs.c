@@ -1,15 +1,16 @@
-// What a graph launches: its kernel nodes, read when it is instantiated, and kept for what changes them
-// later. Those that were captured from a stream were launches too, but they ran as often as the graph is
-// launched. What is in the body of a conditional node runs an unknown number of times: it counts as launched
-// 0 times. The driver names a body when its node is made, and never again.
+// What a graph does: its nodes, read when it is instantiated, and kept for what changes them later. What is
+// in the body of a conditional node runs an unknown number of times: it counts as done 0 times. The driver
+// names a body when its node is made, and never again.
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "call.h"
+#include "captures.h"
 #include "cuda_abi.h"
 #include "driver.h"
+#include "graph_work.h"
 #include "graphs.h"
 #include "hook/write/clock.h"
 #include "hook/write/record.h"
@@ -40,12 +41,14 @@ struct node {
     uint64_t handle;
     uint32_t function; // that it launches, or 0
     uint32_t inside;   // how many nodes after it are of the graphs in it
+    struct graph_work work;
     bool sure, disabled;
 };
 
 struct nodes {
     size_t size;          // bytes, mapped
     uint32_t count, last; // the one that was changed last
+    bool device;          // kernels may launch the graph
     struct node all[];
 };
 
@@ -137,6 +140,7 @@ static bool list_node(const struct graph_node *found, void *with) {
     bool is_kernel = found->type == CU_GRAPH_NODE_TYPE_KERNEL && (kernel->func || kernel->kern);
     if (!add(&listing->nodes, &(struct node){.handle = (uint64_t)found->handle,
                                              .function = is_kernel ? function_of(kernel, true) : 0,
+                                             .work = hook_work_of(found->handle, found->type),
                                              .sure = found->sure}))
         return false;
     listing->around[found->depth] = listing->nodes->count - 1;
@@ -164,12 +168,16 @@ static struct nodes *nodes_of(void *graph) {
 
 static void write_nodes(uint64_t exec, const struct nodes *nodes) {
     struct found {
-        uint64_t count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS];
+        uint64_t count, functions[MAX_FUNCTIONS], launches[MAX_FUNCTIONS], unknown;
+        struct graph_sums sums;
     } *found = mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (found == MAP_FAILED)
         return;
     for (const struct node *node = nodes->all; node < nodes->all + nodes->count; node++) {
         uint64_t i = 0;
+        found->unknown += !node->sure && !node->disabled && (node->function || node->work.what);
+        if (node->work.what && node->sure && !node->disabled)
+            hook_add_work(&found->sums, &node->work);
         while (i < found->count && found->functions[i] != node->function)
             i++;
         if (!node->function || i == MAX_FUNCTIONS)
@@ -179,7 +187,9 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes) {
         found->launches[i] += node->sure && !node->disabled;
     }
     HOOK_WRITE(graph, .exec = exec, .at = hook_now(), .nodes = nodes->count,
-               .functions = {found->functions, found->count}, .launches = {found->launches, found->count});
+               .functions = {found->functions, found->count}, .launches = {found->launches, found->count},
+               .operations = {found->sums.operations, found->sums.count},
+               .unknown = {found->unknown != 0, found->unknown}, .device = {nodes->device, 1});
     munmap(found, sizeof(*found));
 }
 
@@ -188,6 +198,7 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes) {
 struct change {
     uint64_t node;           // 0: all
     uint32_t function;       // 0: as before
+    struct graph_work work;  // nothing: as before
     int disabled;            // -1: as before
     const struct nodes *now; // or NULL: what the nodes, or those in the node, do now
     struct nodes *changed;   // a copy, if anything is different
@@ -202,9 +213,12 @@ static struct node *find_node(struct nodes *nodes, uint64_t handle) {
     return NULL;
 }
 
-static bool change_node(struct node *node, uint32_t function, bool disabled) {
-    bool different = node->function != function || node->disabled != disabled;
+static bool change_node(struct node *node, uint32_t function, struct graph_work work, bool disabled) {
+    bool different = node->function != function || node->disabled != disabled ||
+                     node->work.what != work.what || node->work.bytes != work.bytes ||
+                     node->work.address != work.address;
     node->function = function;
+    node->work = work;
     node->disabled = disabled;
     return different;
 }
@@ -220,12 +234,14 @@ static void change_nodes(const struct property *property, void *with) {
         return;
     if (!change->now)
         different = change_node(node, change->function ? change->function : node->function,
+                                change->work.what ? change->work : node->work,
                                 change->disabled < 0 ? node->disabled : change->disabled);
     struct node *first = node ? node + 1 : nodes->all;
     uint32_t count = node ? node->inside : nodes->count;
     // The driver takes no graph of another form: the nodes stand in the same order.
     for (uint32_t i = 0; change->now && change->now->count == count && i < count; i++)
-        different |= change_node(&first[i], change->now->all[i].function, first[i].disabled);
+        different |=
+            change_node(&first[i], change->now->all[i].function, change->now->all[i].work, first[i].disabled);
     if (different && (change->changed = map_nodes(nodes->size)))
         memcpy(change->changed, nodes, nodes->size);
 }
@@ -268,11 +284,32 @@ void hook_on_exec_kernel(struct frame *frame) {
                     strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
 }
 
+static void take_work(const struct frame *frame, struct graph_work work) {
+    if (hook_this_thread())
+        change_exec(frame->args[0], (struct change){.node = frame->args[1], .work = work, .disabled = -1});
+}
+
+// cuGraphExecMemcpyNodeSetParams(exec, node, params, context)
+void hook_on_exec_copy(struct frame *frame) {
+    if (frame->args[2])
+        take_work(frame, hook_work_of_copy((const void *)frame->args[2]));
+}
+
+// cuGraphExecMemsetNodeSetParams(exec, node, params, context)
+void hook_on_exec_set(struct frame *frame) {
+    if (frame->args[2])
+        take_work(frame, hook_work_of_set((const void *)frame->args[2]));
+}
+
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_on_exec_node(struct frame *frame) {
     const CUgraphNodeParams *params = (const void *)frame->args[2];
     if (params && params->type == CU_GRAPH_NODE_TYPE_KERNEL && hook_this_thread())
         take_kernel(frame, &params->kernel, true);
+    else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
+        take_work(frame, hook_work_of_copy(&params->memcpy.copyParams));
+    else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
+        take_work(frame, hook_work_of_set(&params->memset));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
         take_graph(frame->args[0], frame->args[1], params->graph.graph);
 }
@@ -288,6 +325,18 @@ static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
     hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .made = true});
 }
 
+// Whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
+static bool is_for_device(const struct frame *frame) {
+    char name[NAME_BYTES];
+    slot_name(frame->slot, name);
+    if (!strcmp(name, "cuGraphInstantiateWithFlags"))
+        return frame->args[2] & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+    const uint64_t *flags =
+        (const uint64_t *)frame->args[2]; // of CUDA_GRAPH_INSTANTIATE_PARAMS the first member
+    return !strcmp(name, "cuGraphInstantiateWithParams") && flags &&
+           *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+}
+
 // cuGraphInstantiate and its like: (&exec, graph, ...)
 void hook_on_instantiate(struct frame *frame) {
     const uint64_t *exec = (const uint64_t *)frame->args[0];
@@ -297,6 +346,7 @@ void hook_on_instantiate(struct frame *frame) {
     struct nodes *nodes = nodes_of((void *)frame->args[1]);
     if (!nodes)
         return;
+    nodes->device = is_for_device(frame);
     write_nodes(*exec, nodes);
     const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
     if (!hook_object_set(*exec, &kept))
@@ -313,6 +363,7 @@ void hook_on_graph(struct frame *frame) {
 // cuStreamEndCapture(stream, &graph)
 void hook_on_captured(struct frame *frame) {
     const uint64_t *graph = (const uint64_t *)frame->args[1];
+    hook_end_capture();
     if (graph && !hook_object_find(*graph).current) // else it was captured into one that was there
         add_graph(OBJECT_GRAPH, *graph, 0);
 }

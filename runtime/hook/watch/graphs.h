@@ -8,6 +8,7 @@
 
 extern handler hook_on_instantiate, hook_on_exec_update, hook_on_graph, hook_on_captured, hook_on_node;
 extern handler hook_on_exec_kernel, hook_on_exec_child, hook_on_exec_node, hook_on_node_enabled;
+extern handler hook_on_exec_copy, hook_on_exec_set;
 
 struct graph_node {
     void *handle;

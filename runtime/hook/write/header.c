@@ -61,6 +61,7 @@ size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
         .boot_id = hook_str(boot[0] ? boot : NULL),
         .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
         .monotonic = hook_monotonic(),
+        .captures = GPT_U64(1),
     };
     if (hook_has_tsc) {
         header.tsc = GPT_U64(hook_now());

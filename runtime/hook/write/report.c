@@ -1,18 +1,14 @@
 // What the root process, which gpt-hook became, says at its end: one line about the trace and those of the
 // processes that it started.
 //
-// The files are read once more, for only they know it all: other processes wrote some of them, and this one
-// may have none. Little of them is looked at: the heads of records, and in a batch of calls where it ends.
 // The line goes to standard error only if that is still the file that gpt-hook had there, so none gets into a
 // file of the program's own; and nothing is said under a seccomp filter, which may kill a process that opens
 // a file.
 
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,269 +17,23 @@
 #include <unistd.h>
 
 #include "calm.h"
-#include "chunk.h"
-#include "counts.h"
 #include "coverage.h"
 #include "errors.h"
-#include "layout.h"
 #include "lost.h"
 #include "naming.h"
 #include "report.h"
+#include "reread.h"
 #include "say.h"
 #include "selection.h"
 #include "thread.h"
-#include "unpack.h"
-
-#define AHEAD 512 // bytes that are seen of a value: names are shorter
-#define DEPTH 16  // how far children's children are followed
-#define FILES (1u << 18)
 
 static struct {
     int pid;                          // of the root process, 0 if nothing is to be said
     bool streams;                     // its trace is a stream: only losses are said
     unsigned long long device, inode; // of its standard error
+    char error[PATH_MAX];             // the path of that, if it is a terminal or file; or empty
     char path[PATH_MAX];
 } root;
-
-static struct {
-    uint64_t calls, launches, processes, bytes, probed, unprobed;
-    uint64_t needed, most, needing; // of --memusage: bytes of all and of one launch, and how many these are
-    uint64_t logs, full;            // of launches, and how many of them were too small
-    uint64_t entries, dropped;      // in all of them, and what did not fit
-} found;
-
-// Reading
-
-struct trace_file {
-    int file;
-    uint64_t at;
-    bool bad;
-    char path[PATH_MAX];
-};
-
-static struct trace_file files[DEPTH]; // not on a stack, which may be small
-static ino_t counted[FILES];           // files of one folder, each of which counts once: open addressing
-static unsigned char window[(16 << 10) + AHEAD];
-static const struct trace_file *shown; // whose bytes are in it
-static uint64_t window_start, window_end;
-
-// Bytes of the file; zeros are after its end.
-static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
-    if (shown != trace || at < window_start || at + AHEAD > window_end) {
-        ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);
-        size = size > 0 ? size : 0;
-        memset(window + size, 0, sizeof(window) - (size_t)size);
-        shown = trace;
-        window_start = at;
-        window_end = at + sizeof(window);
-    }
-    return window + (at - window_start);
-}
-
-// The next value of a file; bytes and text are passed over, and AHEAD of them are there to be looked at.
-static struct value next(struct trace_file *trace) {
-    const unsigned char *start = look(trace, trace->at);
-    struct cursor cursor = {start, start + AHEAD, false};
-    struct value value = read_value(&cursor);
-    trace->bad |= cursor.bad && !value.data;
-    trace->at += value.data ? (uint64_t)(value.data - start) + value.number : (uint64_t)(cursor.at - start);
-    return value;
-}
-
-static void pass(struct trace_file *trace, uint64_t end) {
-    for (uint64_t left = 1; left && !trace->bad && trace->at < end; left--) {
-        struct value value = next(trace);
-        if (value.type == ARRAY || value.type == MAP)
-            left += value.type == MAP ? 2 * value.number : value.number;
-    }
-}
-
-// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` the
-// count.
-_Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
-
-struct table {
-    uint64_t start, size, stride; // of the rows in the file
-};
-
-static uint64_t load(const struct trace_file *trace, const struct table *table, uint64_t row) {
-    uint64_t value;
-    memcpy(&value, look(trace, table->start + row * table->stride), sizeof(value));
-    return value;
-}
-
-// Those of calls stand one after the other.
-static uint64_t count_calls(const struct trace_file *trace, const struct table *table, uint64_t rows) {
-    uint64_t low = 0, high = rows;
-    if (rows && load(trace, table, rows - 1))
-        return rows;
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (load(trace, table, middle))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static void count_rows(const struct trace_file *trace, const struct table *table, bool calls) {
-    uint64_t rows = table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
-    if (calls)
-        found.calls += count_calls(trace, table, rows);
-    for (uint64_t row = 0; !calls && row < rows; row++)
-        found.launches += load(trace, table, row);
-}
-
-// Of gpu_times.
-static void add_times(const struct trace_file *trace, const struct table *table) {
-    uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
-    for (uint64_t i = 0; i < rows; i++) {
-        struct row_gpu row;
-        memcpy(&row, look(trace, table->start + i * table->stride), sizeof(row));
-        if (row.begin && row.function)
-            hook_add_gpu_time(row.probed, row.duration);
-    }
-}
-
-// Records
-
-static void count_file(unsigned depth);
-
-// A kernel that the program looked up. Names of C++ may be longer than what is looked at.
-static void add_kernel(struct trace_file *trace, struct value name) {
-    static char text[64 << 10];
-    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
-        return;
-    ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
-    if (size == (ssize_t)name.number)
-        hook_add_kernel(text, name.number);
-}
-
-// Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
-// name.
-static void count_child(unsigned depth, struct value path) {
-    const char *from = files[depth].path, *slash = strrchr(from, '/');
-    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
-        memchr(path.data, '/', path.number))
-        return;
-    size_t folder = slash ? (size_t)(slash + 1 - from) : 0;
-    if (folder + path.number >= PATH_MAX)
-        return;
-    char *to = files[depth + 1].path;
-    memcpy(to, from, folder);
-    memcpy(to + folder, path.data, path.number);
-    to[folder + path.number] = '\0';
-    count_file(depth + 1);
-}
-
-static void count_record(unsigned depth, uint64_t end) {
-    struct trace_file *trace = &files[depth];
-    struct value map = next(trace), kind_key = next(trace), kind = next(trace);
-    bool calls = is(kind, "calls"), launches = is(kind, "launches"), child = is(kind, "child");
-    bool times = is(kind, "gpu_times"), rows = calls || launches || times;
-    uint64_t without = 0;
-    bool buffer = is(kind, "buffer"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
-         function = is(kind, "function");
-    found.probed += is(kind, "probed");
-    if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
-        trace->bad = true;
-        return;
-    }
-    struct table table = {0};
-    for (uint64_t i = 1; i < map.number && !trace->bad && trace->at < end; i++) {
-        struct value key = next(trace);
-        if (rows && is(key, "stride")) {
-            table.stride = next(trace).number;
-        } else if (rows && is(key, "rows")) {
-            table.size = next(trace).number;
-            table.start = trace->at - table.size;
-            if (trace->at <= end && times)
-                add_times(trace, &table);
-            else if (trace->at <= end)
-                count_rows(trace, &table, calls);
-        } else if (unprobed && is(key, "launches")) {
-            found.unprobed += without = next(trace).number;
-        } else if (unprobed && is(key, "reason")) {
-            struct value reason = next(trace);
-            if (reason.type == TEXT)
-                hook_add_reason((const char *)reason.data,
-                                reason.number < AHEAD / 2 ? reason.number : AHEAD / 2, without);
-        } else if (buffer && is(key, "entries")) {
-            found.entries += next(trace).number;
-            found.logs++;
-        } else if (buffer && is(key, "dropped")) {
-            found.dropped += next(trace).number;
-            found.full++;
-        } else if (memusage && is(key, "launches")) {
-            found.needing += next(trace).number;
-        } else if (memusage && is(key, "bytes")) {
-            found.needed += next(trace).number;
-        } else if (memusage && is(key, "most")) {
-            uint64_t most = next(trace).number;
-            found.most = most > found.most ? most : found.most;
-        } else if (function && is(key, "name")) {
-            add_kernel(trace, next(trace));
-        } else if (child && is(key, "path")) {
-            count_child(depth, next(trace));
-        } else {
-            pass(trace, end);
-        }
-    }
-}
-
-// Counts what a chunk holds, and returns where the next may begin: if none was written here, after the hole.
-static uint64_t count_chunk(unsigned depth, uint64_t at) {
-    struct trace_file *trace = &files[depth];
-    _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
-    memcpy(head, look(trace, at), CHUNK_HEAD);
-    uint32_t size = chunk_size(head), used;
-    if (!size) {
-        off_t data = lseek(trace->file, (off_t)at + CHUNK_PAGE, SEEK_DATA);
-        return data < 0 ? UINT64_MAX : (uint64_t)data / CHUNK_PAGE * CHUNK_PAGE;
-    }
-    memcpy(&used, head + CHUNK_USED, sizeof(used));
-    uint64_t end = at + CHUNK_HEAD + be32toh(used);
-    trace->at = at + CHUNK_HEAD;
-    trace->bad = end > at + size;
-    while (trace->at < end && !trace->bad)
-        if (*look(trace, trace->at))
-            count_record(depth, end);
-        else
-            trace->at++; // padding
-    return at + size;
-}
-
-static bool is_new(ino_t file) {
-    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; found.processes < FILES / 2; at++) {
-        ino_t *place = &counted[at % FILES];
-        if (*place == file)
-            return false;
-        if (!*place) {
-            *place = file;
-            return true;
-        }
-    }
-    return false;
-}
-
-// The trace at the path of this depth.
-static void count_file(unsigned depth) {
-    struct trace_file *trace = &files[depth];
-    struct stat status;
-    trace->file = open(trace->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    shown = NULL;
-    if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
-        is_new(status.st_ino)) {
-        found.processes++;
-        found.bytes += (uint64_t)status.st_size;
-        for (uint64_t at = 0; at < (uint64_t)status.st_size;)
-            at = count_chunk(depth, at);
-    }
-    if (trace->file >= 0)
-        close(trace->file);
-    shown = NULL;
-}
 
 // The line
 
@@ -321,26 +71,26 @@ static bool say_loss(const char *trace, enum loss least) {
 }
 
 // What was lost of logs must be seen without asking for it.
-static void say_logs(void) {
+static void say_logs(const struct trace_totals *found) {
     char line[320];
-    double share = 100.0 * (double)found.entries / ((double)found.entries + (double)found.dropped);
+    double share = 100.0 * (double)found->entries / ((double)found->entries + (double)found->dropped);
     snprintf(
         line, sizeof(line),
         "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu: %lu of %lu log%s %s too "
         "small; a later launch of the same kernel and grid gets one that fits, within --max-memory",
-        share > 99.9 ? 99.9 : share, found.entries, found.entries + found.dropped, found.full, found.logs,
-        found.logs == 1 ? "" : "s", found.full == 1 ? "was" : "were");
+        share > 99.9 ? 99.9 : share, found->entries, found->entries + found->dropped, found->full,
+        found->logs, found->logs == 1 ? "" : "s", found->full == 1 ? "was" : "were");
     gpt_write_line(line);
 }
 
-static void say(void) {
+static void say(const struct trace_totals *found) {
     static char line[PATH_MAX + 256];
-    struct quantity size = quantity_of(found.bytes), most = quantity_of(found.most),
-                    needed = quantity_of(found.needed);
-    if (found.processes)
+    struct quantity size = quantity_of(found->bytes), most = quantity_of(found->most),
+                    needed = quantity_of(found->needed);
+    if (found->processes)
         snprintf(line, sizeof(line), "gpt-hook: %s: %lu call%s, %lu launch%s, %lu process%s, %.*f %s",
-                 root.path, found.calls, found.calls == 1 ? "" : "s", found.launches,
-                 found.launches == 1 ? "" : "es", found.processes, found.processes == 1 ? "" : "es",
+                 root.path, found->calls, found->calls == 1 ? "" : "s", found->launches,
+                 found->launches == 1 ? "" : "es", found->processes, found->processes == 1 ? "" : "es",
                  size.value < 10, size.value, size.unit);
     else if (say_loss(root.path, LOSS_PROGRAM))
         return;
@@ -349,43 +99,66 @@ static void say(void) {
                  "gpt-hook: warning: %s: not written: no process that gpt-hook watched used the CUDA driver",
                  root.path);
     gpt_write_line(line);
-    if (found.processes)
-        say_loss(NULL, found.calls || found.launches ? LOSS_RIGHTS : LOSS_PROGRAM);
-    if (found.needing) {
+    if (found->processes)
+        say_loss(NULL, found->calls || found->launches ? LOSS_RIGHTS : LOSS_PROGRAM);
+    if (found->needing) {
         snprintf(line, sizeof(line),
                  "gpt-hook: buffers of %lu launch%s would need %.*f %s at most, %.*f %s together: "
                  "gpt-analyze memusage says which",
-                 found.needing, found.needing == 1 ? "" : "es", most.value < 10, most.value, most.unit,
+                 found->needing, found->needing == 1 ? "" : "es", most.value < 10, most.value, most.unit,
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (found.probed || found.unprobed || (found.processes && hook_is_selecting() && !found.needing))
-        hook_say_coverage(found.probed, found.unprobed, found.launches);
-    if (found.dropped)
-        say_logs();
-    if (found.processes && hook_is_selecting())
-        hook_say_selection(found.launches, found.probed + found.needing, found.unprobed);
+    if (found->probed || found->unprobed || (found->processes && hook_is_selecting() && !found->needing))
+        hook_say_coverage(found->probed, found->unprobed, found->launches);
+    if (found->dropped)
+        say_logs(found);
+    if (found->processes && hook_is_selecting())
+        hook_say_selection(found->launches, found->probed + found->needing, found->unprobed);
+}
+
+static bool is_error(const struct stat *status) {
+    return status->st_dev == root.device && status->st_ino == root.inode;
+}
+
+// Whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there again.
+static bool has_error(bool *opened) {
+    struct stat status;
+    *opened = false;
+    if (!fstat(STDERR_FILENO, &status))
+        return is_error(&status);
+    if (errno != EBADF || !*root.error || stat(root.error, &status) || !is_error(&status))
+        return false;
+    int again = open(root.error, O_WRONLY | O_APPEND | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    int file = again == STDERR_FILENO ? again : fcntl(again, F_DUPFD_CLOEXEC, STDERR_FILENO);
+    if (again >= 0 && again != file)
+        close(again);
+    if (file == STDERR_FILENO && !fstat(file, &status) && is_error(&status))
+        return *opened = true;
+    if (file >= 0)
+        close(file);
+    return false;
 }
 
 void hook_report(void) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    struct stat error;
     int before = errno;
+    bool opened;
     if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
         return;
     HOOK_CALM;
     loss.kind = hook_take_loss(loss.text, sizeof(loss.text)); // their files go, whatever is said
-    if (fstat(STDERR_FILENO, &error) || error.st_dev != root.device || error.st_ino != root.inode) {
+    if (!has_error(&opened)) {
         errno = before;
         return;
     }
     if (root.streams) {
         say_loss(NULL, LOSS_RIGHTS);
     } else {
-        snprintf(files[0].path, PATH_MAX, "%s", root.path);
-        count_file(0);
-        say();
+        say(hook_reread(root.path));
     }
+    if (opened)
+        close(STDERR_FILENO);
     errno = before;
 }
 
@@ -399,10 +172,12 @@ void hook_report_loss(void) {
 void hook_report_setup(void) {
     const char *wanted = getenv("GPT_HOOK_REPORT");
     const char *path = getenv("GPT_HOOK_ROOT");
+    int size = 0;
     root.streams = hook_folder != NULL;
     if (!wanted || !path || !hook_template || !*hook_template ||
-        sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
+        sscanf(wanted, "%d %llu %llu%n", &root.pid, &root.device, &root.inode, &size) != 3)
         return;
+    snprintf(root.error, sizeof(root.error), "%s", wanted + size + (wanted[size] == ' '));
     hook_lost_setup(root.pid);
     if (root.pid != getpid())
         return;

@@ -1,0 +1,270 @@
+// What the traces of a process and of those that it started hold. Other processes wrote some of them, so the
+// files are read once more: little of them is looked at, the heads of records, and in a batch of calls where
+// it ends.
+
+#include <endian.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "chunk.h"
+#include "counts.h"
+#include "coverage.h"
+#include "layout.h"
+#include "reread.h"
+#include "selection.h"
+#include "unpack.h"
+
+#define AHEAD 512 // bytes that are seen of a value: names are shorter
+#define DEPTH 16  // how far children's children are followed
+#define FILES (1u << 18)
+
+static struct trace_totals found;
+
+struct trace_file {
+    int file;
+    uint64_t at;
+    bool bad;
+    char path[PATH_MAX];
+};
+
+static struct trace_file files[DEPTH]; // not on a stack, which may be small
+static ino_t counted[FILES];           // files of one folder, each of which counts once: open addressing
+static unsigned char window[(16 << 10) + AHEAD];
+static const struct trace_file *shown; // whose bytes are in it
+static uint64_t window_start, window_end;
+
+// Bytes of the file; zeros are after its end.
+static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
+    if (shown != trace || at < window_start || at + AHEAD > window_end) {
+        ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);
+        size = size > 0 ? size : 0;
+        memset(window + size, 0, sizeof(window) - (size_t)size);
+        shown = trace;
+        window_start = at;
+        window_end = at + sizeof(window);
+    }
+    return window + (at - window_start);
+}
+
+// The next value of a file; bytes and text are passed over, and AHEAD of them are there to be looked at.
+static struct value next(struct trace_file *trace) {
+    const unsigned char *start = look(trace, trace->at);
+    struct cursor cursor = {start, start + AHEAD, false};
+    struct value value = read_value(&cursor);
+    trace->bad |= cursor.bad && !value.data;
+    trace->at += value.data ? (uint64_t)(value.data - start) + value.number : (uint64_t)(cursor.at - start);
+    return value;
+}
+
+static void pass(struct trace_file *trace, uint64_t end) {
+    for (uint64_t left = 1; left && !trace->bad && trace->at < end; left--) {
+        struct value value = next(trace);
+        if (value.type == ARRAY || value.type == MAP)
+            left += value.type == MAP ? 2 * value.number : value.number;
+    }
+}
+
+// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` and
+// `counts` the count.
+_Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
+
+struct table {
+    uint64_t start, size, stride; // of the rows in the file
+};
+
+static uint64_t load(const struct trace_file *trace, const struct table *table, uint64_t row) {
+    uint64_t value;
+    memcpy(&value, look(trace, table->start + row * table->stride), sizeof(value));
+    return value;
+}
+
+static uint64_t rows_of(const struct table *table) {
+    return table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
+}
+
+// Those of calls stand one after the other.
+static uint64_t count_calls(const struct trace_file *trace, const struct table *table) {
+    uint64_t rows = rows_of(table), low = 0, high = rows;
+    if (rows && load(trace, table, rows - 1))
+        return rows;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (load(trace, table, middle))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static uint64_t add_counts(const struct trace_file *trace, const struct table *table) {
+    uint64_t sum = 0;
+    for (uint64_t row = 0; row < rows_of(table); row++)
+        sum += load(trace, table, row);
+    return sum;
+}
+
+// Of gpu_times.
+static void add_times(const struct trace_file *trace, const struct table *table) {
+    uint64_t rows = table->stride < sizeof(struct row_gpu) ? 0 : table->size / table->stride;
+    for (uint64_t i = 0; i < rows; i++) {
+        struct row_gpu row;
+        memcpy(&row, look(trace, table->start + i * table->stride), sizeof(row));
+        if (row.begin && row.function)
+            hook_add_gpu_time(row.probed, row.duration);
+    }
+}
+
+// Records
+
+static void count_file(unsigned depth);
+
+// A kernel that the program looked up. Names of C++ may be longer than what is looked at.
+static void add_kernel(struct trace_file *trace, struct value name) {
+    static char text[64 << 10];
+    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
+        return;
+    ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
+    if (size == (ssize_t)name.number)
+        hook_add_kernel(text, name.number);
+}
+
+// Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
+// name.
+static void count_child(unsigned depth, struct value path) {
+    const char *from = files[depth].path, *slash = strrchr(from, '/');
+    if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
+        memchr(path.data, '/', path.number))
+        return;
+    size_t folder = slash ? (size_t)(slash + 1 - from) : 0;
+    if (folder + path.number >= PATH_MAX)
+        return;
+    char *to = files[depth + 1].path;
+    memcpy(to, from, folder);
+    memcpy(to + folder, path.data, path.number);
+    to[folder + path.number] = '\0';
+    count_file(depth + 1);
+}
+
+static void count_record(unsigned depth, uint64_t end) {
+    struct trace_file *trace = &files[depth];
+    struct value map = next(trace), kind_key = next(trace), kind = next(trace);
+    bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
+    bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
+    uint64_t without = 0;
+    bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
+         function = is(kind, "function"), buffer = is(kind, "buffer");
+    found.probed += is(kind, "probed");
+    if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
+        trace->bad = true;
+        return;
+    }
+    struct table table = {0};
+    for (uint64_t i = 1; i < map.number && !trace->bad && trace->at < end; i++) {
+        struct value key = next(trace);
+        if (rows && is(key, "stride")) {
+            table.stride = next(trace).number;
+        } else if (rows && is(key, "rows")) {
+            table.size = next(trace).number;
+            table.start = trace->at - table.size;
+            if (trace->at > end)
+                continue;
+            if (times)
+                add_times(trace, &table);
+            else if (calls)
+                found.calls += count_calls(trace, &table);
+            else
+                *(counts ? &found.calls : &found.launches) += add_counts(trace, &table);
+        } else if (unprobed && is(key, "launches")) {
+            found.unprobed += without = next(trace).number;
+        } else if (unprobed && is(key, "reason")) {
+            struct value reason = next(trace);
+            if (reason.type == TEXT)
+                hook_add_reason((const char *)reason.data,
+                                reason.number < AHEAD / 2 ? reason.number : AHEAD / 2, without);
+        } else if (buffer && is(key, "entries")) {
+            found.entries += next(trace).number;
+            found.logs++;
+        } else if (buffer && is(key, "dropped")) {
+            found.dropped += next(trace).number;
+            found.full++;
+        } else if (memusage && is(key, "launches")) {
+            found.needing += next(trace).number;
+        } else if (memusage && is(key, "bytes")) {
+            found.needed += next(trace).number;
+        } else if (memusage && is(key, "most")) {
+            uint64_t most = next(trace).number;
+            found.most = most > found.most ? most : found.most;
+        } else if (function && is(key, "name")) {
+            add_kernel(trace, next(trace));
+        } else if (child && is(key, "path")) {
+            count_child(depth, next(trace));
+        } else {
+            pass(trace, end);
+        }
+    }
+}
+
+// Counts what a chunk holds, and returns where the next may begin: if none was written here, after the hole.
+static uint64_t count_chunk(unsigned depth, uint64_t at) {
+    struct trace_file *trace = &files[depth];
+    _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
+    memcpy(head, look(trace, at), CHUNK_HEAD);
+    uint32_t size = chunk_size(head), used;
+    if (!size) {
+        off_t data = lseek(trace->file, (off_t)at + CHUNK_PAGE, SEEK_DATA);
+        return data < 0 ? UINT64_MAX : (uint64_t)data / CHUNK_PAGE * CHUNK_PAGE;
+    }
+    memcpy(&used, head + CHUNK_USED, sizeof(used));
+    uint64_t end = at + CHUNK_HEAD + be32toh(used);
+    trace->at = at + CHUNK_HEAD;
+    trace->bad = end > at + size;
+    while (trace->at < end && !trace->bad)
+        if (*look(trace, trace->at))
+            count_record(depth, end);
+        else
+            trace->at++; // padding
+    return at + size;
+}
+
+static bool is_new(ino_t file) {
+    for (uint64_t at = file * 0x9e3779b97f4a7c15u >> 40; found.processes < FILES / 2; at++) {
+        ino_t *place = &counted[at % FILES];
+        if (*place == file)
+            return false;
+        if (!*place) {
+            *place = file;
+            return true;
+        }
+    }
+    return false;
+}
+
+// The trace at the path of this depth.
+static void count_file(unsigned depth) {
+    struct trace_file *trace = &files[depth];
+    struct stat status;
+    trace->file = open(trace->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    shown = NULL;
+    if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
+        is_new(status.st_ino)) {
+        found.processes++;
+        found.bytes += (uint64_t)status.st_size;
+        for (uint64_t at = 0; at < (uint64_t)status.st_size;)
+            at = count_chunk(depth, at);
+    }
+    if (trace->file >= 0)
+        close(trace->file);
+    shown = NULL;
+}
+
+const struct trace_totals *hook_reread(const char *path) {
+    snprintf(files[0].path, PATH_MAX, "%s", path);
+    count_file(0);
+    return &found;
+}

@@ -1,0 +1,23 @@
+// What the command line of gpt-hook run asks for.
+
+#ifndef GPT_OPTIONS_H
+#define GPT_OPTIONS_H
+
+#include <stdbool.h>
+
+#include "probe.h"
+
+struct request {
+    const char *output, *calls, *stacks, *device, *modules, *replacements;
+    bool force, quiet, gpu_time, ioctls, simulated, control, disabled;
+    struct probing probing;
+    char **command; // and its arguments
+};
+
+// Fails for what makes no sense, before anything is written.
+void read_options(struct request *request, int argc, char **argv);
+
+// Says how the words of a command line without a command of gpt-hook's may have been meant.
+__attribute__((noreturn)) void fail_without_command(char **words);
+
+#endif
