@@ -55,7 +55,7 @@ _ITEM = compiled(
         \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{tokens.RETURNS}\s*+)?+ (?P<fname>{_NAME})
         (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
     | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
-    | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\d++
+    | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\w++(?!\.\d)
         | file\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+) | {tokens.DWARF})
     | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
         (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))

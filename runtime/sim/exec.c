@@ -326,27 +326,28 @@ static CUresult list_operations(struct exec *exec, struct operations *list) {
     return CUDA_SUCCESS;
 }
 
+// What an executable graph does, on a stream that it may be launched on.
+static CUresult prepare(struct context *context, struct exec *exec, void *handle, struct stream **stream,
+                        struct operations *list) {
+    *stream = sim_stream(context, handle);
+    if (*stream && (*stream)->capture)
+        return sim_refuse_capture(*stream);
+    return is_kind(exec, EXEC) && *stream ? list_operations(exec, list) : CUDA_ERROR_INVALID_HANDLE;
+}
+
 API cuGraphLaunch(void *exec, void *handle) {
     IN_CONTEXT;
-    struct stream *stream = sim_stream(context, handle);
-    if (stream && stream->capture)
-        return sim_refuse_capture(stream);
-    if (!is_kind(exec, EXEC) || !stream)
-        return CUDA_ERROR_INVALID_HANDLE;
+    struct stream *stream;
     struct operations list = {0};
-    CUresult status = list_operations(exec, &list);
+    CUresult status = prepare(context, exec, handle, &stream, &list);
     return status ? status : launch(exec, stream, &list);
 }
 
 API cuGraphUpload(void *exec, void *handle) {
     IN_CONTEXT;
-    struct stream *stream = sim_stream(context, handle);
-    if (stream && stream->capture)
-        return sim_refuse_capture(stream);
-    if (!is_kind(exec, EXEC) || !stream)
-        return CUDA_ERROR_INVALID_HANDLE;
+    struct stream *stream;
     struct operations list = {0};
-    CUresult status = list_operations(exec, &list);
+    CUresult status = prepare(context, exec, handle, &stream, &list);
     if (status)
         return status;
     struct operation all = {

@@ -17,6 +17,7 @@ from gpt.asm.host.variables import Variable, declared
 from gpt.errors import MalformedError
 from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
+from gpt.ptx.head import NEWEST, read_head
 from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
@@ -25,7 +26,6 @@ from gpt.ptx.scan import Item, Module, Statement, scan_module
 MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
-_NARROW = re.compile(r"\.address_size\s+32\b")
 _BLOCK = (".maxntid", ".reqntid")
 
 
@@ -43,11 +43,19 @@ class Code:
     def __init__(self, data: bytes, name: str) -> None:
         """Raises MalformedError for text that is not PTX."""
         whole = scan_module(data, name)
+        head = read_head(whole)
         # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
-        self.dialect = Dialect.of(self.module.skeleton, self.module.version)
+        self.dialect = Dialect.of(head)
         self.faults: dict[tuple[str, str], None] = {}
+        if head.is_newer:
+            self.fault(
+                self.module.items[0].start,
+                "PTX {}.{} is newer than {}.{}, the newest that is known here".format(*head.version, *NEWEST),
+            )
+        if head.address_size == 32:
+            self.fault(self.module.items[2].start, "addresses have 64 bits here")
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
         self._has_targets = False
@@ -164,8 +172,6 @@ class Code:
                         self._try(item.start, partial(self.declare, node.specifiers, declarator))
             elif item.kind == "alias":
                 self._try(item.start, partial(self._alias, item))
-            elif item.kind == "address_size" and _NARROW.match(self.module.skeleton, item.start):
-                self.fault(item.start, "addresses have 64 bits here")
             elif item.body and self.module.find(item.name) != item:
                 self.fault(item.start, f"'{item.name}' is defined twice")
         self.shared = Shared(self)

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-_TARGET = re.compile(r"\.target\s+sm_(\d{1,4})([af]?)\b", re.ASCII)
+from gpt.ptx.head import Head
+
 _ALTERNATIVE = re.compile(r"(?P<before><?)(?:sm_(?P<target>\d+)(?P<family>a?)|(?P<major>\d+)\.(?P<minor>\d+))")
-LATEST = 1 << 16
 _EVERYWHERE = (  # what words need in any instruction
     "shared::cta shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
     "L2::cache_hint L2::64B L2::128B L2::256B L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last: 7.4;"
@@ -35,11 +35,9 @@ class Dialect:
     family: bool = False  # sm_90a, sm_100f: it has what only that family has
 
     @classmethod
-    def of(cls, text: str, version: tuple[int, int]) -> Dialect:
-        """Read a module's text; without a .target or .version it has everything, since no tool refuses it by those."""
-        found = _TARGET.search(text)
-        version = version if any(version) else (LATEST, 0)
-        return cls(int(found[1]), version, bool(found[2])) if found else cls(LATEST, version, True)
+    def of(cls, head: Head) -> Dialect:
+        """Return what the head of a module says."""
+        return cls(head.target, head.version, bool(head.suffix))
 
     def has(self, wanted: re.Match[str]) -> bool:
         """Return True if a module of this dialect has what an alternative asks for."""

@@ -14,6 +14,7 @@ from gpt.keep import keep, keeping
 from gpt.probe.model import ProbeFile
 from gpt.probe.weave.save import PlacedMap
 from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
+from gpt.ptx.head import read_head
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
 from gpt.stage import Stage
@@ -96,6 +97,7 @@ class Weaving:
             if fault:
                 raise MalformedError(fault, name)
             module = scan_module(record["data"], name)
+            read_head(module)
         except GptError as error:
             yield record if fault else self._numbered(record)
             yield self._stage.error(error, ref=name)
