@@ -100,6 +100,19 @@ def check_folder(path: Path) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder to write into, with its parents, if it isn't there.
+
+    A link in its place is followed if it's this user's or root's: in a folder that others may write to, any other one
+    leads where somebody else likes. Raises OSError, whose `filename` is `path`.
+    """
+    with _named(path):
+        path.mkdir(mode, parents=True, exist_ok=True)
+        found = os.lstat(path)  # now, as a link may have come before the folder could be made
+        if stat.S_ISLNK(found.st_mode) and not is_user(found.st_uid, 0, os.geteuid()):
+            raise OSError(0, "is a symbolic link that another user may have made")
+
+
 @contextmanager
 def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
     """A folder of its own beside `path`, for what others make by name and `take_name` moves; what is left in it goes.

@@ -14,7 +14,9 @@ from gpt.cache import Cache
 from gpt.formats import negativa
 from gpt.outputs import is_user, replacing
 from tests import loaded
+from tests.runtime import hooked
 from tests.stages.tools import extract, located, run
+from tests.trace import forge
 
 
 @pytest.fixture(params=["nameless", "named"])
@@ -218,3 +220,41 @@ def test_nobody_is_meant_where_users_have_no_numbers():
         pytest.skip("no user namespaces here")
     assert done.stdout == "65534 False False\n"
     assert is_user(os.geteuid(), 4242, os.geteuid()) and not is_user(os.geteuid() + 1, os.geteuid())
+
+
+@pytest.mark.parametrize("whose", ["another user's", "ours"])
+@pytest.mark.parametrize("tool", ["extract", "asm", "patch", "locate", "dump", "hook", "neutrino"])
+def test_a_folder_is_followed_only_by_a_link_of_this_users(tool, whose, sample, tmp_path):
+    """Root wrote libraries, code and traces to wherever another user's link led."""
+    if os.geteuid():
+        pytest.skip("only root makes links of other users")
+    (tmp_path / "private").mkdir()
+    (link := tmp_path / "d").symlink_to("private")
+    (link.parent / "k.ptx").write_text(".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n")
+    if whose == "another user's":
+        os.chown(link, 2002, 2002, follow_symlinks=False)
+    commands = {
+        "extract": ["gpt-extract", "--save", link, sample("cubin")],
+        "asm": ["sh", "-c", f"gpt-extract --ptx k.ptx | gpt-asm --arch host --save {link}"],
+        "patch": ["gpt-patch", "-o", link],
+        "locate": ["gpt-locate", "--used", "list", "--arch", "sm_90", "--spans-json", link],
+        "dump": ["gpt-dump", "--dumps", link],
+        "hook": [hooked.runtime() / "gpt-hook", "run", "--save-modules", link, "true"],
+        "neutrino": ["gpt-neutrino", "-p", "block_sched", "--trace", link, "true"],
+    }
+    (tmp_path / "list").write_text("_Z3onePf\n")
+    match tool:
+        case "patch":
+            made = located(sample("balance"), "_Z3onePf\n")
+        case "locate":
+            made = extract(sample("balance")).out
+        case _:
+            made = forge.pack(forge.trace())
+    done = run(*commands[tool], data=made, cwd=tmp_path)
+    if whose == "ours":
+        assert "symbolic link" not in done.err
+        assert tool in ("dump", "hook", "neutrino") or list((tmp_path / "private").iterdir())
+    else:
+        assert f"{link}: is a symbolic link that another user may have made\n" in done.err
+        assert done.status == 1
+        assert not list((tmp_path / "private").iterdir())

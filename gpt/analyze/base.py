@@ -108,6 +108,7 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
     with _survived(stage, passage, trace.name):
         for record in trace:
             passage.pass_on(record)
+        passage.note_whole(trace)
     for fact in trace.missing:
         passage.say(stage.warn(trace.name, fact, trace.name))
     with _survived(stage, passage, trace.name):
@@ -141,22 +142,27 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
         passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
 
 
-def _has_writer(path: Path) -> bool:
-    """Return whether somebody has a file open for writing, or wrote to it, or put it there, a moment ago.
+def _are_written(traces: Mapping[Path, bool]) -> bool:
+    """Return whether somebody has a file open for writing, or wrote to one, or put it there, a moment ago.
 
-    Only descriptors of processes of this machine that we may look at are seen.
+    Of a file that says itself that it's complete only descriptors count. Only those of processes of this machine that
+    we may look at are seen.
     """
-    try:
-        wanted = path.stat()
-    except (OSError, ValueError):
-        return False
-    if abs(time.time() - max(wanted.st_mtime, wanted.st_ctime)) < FRESH:
-        return True
-    for name in glob.iglob("/proc/[0-9]*/fd/*"):
-        flags = Path(name.replace("/fd/", "/fdinfo/"))
+    wanted = set()
+    for path, complete in traces.items():
         try:
-            if os.path.samestat(os.stat(name), wanted) and _WRITES.search(flags.read_text()):
-                return True
+            found = path.stat()
+        except (OSError, ValueError):
+            continue
+        if not complete and abs(time.time() - max(found.st_mtime, found.st_ctime)) < FRESH:
+            return True
+        wanted.add((found.st_dev, found.st_ino))
+    for name in glob.iglob("/proc/[0-9]*/fd/*") if wanted else ():
+        try:
+            found = os.stat(name)
+            if (found.st_dev, found.st_ino) in wanted:
+                if _WRITES.search(Path(name.replace("/fd/", "/fdinfo/")).read_text()):
+                    return True
         except OSError:  # it was closed meanwhile, or is another user's
             continue
     return False
@@ -199,7 +205,7 @@ class Passage:
         self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
         self._begun = False
         self._runs = False  # one of the endless
-        self._blank: dict[Path, None] = {}  # traces without a segment: cut, or just begun
+        self._complete: dict[Path, bool] = {}  # by trace: whether it ends, and each segment in it
         self._news = False  # since the last answer
         self._kinds: set[str] = set()  # of all records
         self._told = False  # whether a stage before has reported an error
@@ -212,7 +218,12 @@ class Passage:
         """The records of this one come next."""
         self.folder, self.name, self.origin = folder, trace.name, trace.origin
         if trace.path:
-            self._blank[trace.path] = None
+            self._complete[trace.path] = False
+
+    def note_whole(self, trace: Trace) -> None:
+        """The trace has been read to its end, without a fault."""
+        if trace.path:
+            self._complete[trace.path] = not self._processes
 
     def pass_on(self, record: Record) -> None:
         """A record that was read."""
@@ -256,7 +267,6 @@ class Passage:
         self._write_end()
         self._write({**header, "via": [*header["via"], self._stage.tool]})
         self._begun = True
-        self._blank.pop(Path(self.name), None)
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
@@ -269,8 +279,8 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Whether no process runs any more, and no trace is just begun: a file that was cut has no writer."""
-        return not self._runs and not any(map(_has_writer, self._blank))
+        """Whether no process runs any more, and no trace is being written: a file that was cut has no writer."""
+        return not self._runs and not _are_written(self._complete)
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -336,7 +346,7 @@ class Passage:
         self._kinds |= other._kinds
         self._begun |= other._begun
         self._runs |= other._runs
-        self._blank |= other._blank
+        self._complete |= other._complete
         self._told |= other._told
         self._news |= other._news
         self._left_out |= other._left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import time
@@ -132,6 +133,8 @@ def _machine(pid: int | None) -> Machine:
 def watch(asked: Asked, output: Output) -> int:
     """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
     bpftrace = find_bpftrace()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of bpftrace too, which needs a descriptor for each probe
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     program, files = write_program(asked, live=True)
     watching = Watching(bpftrace, program, asked.pid, [one.file for one in files])
     kprobes = f", and in the kernel {', '.join(kernel.find_functions())}" if asked.kernel else ""

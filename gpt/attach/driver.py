@@ -7,11 +7,14 @@ shown in messages, but never written into a program, and root doesn't open it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +32,7 @@ VALUE = re.compile(r"(\w+)=(\*?\w+)", re.ASCII)
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
                    ("size", "<u8")])  # fmt: skip
 MAX_SYMBOLS = 64 << 20  # bytes of the symbol table, and of its names
+MAX_DRIVERS = 64  # each takes hundreds of probes, and any user can map any number of files by this name
 MAX_SYMBOL = 128  # bytes of a name that is read: functions of the driver have fewer
 
 
@@ -109,26 +113,41 @@ def exports(file: int, name: str) -> set[str]:
 
 def open_library(path: str) -> DriverFile:
     """Open a library that the user names. Raises GptError if it can't be."""
-    file = _open_regular(path)
+    try:
+        file = _open_regular(path)
+    except (OSError, ValueError):
+        file = None
     if file is None:
         raise MissingError("no regular file that can be read", path)
     return DriverFile(file, path, os.path.abspath(path))
 
 
 def _open_regular(path: str) -> int | None:
-    """Open a file for reading, None if it isn't a regular one: to open a device or a pipe can do or wait for things."""
-    try:
+    """Open a file for reading, None if it isn't a regular one: to open a device or a pipe can do or wait for things.
+
+    Raises OSError, ValueError for a path that can't be one, and MissingError without another descriptor.
+    """
+    with _counted(path):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        if stat.S_ISREG(os.fstat(place).st_mode):
-            return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        pass
-    finally:
-        os.close(place)
+        try:
+            if stat.S_ISREG(os.fstat(place).st_mode):
+                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(place)
     return None
+
+
+@contextmanager
+def _counted(where: object) -> Iterator[None]:
+    """Tell a file that can't be opened, which is passed over, from any file: every later one would be passed over."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise MissingError(
+                f"{error.strerror}: raise the limit (ulimit -n), or name one --library", str(where)
+            ) from None
+        raise
 
 
 def find_driver(pid: int) -> list[DriverFile]:
@@ -176,9 +195,7 @@ def files_in(pid: int, maps: str) -> list[DriverFile]:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
             place = f"/proc/{pid}/map_files/{_range(fields[0])}"
-            file = _open_regular(place)
-            if file is None and os.geteuid():  # only root may use map_files
-                file = _open_same(f"/proc/{pid}/root{fields[5]}", fields[3], fields[4])
+            file = _open_mapped(place, f"/proc/{pid}/root{fields[5]}", fields[3], fields[4])
             if file is not None:
                 found.append(DriverFile(file, fields[5], place))
     return _each_once(found)
@@ -192,8 +209,24 @@ def _each_once(found: list[DriverFile]) -> list[DriverFile]:
     return list(files.values())
 
 
+def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
+    """Open the file of a mapping. Returns None if its process has ended, or if it isn't to be had."""
+    try:
+        return _open_regular(place)
+    except PermissionError as error:
+        if not os.geteuid():
+            fact = f"{error.strerror}: root lacks CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, as in a container"
+            raise MissingError(fact, place) from None
+    except OSError:
+        return None
+    try:
+        return _open_same(path, device, inode)
+    except (OSError, ValueError):
+        return None
+
+
 def _open_same(path: str, device: str, inode: str) -> int | None:
-    """Open the file of a mapping by its path, if it's still that file."""
+    """Open the file of a mapping by its path, if it's still that file. Raises what _open_regular does."""
     file = _open_regular(path)
     if file is not None:
         status = os.fstat(file)
@@ -209,15 +242,22 @@ def _range(text: str) -> str:
 
 
 def find_all() -> list[DriverFile]:
-    """Open all drivers that are mapped anywhere, and the one of the dynamic linker, each file once."""
+    """Open all drivers that are mapped anywhere, and the one of the dynamic linker, each file once.
+
+    Raises MissingError if they can't all be opened, and GptError if they are too many.
+    """
     found: list[DriverFile] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                maps = _read_maps(folder)
+                with _counted(folder):
+                    maps = _read_maps(folder)
             except OSError:
                 continue
             found = _each_once(found + files_in(int(folder.name), maps))
+            if len(found) > MAX_DRIVERS:
+                fact = f"more than {MAX_DRIVERS} different files are mapped by this name: name one --library"
+                raise GptError(fact, LIBRARY)
     return _each_once(found + [open_library(path) for path in _cached()])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.formats.paths import read_at_most
-from gpt.outputs import replacing
+from gpt.outputs import make_folder, replacing
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
@@ -27,7 +27,7 @@ def path_of(place: Path, library: str) -> Path:
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
     """Writes the file of one library, whole or not at all. Raises GptError if it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
     path = folder / f"{Path(library).name}.json"
     try:

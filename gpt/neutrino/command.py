@@ -16,6 +16,7 @@ from typing import Any
 from gpt import signals
 from gpt.errors import GptError, MissingError, UsageError
 from gpt.neutrino.writer import VARIABLE
+from gpt.outputs import make_folder
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import BUILTIN, find_probe, load_probes
 from gpt.probe.verify import verify
@@ -87,7 +88,7 @@ def start(asked: Asked, command: list[str]) -> int:
         raise MissingError("no such Python", str(asked.python))
     if asked.driver:
         _use_driver(asked.driver)
-    os.makedirs(asked.parent, exist_ok=True)
+    make_folder(Path(asked.parent))
     kept = Path(tempfile.gettempdir(), f"gpt-neutrino.{secrets.token_hex(16)}")  # made by who first needs it
     todo = {
         "parent": asked.parent,

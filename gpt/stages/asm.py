@@ -11,6 +11,7 @@ import typer
 
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.outputs import make_folder
 from gpt.printable import printable
 from gpt.stage import PTX, Stage
 
@@ -102,7 +103,7 @@ def asm(
     options = Options(level, registers, relocatable, line_info, ptxas, timeout, check)
     assembler = Assembler(targets, options, Cache(None if no_cache or keeping() else default_folder()))
     if save:
-        save.mkdir(parents=True, exist_ok=True)
+        make_folder(save)
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
     with Backlog[Any, dict[str, Any]](jobs, assembler.stop) as backlog:
         codec = compress.value if fatbin else None

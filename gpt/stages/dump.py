@@ -13,6 +13,7 @@ import typer
 
 from gpt import cli
 from gpt.errors import GptError
+from gpt.outputs import make_folder
 from gpt.stage import DASH
 
 TOOL = "gpt-dump"
@@ -55,7 +56,7 @@ def dump(
     with _keep(folder):
         try:
             if dumps:
-                dumps.mkdir(mode=0o700, exist_ok=True)
+                make_folder(dumps, 0o700)
             stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
             return stage.run(files or [], None if quiet else LAUNCH)
         finally:

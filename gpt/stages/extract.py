@@ -13,6 +13,7 @@ import typer
 from gpt import cli, mistaken
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.outputs import make_folder
 from gpt.stage import MODULE, STDIN, Stage
 
 TOOL = "gpt-extract"
@@ -75,7 +76,7 @@ def extract(
     if names and (json or table or ptx or payload):
         raise UsageError("--names cannot be combined with --json, --table, --ptx or --payload")
     if save:
-        save.mkdir(parents=True, exist_ok=True)
+        make_folder(save)
     stage = Stage(TOOL, json=json or names, from_json=from_json, table=table)
     archs = {str(one) for one in parse_archs(arch)}
     listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)

@@ -11,6 +11,7 @@ import typer
 
 from gpt import cli, messages
 from gpt.errors import GptError, UsageError
+from gpt.outputs import make_folder
 from gpt.stage import ELEMENT, Stage
 
 TOOL = "gpt-patch"
@@ -92,7 +93,7 @@ def patch(
     if restore:
         return _restore(files or [])
     if output and not dry_run:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
     from gpt.patch.library import Way
     from gpt.patch.places import Places
     from gpt.patch.stream import Patcher

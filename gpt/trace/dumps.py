@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class Dumping(Stage):
 
     def follow(self, folder: Path, private: Path, keep: bool, limit: float, printed: int) -> None:
         """Says how. `private` is a folder of its own, and `printed` the descriptor for what callbacks print."""
-        self._folder = folder
+        self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._keep = keep
         self._callbacks = Callbacks(limit, printed, keep)
         self._launches = Launches(private)
@@ -89,17 +90,21 @@ class Dumping(Stage):
         number = next(n for n, one in enumerate(known, 1) if one is header)
         return f"{launch.pid}.{number}" if number > 1 else str(launch.pid)
 
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600, dir_fd=self._place)
+
     def _dump(self, launch: WholeLaunch) -> None:
         path = self._folder / f"{self._name(launch)}-{launch.id}.mp"
         fault = launch.fault
         try:
             if not fault:
-                with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                with open(path.name, "xb", opener=self._open) as file:
                     launch.write(file)
         except OSError as error:
             fault = error.strerror or str(error)
             if not isinstance(error, FileExistsError):
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    os.unlink(path.name, dir_fd=self._place)
         if fault:
             self._note(str(self._folder), f"{fault}: launches are not dumped")
             return

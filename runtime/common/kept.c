@@ -18,32 +18,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../say.h"
 #include "kept.h"
+#include "own.h"
 
 enum { DIGEST = 64, LIMIT = 1 << 28, STALE = 3600 }; // bytes; bytes of all files; seconds
 
 static bool is_hex(const char *text, size_t size) { return strspn(text, "0123456789abcdef") >= size; }
 
 static bool is_key(const char *name) { return strlen(name) == DIGEST && is_hex(name, DIGEST); }
-
-static bool is_part(const char *name) {
-    return strlen(name) == 42 && !strncmp(name, ".gpt-", 5) && is_hex(name + 5, 32) &&
-           !strcmp(name + 37, ".part");
-}
-
-static bool name_part(char name[43]) {
-    uint64_t number[2]; // process numbers come again
-    if (getrandom(number, sizeof(number), 0) != sizeof(number))
-        return false;
-    snprintf(name, 43, ".gpt-%016lx%016lx.part", number[0], number[1]);
-    return true;
-}
 
 static bool read_all(int file, char *to, size_t size) {
     for (ssize_t got; size; to += got, size -= (size_t)got)
@@ -105,11 +92,6 @@ static int by_use(const void *one, const void *other) {
     return (a.tv_nsec > b.tv_nsec) - (a.tv_nsec < b.tv_nsec);
 }
 
-static bool is_kept(int folder, const char *name, struct stat *status) {
-    return (is_key(name) || is_part(name)) && !fstatat(folder, name, status, AT_SYMLINK_NOFOLLOW) &&
-           S_ISREG(status->st_mode) && status->st_uid == geteuid();
-}
-
 // If there is too much, deletes the least recently used files, and unfinished ones that were given up.
 // Returns how many bytes are there then.
 static off_t shrink(int folder, off_t limit) {
@@ -120,7 +102,8 @@ static off_t shrink(int folder, off_t limit) {
     off_t total = 0;
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         struct stat status;
-        if (!is_kept(folder, entry->d_name, &status))
+        if (!(is_key(entry->d_name) || gpt_is_part(entry->d_name)) ||
+            !gpt_is_own(folder, entry->d_name, &status))
             continue;
         if (count == room) {
             struct kept *larger = realloc(all, (2 * room + 64) * sizeof(*all));
@@ -140,7 +123,7 @@ static off_t shrink(int folder, off_t limit) {
         qsort(all, count, sizeof(*all), by_use);
         time_t fresh = time(NULL) - STALE;
         for (size_t i = 0; i < count; i++)
-            if (is_part(all[i].name) ? all[i].used.tv_sec < fresh : total > limit - limit / 8) {
+            if (gpt_is_part(all[i].name) ? all[i].used.tv_sec < fresh : total > limit - limit / 8) {
                 unlinkat(folder, all[i].name, 0);
                 total -= all[i].size;
             }
@@ -150,9 +133,8 @@ static off_t shrink(int folder, off_t limit) {
 }
 
 static bool write_result(int folder, const char *key, const struct gpt_bytes *made) {
-    char part[43], digest[DIGEST + 1], *all = malloc(DIGEST + made->size);
-    int file =
-        all && name_part(part) ? openat(folder, part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    char part[GPT_PART_BYTES], digest[DIGEST + 1], *all = malloc(DIGEST + made->size);
+    int file = all ? gpt_create_part(folder, part, 0600) : -1;
     bool good = file >= 0;
     if (good) {
         memcpy(all, key, DIGEST);

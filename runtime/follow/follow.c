@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "../common/apart.h"
+#include "../common/broker.h"
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
@@ -176,8 +177,8 @@ static bool follow_all(bool last) {
     return any;
 }
 
-// A source writes a segment, whatever happens.
-static void put_empty_segment(pid_t pid) {
+// A source writes a segment, whatever happens. One that isn't `whole` has no end.
+static void put_empty_segment(pid_t pid, bool whole) {
     static unsigned char room[128 << 10];
     struct gpt_packer buffer = {room, room + sizeof(room), false};
     struct gpt_str words[256];
@@ -198,8 +199,29 @@ static void put_empty_segment(pid_t pid) {
         .monotonic = now(),
     };
     gpt_pack_header(&buffer, &header);
-    gpt_pack_end(&buffer, &(struct gpt_end){.records = 0});
+    if (whole)
+        gpt_pack_end(&buffer, &(struct gpt_end){.records = 0});
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
+}
+
+// Whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
+static bool is_removed(void) {
+    struct stat own, found;
+    return !fstat(folder, &own) &&
+           (lstat(self->folder, &found) || own.st_dev != found.st_dev || own.st_ino != found.st_ino);
+}
+
+static void say_removed(void) {
+    char line[2 * PATH_MAX];
+    snprintf(line, sizeof(line), "gpt-hook: error: %s: was removed; nothing more is recorded", self->folder);
+    gpt_write_line(line);
+}
+
+static bool any_lives(void) {
+    struct trace *trace = traces;
+    while (trace && !segment_lives(trace->segment))
+        trace = trace->next;
+    return trace;
 }
 
 // Says the same as the report at the end of a run that writes a file (../hook/write/report.c).
@@ -215,8 +237,13 @@ static void say_nothing(void) {
 static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
     unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
-    bool ended = false, nothing = true;
+    bool ended = false, nothing = true, removed = false;
     while (!stopped) {
+        // What has ended left all that it had, and may have been what the folder above was there for.
+        if (!removed && is_removed() && (any_lives() || !gpt_wait_for(root_file, 0))) {
+            say_removed();
+            removed = true;
+        }
         if (ended && absent < 2 && now() - searched > SEARCH * 1000000ull) {
             absent = self->ends_with_root                                ? 2
                      : gpt_anybody_with("GPT_HOOK_FOLDER", self->folder) ? 0
@@ -241,8 +268,11 @@ static _Noreturn void follow(pid_t root, int root_file) {
         ended |= (files[1].revents & POLLIN) != 0;
     }
     if (nothing && !stopped) {
-        put_empty_segment(root);
-        if (!self->quiet)
+        bool late = !removed && is_removed();
+        put_empty_segment(root, !removed && !late);
+        if (late)
+            say_removed();
+        else if (!removed && !self->quiet)
             say_nothing();
     }
     leave(output_flush(&output) ? 0 : errno);

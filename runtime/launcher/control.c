@@ -85,7 +85,7 @@ static bool is_ours(pid_t pid) {
     struct stat process;
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d", pid);
-    return !geteuid() || stat(path, &process) || process.st_uid == geteuid();
+    return !geteuid() || stat(path, &process) || gpt_is_user(process.st_uid, geteuid());
 }
 
 // Whatever answers, its texts end.
@@ -258,7 +258,7 @@ __attribute__((noreturn)) static void explain(const struct asking *asking) {
     snprintf(path, sizeof(path), "/proc/%d", asking->pid);
     if (stat(path, &process))
         fail(BAD, where, "no such process");
-    if (geteuid() && process.st_uid != geteuid())
+    if (geteuid() && !gpt_is_user(process.st_uid, geteuid()))
         fail(BAD, where, "another user's process");
     if (ends(asking->pid))
         fail(BAD, where, "it has ended");

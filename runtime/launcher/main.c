@@ -17,8 +17,12 @@
 #include "probe.h"
 
 static void save_modules(const char *folder) {
+    struct stat status;
     if (mkdir(folder, 0777) && errno != EEXIST)
         fail(BAD, folder, "%s", strerror(errno));
+    if (!lstat(folder, &status) && S_ISLNK(status.st_mode) && !gpt_is_user(status.st_uid, 0) &&
+        !gpt_is_user(status.st_uid, geteuid()))
+        fail(BAD, folder, "is a symbolic link that another user may have made");
     if (access(folder, W_OK | X_OK))
         fail(BAD, folder, "%s", strerror(errno));
     setenv("GPT_HOOK_MODULES", absolute(folder), 1);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../common/apart.h"
+#include "../common/own.h"
 #include "../follow/follow.h"
 #include "hook/write/folder.h"
 #include "hook/write/template.h"
@@ -47,10 +48,7 @@ static void refuse_written(const char *path) {
 }
 
 // -f as root leaves what other users have in a shared folder, whatever it is called.
-static bool is_own(const char *path) {
-    struct stat status;
-    return !lstat(path, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid();
-}
+static bool is_own(const char *path) { return gpt_is_own(AT_FDCWD, path, NULL); }
 
 // With the file of its buffers, or several if runs left them.
 static void remove_one(const char *path) {

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../say.h"
 #include "hook/write/folder.h"
 #include "launcher.h"
 
@@ -75,8 +76,14 @@ static void tidy_folder(void) {
         return;
     snprintf(path, sizeof(path), "%s/%s", shared_folder, FOLDER_LOCK);
     int lock = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (lock >= 0 && folder_is_left(lock))
-        folder_remove(shared_folder);
+    if (lock < 0 || !folder_is_left(lock))
+        return;
+    char line[2 * PATH_MAX];
+    snprintf(line, sizeof(line),
+             "gpt-hook: error: %s: the helper that passes the stream on was killed; its end is lost",
+             shared_folder);
+    gpt_write_line(line);
+    folder_remove(shared_folder);
 }
 
 static _Noreturn void end_as(int status, int reader_status) {
@@ -104,7 +111,7 @@ static _Noreturn void supervise(const sigset_t *passed) {
     sigprocmask(SIG_UNBLOCK, passed, NULL);
     int null =
         open("/dev/null", O_RDWR); // whoever is at the other end of what is open waits for the program only
-    for (int i = 0; i < 2 + reader_counts; i++) // gpt-dump has standard error as long
+    for (int i = 0; i < STDERR_FILENO; i++) // the reader has standard error as long
         dup2(null, i);
     close_range(3, ~0u, 0);
     int status = wait_for_program(), reader_status = 0;

@@ -286,9 +286,22 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
             assert not has_ended(path), size  # it is being written
         with open(path, "rb"):
             assert has_ended(path), size  # it is being read
-    path.write_bytes(chunk)
-    with open(path, "r+b"):
-        assert has_ended(path)
+    for size in (len(chunk), len(chunk) + 1):  # also one that was cut behind a whole segment
+        path.write_bytes((chunk + chunk)[:size])
+        assert has_ended(path), size
+        with open(path, "r+b"):
+            assert not has_ended(path), size  # another process's segment may come
+
+
+def test_follow_waits_for_the_rest_of_a_stream_whose_process_has_ended(tmp_path):
+    """A helper, or a copy, still writes it: the answer was that the process had been killed."""
+    whole, path = forge.pack(process()), tmp_path / "t.mp"
+    for size in (len(whole) // 2, whole.rindex(b"kind") - 2):  # within a record, and before the end
+        path.write_bytes(whole[:size])
+        assert not has_ended(path)
+        os.utime(path, (0, 0))
+    path.write_bytes(whole)
+    assert has_ended(path)
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x83\xd9\x04kind\xd9\x05chu"])

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -194,3 +195,66 @@ def test_what_is_no_file_is_not_opened(kind, tmp_path):
             socket.socket(socket.AF_UNIX).bind(str(path))
     with pytest.raises(MissingError, match="no regular file"):
         driver.open_library(str(path))
+
+
+MAPPING = """
+import mmap, pathlib, sys
+maps = []
+for path in pathlib.Path(sys.argv[1]).glob("*/lib*"):
+    with open(path) as file:
+        maps.append(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """Has another process map files by the name of the driver, as any user can."""
+
+    def begin(count):
+        for number in range(count):
+            (tmp_path / str(number)).mkdir()
+            shutil.copy("/bin/true", tmp_path / str(number) / "libcuda.so.1")
+        line = [sys.executable, "-c", MAPPING, tmp_path]
+        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout.readline()
+        return processes.append(process) or process
+
+    processes = []
+    yield begin
+    for process in processes:
+        process.communicate()
+
+
+def attach(*options, before=""):
+    line = ["gpt-attach", *options, "--print"]
+    return subprocess.run(["sh", "-c", f'{before} "$@"', "-", *line], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
+def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
+    """Other users' files took them all, and the driver that was used went unwatched without a word."""
+    pid = mapped(40).pid
+    for options in (["--system"], ["-p", str(pid)]):
+        done = attach(*options, before="ulimit -n 32;")
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "Too many open files: raise the limit (ulimit -n), or name one --library\n" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
+def test_there_is_a_limit_to_what_other_users_can_have_watched(mapped):
+    mapped(driver.MAX_DRIVERS + 1)
+    done = attach("--system")
+    fact = f"more than {driver.MAX_DRIVERS} different files are mapped by this name: name one --library"
+    assert (done.returncode, done.stderr) == (1, f"gpt-attach: error: libcuda.so.1: {fact}\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")
+def test_root_without_rights_is_told_so(mapped):
+    """It was said that the process hadn't used the driver."""
+    pid = mapped(1).pid
+    drop = "exec setpriv --bounding-set -sys_admin,-checkpoint_restore --inh-caps -sys_admin,-checkpoint_restore"
+    done = attach("-p", str(pid), before=drop)
+    assert "root lacks CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, as in a container\n" in done.stderr
+    assert done.returncode == 4

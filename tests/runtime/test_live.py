@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -463,3 +464,55 @@ def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_it
     subprocess.run(line, env=os.environ | {"TMPDIR": str(shared)}, stdout=subprocess.PIPE, check=True)
     assert (home / "notes.txt").read_text() == "precious"
     assert not list((tmp_path / "moved").iterdir())
+
+
+def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
+    """It counts as a slow reader: what the program does meanwhile waits on disk."""
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = live(f"|cat >'{tmp_path}/t.mp'", program, **pipes, stdout=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.flush()
+    assert process.stdout.readline() == b"done\n"
+    os.kill(helper := find_helper(private), signal.SIGSTOP)
+    process.stdin.write(b"70000\n"), process.stdin.close()
+    assert process.stdout.readline() == b"done\n"
+    os.kill(helper, signal.SIGCONT)
+    assert (process.wait(), process.stderr.read()) == (7, b"")
+    assert launches(read((tmp_path / "t.mp").read_bytes())) == {"foo": 70001}
+
+
+def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private):
+    """Nobody said that the stream had lost its end: the program had nothing more to write."""
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.flush()
+    assert process.stdout.readline() == b"done\n"
+    os.kill(helper := find_helper(private), signal.SIGSTOP)
+    (trace,) = private.glob("*/[0-9]*")
+    process.stdin.close()
+    hooked.wait_until(lambda: not os.path.exists(f"/proc/{trace.name}"))
+    (folder,) = private.glob("gpt-hook.*")
+    os.kill(helper, signal.SIGKILL)
+    line = f"gpt-hook: error: {folder}: the helper that passes the stream on was killed; its end is lost\n"
+    assert (process.wait(), process.stderr.read().decode()) == (7, line)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("launched", [b"", b"1\n"])
+def test_a_folder_that_is_removed_meanwhile_is_told_of(tmp_path, private, launched):
+    """The stream was whole and had nothing in it: a segment that ends, without a record."""
+    program = hooked.compile_c(tmp_path / "client", TOLD)
+    process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if launched:
+        process.stdin.write(launched), process.stdin.flush()
+        assert process.stderr.readline() == b"done\n"
+    hooked.wait_until(lambda: [*private.glob("gpt-hook.*/.helper")])
+    (folder,) = private.glob("gpt-hook.*")
+    shutil.rmtree(folder)
+    process.stdin.write(b"30000\n"), process.stdin.flush()
+    line = f"gpt-hook: error: {folder}: was removed; nothing more is recorded\n"
+    assert {process.stderr.readline().decode() for _ in range(2)} == {line, "done\n"}
+    out, err = process.communicate()
+    assert (process.returncode, err) == (7, b"")
+    (segment,) = segments(read(out))
+    assert segment[-1]["kind"] != "end"

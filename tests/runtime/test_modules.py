@@ -376,3 +376,24 @@ def test_what_somebody_else_put_in_place_of_a_saved_image_is_replaced(tmp_path, 
     hooked.traced(tmp_path, LOADS, options=["--save-modules", folder])
     assert stat.S_ISREG(path.lstat().st_mode) and path.read_bytes() == text
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_saved_image_is_nobodys_where_users_have_no_numbers(tmp_path):
+    """In a user namespace without a mapping a file that another user put there has the number of this one."""
+    if os.geteuid():
+        pytest.skip("only root makes files of other users")
+    text = PTX + b"\n" * (99999 - len(PTX))
+    (folder := tmp_path / "kept").mkdir()
+    path = folder / f"{hashlib.sha256(text).hexdigest()}.ptx"
+    path.write_text("evil")
+    os.chown(path, 2002, 2002)
+    program = hooked.compile_c(tmp_path / "client", LOADS)
+    enter = (
+        "import ctypes, os, sys; assert not ctypes.CDLL(None).unshare(0x10000000); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--save-modules", folder, program)
+    done = subprocess.run([sys.executable, "-c", enter, *line], capture_output=True, text=True, check=False)
+    if "AssertionError" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes() == text

@@ -9,6 +9,7 @@
 
 #include "beside.h"
 #include "common/broker.h"
+#include "common/own.h"
 #include "hook/write/live.h"
 
 static int side_file = -1;
@@ -25,7 +26,7 @@ static bool is_side(int file) {
 static int make_side(void) {
     int file = -1, size = snprintf(side_path, sizeof(side_path) - 16, "%s.buffers", hook_live->path);
     for (int number = 2; file < 0 && number < 1000 && (number == 2 || errno == EEXIST); number++) {
-        file = open(side_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        file = gpt_create(AT_FDCWD, side_path, O_WRONLY, 0600);
         if (file < 0)
             snprintf(side_path + size, 16, ".%d", number);
     }

@@ -2,6 +2,7 @@
 
 #include "common/kept.c"
 #include "common/later.c"
+#include "common/own.c"
 #include "common/pass.c"
 #include "common/private.c"
 #include "common/records.c"

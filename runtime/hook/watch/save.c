@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,10 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/own.h"
 #include "hook/write/errors.h"
 #include "hook/write/file.h"
 #include "hook/write/naming.h"
@@ -40,31 +39,29 @@ static bool write_all(int file, const char *data, size_t size) {
 // Whether it is there: in a shared folder another user may have put something there, which is replaced.
 static bool is_saved(const char *path) {
     struct stat status;
-    return !lstat(path, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
-           !(status.st_mode & (S_IWGRP | S_IWOTH));
+    return gpt_is_own(AT_FDCWD, path, &status) && !(status.st_mode & (S_IWGRP | S_IWOTH));
 }
 
 // Returns where the image is, or NULL if it is not saved.
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]) {
     static _Atomic bool complained;
-    char part[4096];
+    char part[GPT_PART_BYTES];
     if (!folder || snprintf(path, 4096, "%s/%s.%s", folder, digest, type) >= 4096 - 64)
         return NULL;
     if (is_saved(path))
         return path;
-    uint64_t number[2]; // that nobody else has, nor foresees: process numbers come again
-    if (getrandom(number, sizeof(number), 0) != sizeof(number))
-        return NULL;
-    snprintf(part, sizeof(part), "%s/.gpt-%016" PRIx64 "%016" PRIx64 ".part", folder, number[0], number[1]);
-    int file = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);
+    int place = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int file = place < 0 ? -1 : gpt_create_part(place, part, 0644);
     bool good = file >= 0 && hook_may_grow(size) && write_all(file, data, size);
-    good = file >= 0 && !close(file) && good && !rename(part, path);
+    good = file >= 0 && !close(file) && good && !renameat(place, part, place, strrchr(path, '/') + 1);
+    int error = errno;
+    if (file >= 0 && !good)
+        unlinkat(place, part, 0);
+    if (place >= 0)
+        close(place);
     if (good)
         return path;
-    int error = errno;
-    if (file >= 0)
-        unlink(part);
     const char *fact = hook_describe_error(error);
     if (!atomic_exchange(&complained, true))
         hook_say(path, fact ? fact : "unknown error", "it is not saved");

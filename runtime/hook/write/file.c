@@ -41,10 +41,10 @@ static struct kept {
 // That of a thread with descriptors of its own; 0: it has those of all.
 static TLS int apart;
 
-int hook_open_file(const char *path, int flags) {
+int hook_open_file(const char *path) {
     int file;
     do
-        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | flags, 0600);
+        file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK);
     while (file < 0 && errno == EINTR);
     return file;
 }
@@ -115,7 +115,7 @@ static int find_file(void) {
     struct stat found;
     int file = apart ? apart : atomic_load(&opened.number);
     if (fstat(file, &found) || !is_ours(file, &found)) {
-        int again = hook_open_file(hook_live->path, 0);
+        int again = hook_open_file(hook_live->path);
         if (again < 0)
             return -1;
         if (fstat(again, &found) || !is_ours(again, &found)) {

@@ -35,7 +35,7 @@ struct tail *hook_map_tail(int file, uint32_t size); // of its first chunk
 
 bool hook_may_grow(uint64_t size); // RLIMIT_FSIZE lets a file: trying brings a signal; errno is set if not
 
-int hook_open_file(const char *path, int flags); // a trace: to read and to write
+int hook_open_file(const char *path); // a trace that is there: to read and to write
 void hook_keep_file(int file, const struct stat *found);
 void hook_close_file(void);
 bool hook_is_unread(void); // a live stream: its helper was killed, and nothing more is recorded

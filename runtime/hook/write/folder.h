@@ -15,6 +15,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/own.h"
+
 #define FOLDER_LOCK ".helper"
 
 // The lock, held by all who have this descriptor; -1 with errno set. It lasts until the last of them has
@@ -22,7 +24,7 @@
 static inline int folder_lock(const char *folder) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", folder, FOLDER_LOCK);
-    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (file >= 0 && fcntl(file, F_OFD_SETLK, &whole)) { // a file system without locks: it is not watched
         close(file);

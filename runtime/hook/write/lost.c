@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/own.h"
+#include "common/private.h"
 #include "lost.h"
 #include "naming.h"
 #include "say.h"
@@ -35,9 +37,8 @@ void hook_lost_setup(pid_t of_run) {
 // The root process is there, so the note will be removed.
 bool hook_notes_losses(void) { return notes && !kill(root, 0); }
 
-static int open_note(enum loss loss, int flags, char path[PATH_MAX]) {
+static void name_note(enum loss loss, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s.%d", notes, (int)loss);
-    return open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 }
 
 void hook_note_loss(enum loss loss, const char *program, const char *how) {
@@ -46,7 +47,8 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
     snprintf(note.by, sizeof(note.by), "%s", program_invocation_short_name);
     snprintf(note.program, sizeof(note.program), "%s", program);
     snprintf(note.how, sizeof(note.how), "%s", how);
-    int file = open_note(loss, O_WRONLY | O_CREAT | O_EXCL, path);
+    name_note(loss, path);
+    int file = gpt_create(AT_FDCWD, path, O_WRONLY, 0600);
     if (file < 0)
         return;
     if (write(file, &note, sizeof(note)) != sizeof(note))
@@ -57,16 +59,16 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
 // Read a note and remove it. Returns false if there is none.
 static bool take(enum loss loss, struct note *note) {
     char path[PATH_MAX];
-    struct stat status;
-    int file = notes ? open_note(loss, O_RDONLY, path) : -1;
+    if (!notes)
+        return false;
+    name_note(loss, path);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0)
         return false;
-    bool ours = !fstat(file, &status) && S_ISREG(status.st_mode) && status.st_uid == geteuid();
-    bool read_all = ours && read(file, note, sizeof(*note)) == sizeof(*note);
+    bool read_all = gpt_is_private(file, S_IFREG) && read(file, note, sizeof(*note)) == sizeof(*note);
     note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
     close(file);
-    if (ours)
-        unlink(path);
+    unlink(path); // whosever it is, the name is ours
     return read_all;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/own.h"
 #include "errors.h"
 #include "file.h"
 #include "live.h"
@@ -56,7 +57,7 @@ static unsigned count_names(char *path, size_t length) {
 int hook_create_file(bool *first) {
     char *path = hook_live->path;
     size_t size = sizeof(hook_live->path) - 32, length = hook_expand_name(path, size);
-    int file = hook_open_file(path, O_CREAT | O_EXCL);
+    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
     *first = file >= 0;
     if (file < 0 && errno == EEXIST && !hook_may_stay(path)) {
         hook_turn_off(path, "another run of gpt-hook writes to it, or it is not a trace");
@@ -66,7 +67,7 @@ int hook_create_file(bool *first) {
         for (unsigned number = count_names(path, length) + 1, tries = 0;
              file < 0 && (!tries || errno == EEXIST) && tries < 1000; number++, tries++) {
             name_number(path, length, number);
-            file = hook_open_file(path, O_CREAT | O_EXCL);
+            file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
         }
     return file;
 }

@@ -56,7 +56,7 @@ static void close_other(struct other *other) {
 }
 
 static bool open_other(struct other *other, const char *path) {
-    *other = (struct other){hook_open_file(path, O_NONBLOCK), NULL};
+    *other = (struct other){hook_open_file(path), NULL};
     struct stat found;
     _Alignas(8) unsigned char head[CHUNK_HEAD];
     if (other->file >= 0 && !fstat(other->file, &found) && S_ISREG(found.st_mode) &&

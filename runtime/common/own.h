@@ -1,0 +1,22 @@
+// Files that we make and recognize, in folders that others may write to.
+
+#ifndef GPT_OWN_H
+#define GPT_OWN_H
+
+#include <stdbool.h>
+#include <sys/stat.h>
+
+enum { GPT_PART_BYTES = 43 };
+
+// Makes a file that wasn't there, in a folder that is open or AT_FDCWD. `access` is O_RDWR or O_WRONLY.
+// Returns -1 with errno set; EEXIST: the name is taken, by a link too.
+int gpt_create(int folder, const char *name, int access, mode_t mode);
+
+// The same to write a file that is renamed once it's whole: its name, .gpt-RANDOM.part, can't be foreseen.
+int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode);
+bool gpt_is_part(const char *name);
+
+// Whether the name is that of a regular file, no link, that belongs to this user. `status` may be NULL.
+bool gpt_is_own(int folder, const char *name, struct stat *status);
+
+#endif
