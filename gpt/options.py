@@ -40,6 +40,8 @@ class _Parameter:
         self.several = get_origin(self.type) is list
         if self.several:
             (self.type,) = get_args(self.type)
+        if self.type is float and default is not None:
+            self.default = float(default)
 
     def convert(self, texts: list[str]) -> Any:
         """Return the value that words stand for. Raises ValueError if it isn't clear that they are right."""

@@ -24,9 +24,8 @@ import mmap
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt.errors import MalformedError
 from gpt.formats.source import BLOCK, Source
@@ -48,8 +47,7 @@ MAX_WINDOW = 128 << 20  # bytes of zstd's window
 HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # bytes of an element that are unpacked in the hope of all names
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A container at `offset`; `size` counts its header. `offset` is relative to the source it was read from."""
 
     offset: int
@@ -61,8 +59,7 @@ class Region:
         return self.offset + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """An element's header. A bare cubin or PTX file is an element without header (`header_size` 0)."""
 
     region: int

@@ -137,7 +137,7 @@ def _iter_range(source: Source, start: int, end: int) -> Iterator[fatbin.Element
 
 
 def _move(element: fatbin.Element, by: int) -> fatbin.Element:
-    return replace(element, region=element.region + by, offset=element.offset + by)
+    return element._replace(region=element.region + by, offset=element.offset + by)
 
 
 def _bare(source: Source, offset: int, size: int) -> fatbin.Element:

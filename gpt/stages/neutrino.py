@@ -18,9 +18,9 @@ def main() -> int:
 
 
 def _show_path(value: bool) -> None:
-    from gpt.neutrino.command import PACKAGE
-
     if value:
+        from gpt.neutrino.command import PACKAGE
+
         cli.show(PACKAGE)
         raise cli.Done
 
