@@ -17,6 +17,7 @@ from gpt.errors import GptError, MalformedError, MissingError
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
 from gpt.formats.image import find_image, parse_image
+from gpt.formats.offload import describe
 from gpt.formats.others import find_other, find_other_in
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
@@ -213,9 +214,14 @@ class Extraction:
                 yield record
             self._found |= found
             other = None if found else find_other_in(image.elf) if image else find_other(source)
-            if other and named:
+            if image and (foreign := image.find_foreign()):
+                fact = f"{describe(foreign)}: not read (clang makes cubins of it when it links)"
+                if found:
+                    yield self._stage.warn(source.name, fact)
+                other = other or fact
+            if other and named and not found:
                 raise GptError(other, source.name)
-            if other:
+            if other and not found:
                 self._others[other] += 1
             if named and not found:
                 where = "anywhere" if self._listing.scan else "in the usual sections (--scan looks everywhere)"

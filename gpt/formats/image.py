@@ -6,6 +6,7 @@
 | `!<arch>` | static archive | the same of each member |
 | `50 ed 55 ba` | fatbin | all of it |
 | `7f ELF`, machine 190 | cubin | all of it |
+| `10 ff 10 ad` | offload binary of LLVM | all of it; in an ELF file the section `.llvm.offloading` |
 | comments and `.version` | PTX text | all of it |
 
 Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from gpt import mistaken
 from gpt.errors import MalformedError
-from gpt.formats import archive, cubin, elf, fatbin, frames, ptxtext
+from gpt.formats import archive, cubin, elf, fatbin, frames, offload, ptxtext
 from gpt.formats.others import find_other
 from gpt.formats.source import Source
 
@@ -70,6 +71,15 @@ class Image:
         live = (placed for placed in self.iter_all(scan) if not placed.element.dead)
         for index, placed in enumerate(live):
             yield replace(placed, index=index)
+
+    def find_foreign(self) -> list[offload.Image]:
+        """The images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
+        source = self.source
+        ranges = [(0, source.size)] if self.type == "offload" else []
+        if self.elf:
+            ranges = [(section.offset, section.end) for section in self.elf.named(offload.SECTION)]
+        images = (image for start, end in ranges for image in offload.iter_images(source, start, end))
+        return [image for image in images if not any(_iter_image(source, image))]
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
         """The same with those that were cut out in place; not numbered."""
@@ -160,6 +170,23 @@ def _ptx_file(source: Source) -> fatbin.Element:
 def _bare_ptx(offset: int, size: int, target: str) -> fatbin.Element:
     """PTX that is in no region."""
     return fatbin.Element(offset, offset, "ptx", target, 0, size, size, size, "none", 0)
+
+
+def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:
+    """What is code for CUDA in offload binaries."""
+    for image in sorted(offload.iter_images(source, start, end), key=lambda image: image.offset):
+        yield from _iter_image(source, image)
+
+
+def _iter_image(source: Source, image: offload.Image) -> Iterator[fatbin.Element]:
+    """The elements of an image, by its content: an object for CUDA is a cubin."""
+    head = source.pread(image.offset, min(HEAD, image.size))
+    if head.startswith(fatbin.MAGIC_BYTES):
+        yield from _iter_range(source, image.offset, image.offset + image.size)
+    elif _machine(head) == "cuda":
+        yield _bare(source, image.offset, image.size)
+    elif found := ptxtext.find_head(head):
+        yield _bare_ptx(image.offset, image.size, found.target or image.arch)
 
 
 def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
@@ -258,7 +285,7 @@ def _machine(head: bytes) -> str | None:
 def _iter_elf(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
     source, tables = image.source, image.elf
     assert tables
-    found: list[elf.Section | fatbin.Element] = [*iter_sections(tables)]
+    found: list[elf.Section | fatbin.Element] = [*iter_sections(tables), *tables.named(offload.SECTION)]
     if scan:
         found += _scan(source, tables, [(s.offset, s.end) for s in found])
     done = 0
@@ -266,7 +293,9 @@ def _iter_elf(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
         if part.offset < done:
             raise MalformedError("fatbin sections overlap", source.at(part.offset))
         done = part.end
-        if isinstance(part, elf.Section):
+        if isinstance(part, elf.Section) and part.name == offload.SECTION:
+            yield from (Placed(e, part.name) for e in _iter_offload(source, part.offset, part.end))
+        elif isinstance(part, elf.Section):
             yield from (Placed(e, part.name) for e in _iter_range(source, part.offset, part.end))
         else:
             section = _section_at(tables, part.offset)
@@ -304,6 +333,12 @@ FORMS = {  # by type: the first that fits is it
     "fatbin": Form(
         lambda head: head.startswith(fatbin.MAGIC_BYTES),
         lambda image, scan, depth: map(Placed, _iter_range(image.source, 0, image.source.size)),
+    ),
+    "offload": Form(
+        lambda head: head.startswith(offload.MAGIC),
+        lambda image, scan, depth: (
+            Placed(element, offload.SECTION) for element in _iter_offload(image.source, 0, image.source.size)
+        ),
     ),
     "ptx": Form(
         lambda head: ptxtext.find_head(head) is not None,

@@ -94,7 +94,7 @@ def _find_start(text: bytearray, begin: int) -> re.Match[bytes] | None:
 
 
 def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text | None, int]:
-    """The module whose head is at `offset`, within these bounds, None if there is none; and the bytes that it cost."""
+    """Return the module whose head is at `offset`, or None if it is not one, and how many bytes were read for it."""
     text, followed, read = _read_text(source, offset, end)
     head = _START.match(text)
     size = _find_end(text, head.end(), followed) if head else None
@@ -151,7 +151,7 @@ def _skip(text: bytes, position: int) -> int:
 
 
 def _comments_before(before: bytes) -> int:
-    """How many of these bytes are line comments and blank lines that end them."""
+    """Return the size of the line comments and blank lines that these bytes end with."""
     size = 0
     for line in reversed(
         before[max((found.end() for found in _NO_TEXT.finditer(before)), default=0) :].splitlines(True)

@@ -46,6 +46,7 @@ LINKED = "linked elsewhere"
 BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that hold only if the names of kernels do
 
 RELOCATABLE = "__nv_relfatbin"
+OFFLOAD = ".llvm.offloading"
 FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none
 
 
@@ -169,8 +170,9 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool) -> Candid
     arch = find_arch(element["arch"])
     if known and not arch:
         raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
-    if element["type"] == "ptx" and element["header_size"] == 0 and element.get("section"):
-        known = False  # a constant of the program
+    section = element.get("section")
+    if section == OFFLOAD or (section and element["type"] == "ptx" and element["header_size"] == 0):
+        known = False  # what a linker will take, and a constant of the program
     lookup = not element["kernels"] and bool(element["variables"] or element["functions"])
     start = element["offset"]
     payload = start + element["header_size"]

@@ -1,4 +1,4 @@
-"""PTX that a program holds as text: where each module begins and ends, and what is none."""
+"""PTX that a program holds as text: where each module begins and ends, and text that only looks like one."""
 
 import subprocess
 
