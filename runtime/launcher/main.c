@@ -19,8 +19,8 @@
 static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--stacks WORD,...]\n"
     "                    [--gpu-time] [--ioctl] [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
-    "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
-    "                    [--disabled | --control] COMMAND [ARG ...]\n"
+    "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...]\n"
+    "                    [--disabled | --control] [--] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
     "       gpt-hook ctl [--all] [-k NAME:...] [--filter NAME:...] [--jit PIPELINE] PID probe [PROBE ...]\n"
     "       gpt-hook attach -p PID | --system [OPTION ...]\n"

@@ -110,6 +110,14 @@ def test_page_passes_mandoc_and_fits_a_terminal(page):
     assert max(len(line.expandtabs()) for line in shown.splitlines()) <= 80
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_each_quotation_is_of_one_thing(page):
+    """`.Ql a , Ql b` and `.Ql a and b` put one pair of quotation marks around all of it."""
+    for line in PAGES[page].read_text().splitlines():
+        for quoted in re.findall(r"\bQl (.*?)(?= (?:Ql|Fl|Ar|Li|Pa|Xr|Cm|Ev|Sy|Em) |$)", line.removeprefix(".")):
+            assert not re.search(r" [,;] \S|\b(?:and|or|as) (?:\S+ )*\S+ ?[.,;]?$", quoted), line
+
+
 def mandoc(*args):
     return subprocess.run(["mandoc", *args], capture_output=True, text=True, check=False).stdout
 
