@@ -1,6 +1,7 @@
 """What all command lines share: options, and how a run ends.
 
-A stage is a function with typer options, handed to `run`; what it reads and writes goes through a `Stage` (stage.py).
+A stage is a function with options (options.py, or typer's own), handed to `run`; what it reads and writes goes through
+a `Stage` (stage.py).
 """
 
 from __future__ import annotations
@@ -8,23 +9,39 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-import typer
-
 import gpt
-from gpt import messages, signals
+from gpt import messages, options, signals
 from gpt.errors import EmptyPipeError, GptError, MissingError, UsageError
+from gpt.options import Option
 from gpt.printable import printable
 
 
-def _show_version(context: typer.Context, value: bool) -> None:
+class Done(Exception):
+    """An option has answered, and the run ends with status 0."""
+
+
+def show(text: object) -> None:
+    """Writes text and, if it has none, a newline at its end to standard output. Raises OSError, signals.Terminated."""
+    data = str(text).encode(errors="surrogateescape")
+    rest = memoryview(data if data.endswith(b"\n") else data + b"\n")
+    try:
+        while rest:
+            rest = rest[os.write(1, rest) :]
+    except BrokenPipeError:
+        raise signals.Terminated(signal.SIGPIPE) from None
+    except OSError as error:
+        error.filename = "<stdout>"
+        raise
+
+
+def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"{context.find_root().info_name} {gpt.__version__}")
-        raise typer.Exit
+        show(f"{_tool} {gpt.__version__}")
+        raise Done
 
 
 def _set_verbose(value: bool) -> bool:
@@ -34,23 +51,24 @@ def _set_verbose(value: bool) -> bool:
 
 
 verbose = False  # whether a fault shows its traceback
+_tool = ""  # the name that --version prints
 
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON object per line.")]
-Stream = Annotated[bool, typer.Option("--stream", help="Write the stream, not tables.")]
-Table = Annotated[bool, typer.Option("--table", help="Print tables, as on a terminal.")]
-FromJson = Annotated[bool, typer.Option("--from-json", help="Read JSON lines.")]
+Json = Annotated[bool, Option("--json", help="Write one JSON object per line.")]
+Stream = Annotated[bool, Option("--stream", help="Write the stream, not tables.")]
+Table = Annotated[bool, Option("--table", help="Print tables, as on a terminal.")]
+FromJson = Annotated[bool, Option("--from-json", help="Read JSON lines.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
+    bool, Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
 ]
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
 ]
 
 
 def run(
     tool: str,
-    command: Callable[..., int] | dict[str, Callable[..., int]],
+    command: Callable[..., int] | Mapping[str, Callable[..., int]],
     about: str = "",
     before: Callable[..., None] | None = None,
     words_after: bool = False,
@@ -62,33 +80,59 @@ def run(
     options that may stand before it. With `words_after` what follows the first word that is not an option belongs to a
     program that the stage runs, options and all. `defaults` are the values of options --NAME[=VALUE] that stand alone.
     """
+    global _tool
+    _tool = tool
+    _occupy_closed()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
+    try:
+        signals.catch()
+        try:
+            words = [f"{word}={defaults[word]}" if word in defaults else word for word in sys.argv[1:]]
+            return _call(tool, command, words, about, before or _no_command, words_after)
+        except Done:
+            return 0
+        except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
+            return signals.die(signal.SIGPIPE)
+        except Exception as error:
+            return _report(tool, error, list(command) if isinstance(command, Mapping) else [])
+        finally:
+            signals.release()
+    except signals.Terminated as ended:
+        return signals.die(ended.number)
+
+
+def _call(
+    tool: str,
+    command: Callable[..., int] | Mapping[str, Callable[..., int]],
+    words: list[str],
+    about: str,
+    before: Callable[..., None],
+    words_after: bool,
+) -> int:
+    """Runs the command that the words name, with the arguments that they give: read plainly if they are plain."""
+    plain: Callable[..., int | None] = before if isinstance(command, Mapping) else command
+    rest = words
+    if isinstance(command, Mapping) and words and words[0] in command:
+        plain, rest = command[words[0]], words[1:]
+    given = options.read(plain, rest, words_after)
+    if given is not None and plain is not before:
+        return int(plain(**given) or 0)
+
+    import typer
+
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     if words_after:
         settings["allow_interspersed_args"] = False
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
     )
-    if isinstance(command, dict):
-        app.callback(help=about)(before or _no_command)
+    if isinstance(command, Mapping):
+        app.callback(help=about)(options.for_typer(before))
         for name, one in command.items():
-            app.command(name)(one)
+            app.command(name)(options.for_typer(one))
     else:
-        app.command(context_settings=settings)(command)
-    _occupy_closed()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
-    try:
-        signals.catch()
-        try:
-            args = [f"{arg}={defaults[arg]}" if arg in defaults else arg for arg in sys.argv[1:]]
-            return int(app(args=args, prog_name=tool, standalone_mode=False) or 0)
-        except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
-            return signals.die(signal.SIGPIPE)
-        except Exception as error:
-            return _report(tool, error, list(command) if isinstance(command, dict) else [])
-        finally:
-            signals.release()
-    except signals.Terminated as ended:
-        return signals.die(ended.number)
+        app.command(context_settings=settings)(options.for_typer(command))
+    return int(app(args=words, prog_name=tool, standalone_mode=False) or 0)
 
 
 def _no_command(version: Version = False) -> None:
@@ -113,6 +157,8 @@ def _report(tool: str, error: Exception, commands: list[str]) -> int:
     `commands` are the words that may come first.
     """
     if verbose:
+        import traceback
+
         lines = "".join(traceback.format_exception(error)).splitlines()
         messages.write("".join(printable(line) + "\n" for line in lines))
     if isinstance(error, EmptyPipeError):

@@ -3,6 +3,9 @@
 Python makes an exception of an interrupt, and most of a short run is imports, which nothing guards. So the first thing
 that an executable does is to let an interrupt end it at once and silently, as it ends a program in C; from `cli.run` on
 it is caught. `_signal` is built in, while `signal` takes imports of its own.
+
+Most of a short run is imports, so what few runs need is imported where it is needed, and typer only where a command
+line is not plain (options.py). tests/test_options.py lists what a start may not import.
 """
 
 from __future__ import annotations

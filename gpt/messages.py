@@ -28,7 +28,7 @@ class Progress:
     """`done/total` on standard error, from the first second on, when it is a terminal."""
 
     def __init__(self, what: str) -> None:
-        self._what = shorten(printable(what), PROGRESS_WIDTH)
+        self._what = what
         self._next = time.monotonic() + 1 if os.isatty(2) else float("inf")
         self._shown = False
 
@@ -37,7 +37,7 @@ class Progress:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.1
             self._shown = True
-            write(f"\r\x1b[K{self._what}: {100 * done // max(total, 1)} %")
+            write(f"\r\x1b[K{shorten(printable(self._what), PROGRESS_WIDTH)}: {100 * done // max(total, 1)} %")
 
     def clear(self) -> None:
         """Removes the line."""

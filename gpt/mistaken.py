@@ -16,6 +16,7 @@ _MAGIC = {
     b"\xff\xfe": "UTF-16 (make it UTF-8 first)",
     b"\xfe\xff": "UTF-16 (make it UTF-8 first)",
 }
+_PTX = re.compile(rb"(?s:\s|//[^\n]*+|/\*.*?\*/)*+\.version\s")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # no text has these
 
 
@@ -29,7 +30,7 @@ def find_form(head: bytes) -> str | None:
         return "JSON lines (add --from-json)" if b'"kind"' in text else "other JSON"
     if is_stream(head):
         return "a stream in msgpack (leave out --from-json)"
-    if b".version" in text and b".target" in text:
+    if _PTX.match(text):
         return "PTX (gpt-extract --ptx reads it)"
     if text and not _CONTROL.search(text):
         return "text"

@@ -15,13 +15,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+
+def _new_name() -> str:
+    return f".gpt-{os.urandom(16).hex()}.part"
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    part = f".gpt-{secrets.token_hex(16)}.part"
+    part = _new_name()
     taken = False
     try:
         with _named(path):
@@ -121,12 +123,14 @@ def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
     """
     with _named(path):
         _check_free(path, folder)
-    made = path.parent / f".gpt-{secrets.token_hex(16)}.part"
+    made = path.parent / _new_name()
     try:
         with _named(path):
             made.mkdir(0o700)
         yield made
     finally:
+        import shutil
+
         shutil.rmtree(made, ignore_errors=True)
 
 

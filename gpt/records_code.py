@@ -40,7 +40,7 @@ CODE: dict[str, Keys] = {
     },
     "library": {
         "path": ("str", "as given; /-joined member path inside a wheel"),
-        "type": ("str?", "elf, archive, fatbin, cubin or ptx"),
+        "type": ("str?", "elf, archive, fatbin, cubin, ptx or offload"),
         "size": ("u64", "bytes of the file"),
         "build_id": ("str?", "hexadecimal"),
         "sha256": ("str?", "hexadecimal, of the file"),

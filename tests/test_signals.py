@@ -62,14 +62,14 @@ def test_no_signal_interrupts_what_it_may_not(body):
 
 @pytest.mark.parametrize("name", tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["scripts"])
 def test_an_interrupt_during_the_imports_is_silent(name, tmp_path):
-    (tmp_path / "typer.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    (tmp_path / "pathlib.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([name, "--version"], capture_output=True, env=env, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-2, b"", b"")
 
 
 def test_an_interrupt_that_is_ignored_stays_so(tmp_path):
-    (tmp_path / "typer.py").write_text("import os, sys\nos.kill(os.getpid(), 2)\nsys.exit(7)\n")
+    (tmp_path / "pathlib.py").write_text("import os, sys\nos.kill(os.getpid(), 2)\nsys.exit(7)\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     line = ["sh", "-c", "trap '' INT; exec gpt-extract"]
     assert subprocess.run(line, env=env, timeout=60, check=False).returncode == 7

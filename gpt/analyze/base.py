@@ -160,9 +160,9 @@ def _are_written(traces: Mapping[Path, bool]) -> bool:
     for name in glob.iglob("/proc/[0-9]*/fd/*") if wanted else ():
         try:
             found = os.stat(name)
-            if (found.st_dev, found.st_ino) in wanted:
-                if _WRITES.search(Path(name.replace("/fd/", "/fdinfo/")).read_text()):
-                    return True
+            info = Path(name.replace("/fd/", "/fdinfo/"))
+            if (found.st_dev, found.st_ino) in wanted and _WRITES.search(info.read_text()):
+                return True
         except OSError:  # it was closed meanwhile, or is another user's
             continue
     return False

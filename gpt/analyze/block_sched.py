@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.options import Option
 
 if TYPE_CHECKING:
     from gpt.analyze.occupancy import Occupancy
@@ -80,7 +79,7 @@ NEAR = 4  # times as many warps: so far from what is resident the line of what t
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
 
 Number = Annotated[
-    int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
+    int | None, Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
 ]
 
 

@@ -13,7 +13,6 @@ by a class that the declaration names.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,14 +21,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import typer
-
 from gpt import cli, signals
 from gpt.analyze import base, live
 from gpt.analyze.answer import Answers
 from gpt.errors import UsageError
 from gpt.formats.paths import is_regular, open_regular, real_path
 from gpt.mistaken import is_stream
+from gpt.options import Argument, Option
 from gpt.outputs import check_folder
 from gpt.screen import plots
 from gpt.stage import DASH, Stage
@@ -59,7 +57,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis: what `--list` says of it, what makes it, and its own options, as typer declares them.
+    """An analysis: what `--list` says of it, what makes it, and its own options.
 
     What it `make`s takes the options by their names. If it writes `lines` and not answers it takes the stage too. What
     holds a file open is a context manager.
@@ -171,10 +169,10 @@ def _parse_handle(text: str) -> int:
 
 
 def _option(type_: Any, name: str, metavar: str, about: str, **more: Any) -> Any:
-    return Annotated[type_, typer.Option(name, metavar=metavar, help=about, **more)]
+    return Annotated[type_, Option(name, metavar=metavar, help=about, **more)]
 
 
-TRACES = Annotated[list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Standard input by default.")]
+TRACES = Annotated[list[Path] | None, Argument(metavar="[TRACE]...", help="Standard input by default.")]
 FILTERS = {
     "pids": _option(list[int] | None, "--pid", "PID", "Only this process; several may be named."),
     "ranks": _option(list[int] | None, "--rank", "RANK", "Only the process of this rank."),
@@ -186,14 +184,14 @@ FILTERS = {
     "time": _option(str | None, "--time", "FROM,TO", "Only these seconds, since the first trace began."),
 }
 ANSWERED = {
-    "form": Annotated[Form | None, typer.Option("--format", help="Write Markdown or CSV.")],
+    "form": Annotated[Form | None, Option("--format", help="Write Markdown or CSV.")],
     "plot": _option(Path | None, "--plot", "FILE", "Draw it: a .png or .svg."),
     "as_stream": cli.Stream,
 }
 COMMON = {
-    "engine": Annotated[Engine | None, typer.Option("--engine", help="Read the traces on a cluster of Dask.")],
+    "engine": Annotated[Engine | None, Option("--engine", help="Read the traces on a cluster of Dask.")],
     "scheduler": _option(str | None, "--scheduler", "ADDRESS", "Of that cluster: tcp://HOST:PORT."),
-    "follow": Annotated[bool, typer.Option("--follow", "-f", help="Wait until the traces have ended.")],
+    "follow": Annotated[bool, Option("--follow", "-f", help="Wait until the traces have ended.")],
     "json": cli.Json,
     "from_json": cli.FromJson,
     "verbose": cli.Verbose,
@@ -261,7 +259,7 @@ def _expand_sides(traces: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def make_command(analysis: Analysis) -> Callable[..., int]:
-    """The command of an analysis, for typer."""
+    """Return the command of an analysis, as cli.run() takes it."""
 
     def command(**given: Any) -> int:
         traces, selection, path = given["traces"] or (), _select(given), given.get("plot")
@@ -306,20 +304,11 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         if path and answers:
             plots.draw(path, list(answers.values()))
             if isinstance(stage.table, _Unshown):
-                typer.echo(path)
+                cli.show(path)
         return signals.die(ended.number) if ended else status
 
     options = {**analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=type_,
-            default=False if get_args(type_)[0] is bool else None,
-        )
-        for name, type_ in {"traces": TRACES, **options}.items()
-    ]
     command.__doc__ = analysis.about
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {}
+    command.__annotations__ = {"traces": TRACES, **options}
+    command.__kwdefaults__ = {name: get_args(type_)[0] is not bool and None for name, type_ in options.items()}
     return command

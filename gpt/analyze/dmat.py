@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.errors import UsageError
+from gpt.options import Option
 from gpt.screen.units import amount, kept_share
 from gpt.trace.kinds import TENSORS
 
@@ -62,10 +61,10 @@ TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
 AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
 
-Number = Annotated[int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
-Page = Annotated[int | None, typer.Option("--page", metavar="BYTES", help="Of a page: a power of two; 4096.")]
+Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
+Page = Annotated[int | None, Option("--page", metavar="BYTES", help="Of a page: a power of two; 4096.")]
 Names = Annotated[
-    Path | None, typer.Option("--tensors", metavar="FILE", help="Names of tensors: a tensor.trace of Neutrino.")
+    Path | None, Option("--tensors", metavar="FILE", help="Names of tensors: a tensor.trace of Neutrino.")
 ]
 
 

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import Who, tell_apart
 from gpt.errors import OutputError, UsageError
+from gpt.options import Option
 from gpt.printable import printable_json
 from gpt.stage import Stage
 
@@ -226,8 +225,6 @@ def _quoted(text: str) -> str:
 
 
 OPTIONS: dict[str, Any] = {
-    "notes": Annotated[
-        bool, typer.Option("--notes", help="With --json: what else is known, in lines that begin with #.")
-    ]
+    "notes": Annotated[bool, Option("--notes", help="With --json: what else is known, in lines that begin with #.")]
 }
 ANALYSIS = Analysis("List every call, oldest first.", Events, OPTIONS, lines=True)

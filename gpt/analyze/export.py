@@ -16,12 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.errors import UsageError
+from gpt.options import Option
 from gpt.outputs import made_beside, take_name
 from gpt.stage import DASH, FLUSH_BYTES, Stage
 
@@ -157,9 +156,9 @@ def _check_stdout(form: Form) -> None:
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, typer.Option("--format", help="A database, or a folder of files.")],
+    "shape": Annotated[Form | None, Option("--format", help="A database, or a folder of files.")],
     "output": Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; - is standard output.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write it there; - is standard output.")
     ],
 }
 ANALYSIS = Analysis("Write tables for databases, as Nsight Systems does.", Export, OPTIONS, lines=True)

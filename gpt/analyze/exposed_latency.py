@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.errors import MalformedError
+from gpt.options import Option
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 
@@ -48,9 +47,7 @@ MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
 RANGE = 1e-30, 1e30  # of times that are not 0
 
-Beside = Annotated[
-    Path | None, typer.Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")
-]
+Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")]
 
 
 class Figure(NamedTuple):

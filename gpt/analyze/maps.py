@@ -10,11 +10,10 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
+from gpt.options import Option
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that hav
 RESERVED = ("bins", "unprobed")  # names of other answers
 STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses: their sum means nothing
 
-Map = Annotated[str | None, typer.Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
+Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
 
 class _Field(NamedTuple):

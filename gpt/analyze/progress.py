@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.map_analysis import MapAnalysis
+from gpt.options import Option
 from gpt.screen.units import kept_share
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
 DRAWN = 5  # kernels whose rates are drawn
 WARPS, POINTS = 64, 100_000  # whose progress is listed, of one launch, and records of them
 
-Number = Annotated[int | None, typer.Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
+Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 
 
 class Totals:

@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
 from gpt.analyze.peaks import find_bytes, find_flops
 from gpt.analyze.timed_launches import TimedLaunches
 from gpt.errors import UsageError
+from gpt.options import Option
 from gpt.screen.roofs import LOW
 from gpt.screen.units import amount
 from gpt.trace.loading import FirstLaunches
@@ -67,8 +66,8 @@ NO_DEVICE = "unknown device"
 TOP, SOURCES = 30, 3  # rows that tables show; devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
 
-Flops = Annotated[float | None, typer.Option("--peak-flops", metavar="NUMBER", help="FLOPs a second of the device.")]
-Bytes = Annotated[float | None, typer.Option("--peak-bytes", metavar="NUMBER", help="Bytes a second of its memory.")]
+Flops = Annotated[float | None, Option("--peak-flops", metavar="NUMBER", help="FLOPs a second of the device.")]
+Bytes = Annotated[float | None, Option("--peak-bytes", metavar="NUMBER", help="Bytes a second of its memory.")]
 
 Key = tuple[str, str]  # kernel and device
 

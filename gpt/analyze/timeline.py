@@ -9,12 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.errors import UsageError
+from gpt.options import Option
 from gpt.outputs import replacing
 from gpt.stage import DASH, Stage
 
@@ -151,9 +150,9 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, typer.Option("--format", help="ascii, or for viewers; else by FILE's name.")],
+    "shape": Annotated[Form | None, Option("--format", help="ascii, or for viewers; else by FILE's name.")],
     "output": Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there (- prints it); .gz packs it.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write it there (- prints it); .gz packs it.")
     ],
 }
 ANALYSIS = Analysis("Draw what ran when.", Drawing, OPTIONS, lines=True)

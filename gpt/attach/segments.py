@@ -11,31 +11,16 @@ and no `function` record. A process id that comes again after an `exit` is anoth
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from gpt import records
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.kernel import IOCTLS, name_request
+from gpt.attach.process import Record, Watched
 from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.trace.apis import find_api
 
-Record = dict[str, Any]
-
-BASE = [("start", "u64"), ("duration", "u64"), ("api", "u32"), ("result", "i32")]
-LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; a call has that whose fields it has
-    "launch": [("stream", "u64"), ("function", "u32"), ("shared", "u32"), ("grid_x", "u32"), ("grid_y", "u32"),
-               ("grid_z", "u32"), ("block_x", "u16"), ("block_y", "u16"), ("block_z", "u16"), ("cooperative", "u8")],
-    "memory": [("to", "u64"), ("from", "u64"), ("bytes", "u64"), ("stream", "u64")],
-    "object": [("object", "u64"), ("stream", "u64")],
-    "plain": [],
-}  # fmt: skip
-LIMITS = {"u8": 0xFF, "u16": 0xFFFF, "u32": 0xFFFFFFFF, "u64": (1 << 64) - 1}
-ROWS = 512  # of a record
 KEPT = 1 << 15  # rows of all processes that are kept before they are written
 LIMIT = 1 << 63  # of times in ns
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
@@ -45,136 +30,7 @@ ROOM = "bpftrace had no room for them: calls are missing, or names"
 BEFORE = "looked up before the process was watched: they have numbers only"
 
 
-class _Rows:
-    """Rows of a thread in one layout."""
-
-    def __init__(self, layout: str) -> None:
-        self._fields = [*BASE, *LAYOUTS[layout]]
-        self._dtype = np.dtype([(name, f"<{type_[0]}{int(type_[1:]) // 8}") for name, type_ in self._fields])
-        offsets = [self._dtype.fields[name][1] for name, _ in self._fields] if self._dtype.fields else []
-        self._layout = [
-            {"name": name, "type": type_, "offset": int(at)}
-            for (name, type_), at in zip(self._fields, offsets, strict=True)
-        ]
-        self._rows: list[tuple[int, ...]] = []
-
-    def add(self, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
-        more = (min(values.get(name, 0), LIMITS[type_]) for name, type_ in self._fields[len(BASE) :])
-        self._rows.append((*base, *more))
-
-    def records(self, thread: int) -> Iterator[Record]:
-        """What was kept, in the order in which calls began."""
-        self._rows.sort()
-        stride = self._dtype.itemsize
-        for at in range(0, len(self._rows), ROWS):
-            rows = np.array(self._rows[at : at + ROWS], self._dtype).tobytes()
-            yield records.make("calls", thread=thread, fields=self._layout, stride=stride, rows=rows)
-        self._rows.clear()
-
-
-@lru_cache(4096)
-def _layout_of(fields: tuple[str, ...]) -> str:
-    """The layout that has these fields."""
-    marks = {"launch": {"function"}, "memory": {"to", "from", "bytes"}, "object": {"object", "stream"}}
-    return next((layout for layout, names in marks.items() if names & {*fields}), "plain")
-
-
 _find_api = lru_cache(4096)(find_api)
-
-
-class _Watched:
-    """A process: what was printed of it and is not written, and the numbers of what it uses."""
-
-    def __init__(self, number: int, header: Record) -> None:
-        self.number = number  # of its header in the stream
-        self.header = header
-        self.calls = 0
-        self.launches: Counter[int] = Counter()  # by function
-        self.last: dict[int, int] = {}  # when the last call of a thread began
-        self.ready: list[Record] = []  # records that stand before rows
-        self.functions: dict[int, int] = {}  # numbers by handle
-        self.names: dict[int, str] = {}  # of these numbers
-        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the number, and when it was first used
-        self.ioctls: dict[int, list[Record]] = {}  # by thread
-        self._numbers = 0  # that were given
-        self._apis: dict[str, int] = {}
-        self._rows: dict[tuple[int, str], _Rows] = {}
-
-    def api(self, symbol: str, kernel: bool) -> int:
-        """The number of a function, which gets its record with it."""
-        if symbol not in self._apis:
-            number = self._apis[symbol] = len(self._apis) + 1
-            type_, op, name, _ = ("other", "kernel", symbol, symbol) if kernel else find_api(symbol)
-            self.ready.append(records.make("api", id=number, symbol=symbol, name=name, type=type_, op=op))
-        return self._apis[symbol]
-
-    def function(self, handle: int, start: int) -> int:
-        """The number of a handle that is used at `start`."""
-        number = self.functions.get(handle)
-        if number is None:
-            number = self.functions[handle] = self._new_number()
-        if number not in self.names:
-            self._early[handle] = number, min(start, self._early.get(handle, (number, start))[1])
-        return number
-
-    def look_up(self, handle: int, name: str, start: int) -> None:
-        """A look-up at `start` returned the handle: it is a function of this name from here on."""
-        number, used = self._early.get(handle, (0, 0))
-        if number and start <= used:  # another CPU's line of what used it came first
-            del self._early[handle]
-            self._name(number, name)
-        if self.names.get(self.functions.get(handle, 0)) != name:
-            self.functions[handle] = self._new_number()
-            self._name(self.functions[handle], name)
-
-    def _name(self, number: int, name: str) -> None:
-        self.names[number] = name
-        self.ready.append(records.make("function", id=number, name=name))
-
-    def _new_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
-        """A row, in the layout that has its values."""
-        layout = _layout_of(tuple(values))
-        self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
-        self.calls += 1
-
-    def settle(self, thread: int, start: int, duration: int) -> None:
-        """A call of the driver has returned: ioctls of its time are part of it."""
-        for record in self.ioctls.get(thread, ()):
-            if "parent" not in record and start <= record["start"] < start + duration:
-                record["parent"] = start
-
-    def take(self, last: bool = False) -> Iterator[Record]:
-        """What there is to write; unless it is the `last` time, ioctls wait a while for their calls."""
-        yield from self.ready
-        self.ready.clear()
-        for thread, found in list(self.ioctls.items()):
-            for one in found if last or len(found) > ROWS else [one for one in found if "parent" in one]:
-                yield records.make(**one)
-            self.ioctls[thread] = [] if last or len(found) > ROWS else [one for one in found if "parent" not in one]
-        for (thread, _), rows in self._rows.items():
-            yield from rows.records(thread)
-        self._rows.clear()
-
-    @property
-    def newest(self) -> int:
-        """When the last call began."""
-        return max(self.last.values(), default=0)
-
-    def counts(self) -> Iterator[Record]:
-        """How often kernels were launched."""
-        fields = [{"name": "count", "type": "u64", "offset": 0}, {"name": "function", "type": "u32", "offset": 8}]
-        rows = np.array([(n, id_) for id_, n in self.launches.items()], [("count", "<u8"), ("function", "<u4")])
-        if len(rows):
-            yield records.make("launches", fields=fields, stride=rows.dtype.itemsize, rows=rows.tobytes())
-
-    @property
-    def nameless(self) -> int:
-        """Kernels that were launched and never looked up by name."""
-        return sum(id_ not in self.names for id_ in self.launches)
 
 
 class Segments:
@@ -195,7 +51,7 @@ class Segments:
         self._commands: dict[int, list[str]] = {}
         self._machine: tuple[str, str | None] = ("", None)
         self._keys: list[tuple[str, list[str]]] = []  # symbols and words of the maps' keys
-        self._open: dict[int, _Watched] = {}
+        self._open: dict[int, Watched] = {}
         self._headers = 0
         self._turn = -1  # whose records were written last
         self._kept = 0  # rows
@@ -265,7 +121,7 @@ class Segments:
     def _time(self, stamp: int) -> int:
         return max(1, stamp - self._suspended)
 
-    def _process(self, pid: int, start: int) -> _Watched:
+    def _process(self, pid: int, start: int) -> Watched:
         if pid not in self._open:
             host, boot_id = self._machine
             began = min(start, self._begin) if not self.processes else start
@@ -275,7 +131,7 @@ class Segments:
                 host=host, pid=pid, boot_id=boot_id, realtime=min(max(0, self._realtime + began - self._begin), LIMIT),
                 monotonic=self._time(began), attached=1, via=[],
             )  # fmt: skip
-            self._open[pid] = _Watched(self._headers, header)
+            self._open[pid] = Watched(self._headers, header)
             self._headers += 1
             self.processes += 1
             self._open[pid].ready.append(records.make("recording", on=True, at=self._time(began)))
@@ -339,7 +195,7 @@ class Segments:
             self._syncs += 1
             yield records.make("sync", id=self._syncs)
 
-    def _turn_to(self, process: _Watched) -> Iterator[Record]:
+    def _turn_to(self, process: Watched) -> Iterator[Record]:
         if process.header:
             yield process.header
             process.header = {}

@@ -9,12 +9,11 @@ unpacks the first one that it meets.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from gpt.errors import MalformedError
 from gpt.formats import cubin, front, tileir
@@ -33,8 +32,7 @@ FRONT = 8  # the part of a large cubin that its front is, about
 EMPTY = Contents([], [], 0)
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """An element, what it defines, and its unpacked bytes if they were asked for (PTX without its NULs).
 
     A cubin that lies in a library and in no region has a digest: the library loads it by itself, maybe from a copy.
@@ -74,7 +72,7 @@ class Opener:
         kept = bytes(data) if keep else None
         if kept and element.type == "ptx":
             kept = kept.rstrip(b"\0")
-        return Opened(placed, contents, kept, hashlib.sha256(data).hexdigest() if alone else None)
+        return Opened(placed, contents, kept, Source("", bytes(data)).sha256() if alone else None)
 
     def _name(self, element: Element) -> Contents:
         """What an element defines, with no more of it unpacked than needs be."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -48,6 +46,9 @@ def opened(path: Path) -> Iterator[Source]:
 
 def spool(stack: ExitStack, file: IO[bytes], name: str) -> Source:
     """What a pipe holds, as a source: a temporary file that `stack` closes."""
+    import shutil
+    import tempfile
+
     copy = stack.enter_context(tempfile.TemporaryFile())
     shutil.copyfileobj(file, copy, 1 << 20)
     copy.flush()

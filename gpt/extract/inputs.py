@@ -17,7 +17,8 @@ from gpt.errors import GptError, MalformedError, MissingError
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
 from gpt.formats.image import find_image, parse_image
-from gpt.formats.others import find_other, find_other_in, find_text
+from gpt.formats.offload import describe
+from gpt.formats.others import find_other, find_other_in
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.printable import printable
@@ -213,24 +214,22 @@ class Extraction:
                 yield record
             self._found |= found
             other = None if found else find_other_in(image.elf) if image else find_other(source)
-            if other and named:
+            if image and (foreign := image.find_foreign()):
+                fact = f"{describe(foreign)}: not read (clang makes cubins of it when it links)"
+                if found:
+                    yield self._stage.warn(source.name, fact)
+                other = other or fact
+            if other and named and not found:
                 raise GptError(other, source.name)
-            if other:
+            if other and not found:
                 self._others[other] += 1
             if named and not found:
-                raise GptError(_describe_none(source, self._listing.scan), source.name)
+                where = "anywhere" if self._listing.scan else "in the usual sections (--scan looks everywhere)"
+                raise GptError(f"no GPU code {where}", source.name)
         except GptError as error:
             yield self._stage.error(error, ref=source.name)
         finally:
             progress.clear()
-
-
-def _describe_none(source: Source, scanned: bool) -> str:
-    if not scanned:
-        return "no GPU code in the usual sections (--scan looks everywhere)"
-    if (at := find_text(source)) is not None:
-        return f"no fatbin and no cubin anywhere, but PTX as text at {at:#x}: it is read from a file of its own only"
-    return "no GPU code anywhere"
 
 
 def is_stream(path: Path) -> bool:

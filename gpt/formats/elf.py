@@ -1,8 +1,7 @@
 """ELF files of the host: which sections and segments there are.
 
-pyelftools knows the layouts. Its own walk over a file is not used: it follows links between sections, reads names
-again and again and believes a note's sizes, so that a hostile file of some megabytes keeps it busy for hours or
-fills the memory. Here each table is read once, within limits.
+Each table is read once, within limits. pyelftools would follow links between sections, read names again and again and
+believe a note's sizes, so that a hostile file of some megabytes keeps it busy for hours or fills the memory.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 from gpt.errors import MalformedError
+from gpt.formats.elftables import HEADER, NOTE, SECTION, SEGMENT, Table
 from gpt.formats.source import Source
 
 MAGIC = b"\x7fELF"
@@ -22,14 +20,14 @@ TYPES = {1: "object", 2: "program", 3: "shared"}
 MAX_NOTE = 1 << 12  # bytes of a note section that is read
 MAX_TABLE = 1 << 18  # sections; an object with one for each function has 100,000
 MAX_NAMES = 64 << 20  # bytes of their names, each counted with its end
-EHDR_SIZE, SHDR_SIZE, PHDR_SIZE, NHDR_SIZE = 64, 64, 56, 12
+EHDR_SIZE, SHDR_SIZE, PHDR_SIZE, NHDR_SIZE = (table.struct.size for table in (HEADER, SECTION, SEGMENT, NOTE))
 SHN_XINDEX = 0xFFFF
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL, SHT_DYNSYM, SHT_RELR = 2, 4, 8, 9, 11, 19
 SHF_ALLOC, SHF_EXECINSTR = 2, 4
 PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_PHDR = 1, 2, 3, 6
 PF_W = 2
-NT_GNU_BUILD_ID = "NT_GNU_BUILD_ID"
+NT_GNU_BUILD_ID = 3
 
 
 @dataclass(frozen=True)
@@ -121,63 +119,33 @@ def parse_elf(source: Source) -> Elf:
     machine = machine_of(head)
     if machine not in MACHINES or len(head) < EHDR_SIZE:
         raise MalformedError("not an ELF file for a machine that runs CUDA", source.name)
-    (kind,) = struct.unpack_from("<H", head, 16)
-    ehdr = _structs().Elf_Ehdr.parse(head)
-    phoff, phnum, shoff, shnum = ehdr.e_phoff, ehdr.e_phnum, ehdr.e_shoff, ehdr.e_shnum
+    _, kind, _, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, shstrndx = HEADER.struct.unpack(head)
     if shoff and not shnum:  # more than 65,279 sections: the number is in the first header
-        shnum = next(_iter_table(source, "Elf_Shdr", shoff, 1, SHDR_SIZE)).sh_size
-    if phnum and (ehdr.e_phentsize != PHDR_SIZE or phoff + phnum * PHDR_SIZE > source.size):
+        shnum = next(_iter_table(source, SECTION, shoff, 1))[5]
+    if phnum and (phentsize != PHDR_SIZE or phoff + phnum * PHDR_SIZE > source.size):
         raise MalformedError("program headers do not fit the file", source.at(phoff))
-    if shoff and (ehdr.e_shentsize != SHDR_SIZE or shoff + shnum * SHDR_SIZE > source.size):
+    if shoff and (shentsize != SHDR_SIZE or shoff + shnum * SHDR_SIZE > source.size):
         raise MalformedError("section headers do not fit the file (is it truncated?)", source.at(shoff))
     if shnum > MAX_TABLE:
         raise MalformedError(f"{shnum} sections; the limit is {MAX_TABLE}", source.at(shoff))
-    segments = [_segment(p) for p in _iter_table(source, "Elf_Phdr", phoff, phnum, PHDR_SIZE)]
-    sections = _sections(source, shoff, shnum if shoff else 0, ehdr.e_shstrndx)
+    segments = [Segment(*fields) for fields in _iter_table(source, SEGMENT, phoff, phnum)]
+    sections = _sections(source, shoff, shnum if shoff else 0, shstrndx)
     build_id = _find_build_id(source, sections)
     return Elf(MACHINES[machine], TYPES.get(kind, f"type {kind}"), phoff, shoff, sections, segments, build_id)
 
 
-@cache
-def _structs() -> Any:
-    """The layouts of 64-bit little-endian ELF files."""
-    from elftools.elf.structs import ELFStructs
-
-    structs = ELFStructs(little_endian=True, elfclass=64)
-    structs.create_basic_structs()
-    structs.create_advanced_structs()
-    return structs
-
-
-def _iter_table(source: Source, layout: str, offset: int, count: int, size: int) -> Iterator[Any]:
-    """The entries of a table, as pyelftools reads them."""
-    table = source.pread(offset, count * size) if count else b""
-    parse = getattr(_structs(), layout).parse
-    for start in range(0, len(table), size):
-        yield parse(table[start : start + size])
-
-
-def _number(value: str | int) -> int:
-    """A type as a number: pyelftools returns names for those that it knows."""
-    from elftools.elf.enums import ENUM_P_TYPE_BASE, ENUM_SH_TYPE_BASE
-
-    if isinstance(value, int):
-        return value
-    number: int = ENUM_SH_TYPE_BASE[value] if value.startswith("SHT_") else ENUM_P_TYPE_BASE[value]
-    return number
-
-
-def _segment(p: Any) -> Segment:
-    return Segment(_number(p.p_type), p.p_flags, p.p_offset, p.p_vaddr, p.p_paddr, p.p_filesz, p.p_memsz, p.p_align)
+def _iter_table(source: Source, table: Table, offset: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the entries of a table, the fields of each in order."""
+    yield from table.struct.iter_unpack(source.pread(offset, count * table.struct.size) if count else b"")
 
 
 def _sections(source: Source, shoff: int, shnum: int, shstrndx: int) -> list[Section]:
-    headers = list(_iter_table(source, "Elf_Shdr", shoff, shnum, SHDR_SIZE))
+    headers = list(_iter_table(source, SECTION, shoff, shnum))
     if shstrndx == SHN_XINDEX and headers:
-        shstrndx = headers[0].sh_link
+        shstrndx = headers[0][6]
     table = b""
     if 0 < shstrndx < len(headers):
-        offset, size = headers[shstrndx].sh_offset, headers[shstrndx].sh_size
+        offset, size = headers[shstrndx][4:6]
         if offset + size > source.size:
             raise MalformedError("names of sections lie beyond the file", source.at(offset))
         table = source.pread(offset, min(size, MAX_NAMES))
@@ -185,26 +153,14 @@ def _sections(source: Source, shoff: int, shnum: int, shstrndx: int) -> list[Sec
     names: dict[int, str] = {}
     room = MAX_NAMES
     sections = []
-    for index, head in enumerate(headers):
-        name = head.sh_name
+    for index, (name, type_, flags, addr, offset, size, link, info, _, entsize) in enumerate(headers):
         if name not in names:
             end = max(name, table.find(b"\0", name))
             room -= end - name + 1
             if room < 0:
                 raise MalformedError("names of sections overlap", source.at(shoff))
             names[name] = table[name:end].decode(errors="backslashreplace")
-        section = Section(
-            index,
-            names[name],
-            _number(head.sh_type),
-            head.sh_flags,
-            head.sh_addr,
-            head.sh_offset,
-            head.sh_size,
-            head.sh_link,
-            head.sh_entsize,
-            head.sh_info,
-        )
+        section = Section(index, names[name], type_, flags, addr, offset, size, link, entsize, info)
         if section.in_file and section.end > source.size:
             raise MalformedError(f"section '{section.name}' ends beyond the file", source.at(section.offset))
         sections.append(section)
@@ -218,10 +174,10 @@ def _find_build_id(source: Source, sections: list[Section]) -> str | None:
     data = source.pread(note.offset, min(note.size, MAX_NOTE))
     position = 0
     while position + NHDR_SIZE <= len(data):
-        head = _structs().Elf_Nhdr.parse(data[position : position + NHDR_SIZE])
+        name_size, size, type_ = NOTE.struct.unpack_from(data, position)
         name = position + NHDR_SIZE
-        start = name + head.n_namesz + -head.n_namesz % 4
-        if head.n_type in (NT_GNU_BUILD_ID, 3) and data[name : name + head.n_namesz] == b"GNU\0":
-            return data[start : start + head.n_descsz].hex() or None
-        position = start + head.n_descsz + -head.n_descsz % 4
+        start = name + name_size + -name_size % 4
+        if type_ == NT_GNU_BUILD_ID and data[name : name + name_size] == b"GNU\0":
+            return data[start : start + size].hex() or None
+        position = start + size + -size % 4
     return None

@@ -31,6 +31,11 @@ class Table:
         return np.dtype([(name, _SIZES[type_]) for name, type_ in self._fields])
 
 
+HEADER = Table(
+    "ident:16s type:H machine:H version:I entry:Q phoff:Q shoff:Q flags:I ehsize:H"
+    " phentsize:H phnum:H shentsize:H shnum:H shstrndx:H"
+)
+NOTE = Table("namesz:I descsz:I type:I")
 SECTION = Table("name:I type:I flags:Q addr:Q offset:Q size:Q link:I info:I align:Q entsize:Q")
 SEGMENT = Table("type:I flags:I offset:Q vaddr:Q paddr:Q filesz:Q memsz:Q align:Q")
 SYMBOL = Table("name:I info:B other:B shndx:H value:Q size:Q")

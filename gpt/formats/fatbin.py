@@ -11,7 +11,7 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
 
 Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). Kind 0 is what
 `gpt-patch --mode fill` leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed
-size is not 0 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always known
+size is not 0 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is known
 before anything is unpacked, and one that lies is found out. The limits below bound what a hostile file costs:
 a process that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
 
@@ -24,9 +24,8 @@ import mmap
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt.errors import MalformedError
 from gpt.formats.source import BLOCK, Source
@@ -48,8 +47,7 @@ MAX_WINDOW = 128 << 20  # bytes of zstd's window
 HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # bytes of an element that are unpacked in the hope of all names
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A container at `offset`; `size` counts its header. `offset` is relative to the source it was read from."""
 
     offset: int
@@ -61,8 +59,7 @@ class Region:
         return self.offset + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """An element's header. A bare cubin or PTX file is an element without header (`header_size` 0)."""
 
     region: int

@@ -6,12 +6,13 @@
 | `!<arch>` | static archive | the same of each member |
 | `50 ed 55 ba` | fatbin | all of it |
 | `7f ELF`, machine 190 | cubin | all of it |
+| `10 ff 10 ad` | offload binary of LLVM | all of it; in an ELF file the section `.llvm.offloading` |
 | comments and `.version` | PTX text | all of it |
 
 Some libraries keep regions and cubins elsewhere (cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in
 `.cask_resource` and, packed by itself, in `.ldata`, onnxruntime bare cubins in `.rodata`): `scan` looks for their
 magic numbers at every 8-byte boundary outside those sections, and believes what parses to its end (of a frame,
-what its header and its blocks' say: frames.py).
+what its header and its blocks' say: frames.py). PTX in a program of Rust or Julia is text anywhere (ptxtext.py).
 
 A new form is a file beside this one and an entry of FORMS.
 """
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from gpt import mistaken
 from gpt.errors import MalformedError
-from gpt.formats import archive, cubin, elf, fatbin, frames, ptxtext
+from gpt.formats import archive, cubin, elf, fatbin, frames, offload, ptxtext
 from gpt.formats.others import find_other
 from gpt.formats.source import Source
 
@@ -70,6 +71,15 @@ class Image:
         live = (placed for placed in self.iter_all(scan) if not placed.element.dead)
         for index, placed in enumerate(live):
             yield replace(placed, index=index)
+
+    def find_foreign(self) -> list[offload.Image]:
+        """The images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
+        source = self.source
+        ranges = [(0, source.size)] if self.type == "offload" else []
+        if self.elf:
+            ranges = [(section.offset, section.end) for section in self.elf.named(offload.SECTION)]
+        images = (image for start, end in ranges for image in offload.iter_images(source, start, end))
+        return [image for image in images if not any(_iter_image(source, image))]
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
         """The same with those that were cut out in place; not numbered."""
@@ -137,7 +147,7 @@ def _iter_range(source: Source, start: int, end: int) -> Iterator[fatbin.Element
 
 
 def _move(element: fatbin.Element, by: int) -> fatbin.Element:
-    return replace(element, region=element.region + by, offset=element.offset + by)
+    return element._replace(region=element.region + by, offset=element.offset + by)
 
 
 def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
@@ -150,20 +160,41 @@ def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
     return fatbin.Element(offset, offset, "cubin", cubin.arch_of(head), 0, size, size, size, "none", 0)
 
 
-def _bare_ptx(source: Source) -> fatbin.Element:
+def _ptx_file(source: Source) -> fatbin.Element:
     head = ptxtext.find_head(source.pread(0, min(HEAD, source.size)))
-    target, size = (head and head.target) or "sm_0", source.size
-    if size > fatbin.MAX_UNPACKED:
-        raise MalformedError(f"PTX of {size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.name)
-    return fatbin.Element(0, 0, "ptx", target, 0, size, size, size, "none", 0)
+    if source.size > fatbin.MAX_UNPACKED:
+        raise MalformedError(f"PTX of {source.size} bytes; the limit is {fatbin.MAX_UNPACKED}", source.name)
+    return _bare_ptx(0, source.size, (head and head.target) or "sm_0")
 
 
-def _section_at(tables: elf.Elf, offset: int) -> str | None:
-    return next((s.name for s in tables.sections if s.in_file and s.offset <= offset < s.end), None)
+def _bare_ptx(offset: int, size: int, target: str) -> fatbin.Element:
+    """PTX that is in no region."""
+    return fatbin.Element(offset, offset, "ptx", target, 0, size, size, size, "none", 0)
 
 
-def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
-    """Elements of regions and bare cubins outside the known ranges.
+def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:
+    """What is code for CUDA in offload binaries."""
+    for image in sorted(offload.iter_images(source, start, end), key=lambda image: image.offset):
+        yield from _iter_image(source, image)
+
+
+def _iter_image(source: Source, image: offload.Image) -> Iterator[fatbin.Element]:
+    """The elements of an image, by its content: an object for CUDA is a cubin."""
+    head = source.pread(image.offset, min(HEAD, image.size))
+    if head.startswith(fatbin.MAGIC_BYTES):
+        yield from _iter_range(source, image.offset, image.offset + image.size)
+    elif _machine(head) == "cuda":
+        yield _bare(source, image.offset, image.size)
+    elif found := ptxtext.find_head(head):
+        yield _bare_ptx(image.offset, image.size, found.target or image.arch)
+
+
+def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
+    return next((s for s in tables.sections if s.in_file and s.offset <= offset < s.end), None)
+
+
+def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list[fatbin.Element]:
+    """Elements of regions, bare cubins and PTX as text outside the known ranges.
 
     What does not parse is read again from the next magic number on: in a file made for that, without end. So
     WASTE bounds what may be read in vain.
@@ -177,7 +208,7 @@ def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
         here: list[fatbin.Element] = []
         size = 0
         try:
-            for element, read in _iter_found(source, offset):
+            for element, read in _iter_found(source, tables, offset, done):
                 here += [element] if element else []
                 size += read
         except MalformedError:
@@ -192,8 +223,11 @@ def _scan(source: Source, known: list[tuple[int, int]]) -> list[fatbin.Element]:
     return found
 
 
-def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """The elements of what begins at `offset`, each with what it cost; None with what the next will cost."""
+def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
+    """The elements of what begins at `offset`, each with what it cost; None with what the next will cost.
+
+    What lies before `done` belongs to others.
+    """
     head = source.pread(offset, min(64, source.size - offset))
     if head.startswith(fatbin.MAGIC_BYTES):
         region = next(fatbin.iter_regions(source, offset, source.size), None)
@@ -208,24 +242,33 @@ def _iter_found(source: Source, offset: int) -> Iterator[tuple[fatbin.Element | 
     elif head.startswith(frames.MAGIC) and (frame := frames.find_frame(source, offset)):
         yield None, frame.cost
         yield frames.parse_cubin(source, offset, frame), 0
+    elif head.startswith(ptxtext.VERSION):
+        section = _section_at(tables, offset)
+        end = min(section.end if section else source.size, offset + fatbin.MAX_UNPACKED)
+        text, read = ptxtext.find_text(source, offset, max(done, section.offset if section else 0), end)
+        yield None, read
+        if not text:
+            raise MalformedError("PTX that has no end, or is none", source.at(offset))
+        yield _bare_ptx(text.start, text.end - text.start, text.target), 0
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
-    """Offsets of magic numbers at 8-byte boundaries, ascending, outside the known ranges and the file's start."""
+    """Offsets of magic numbers at 8-byte boundaries, and of PTX, ascending, outside known ranges and a file's start."""
     position = 8
     for start, end in [*sorted(known), (source.size, source.size)]:
         while position + 8 <= start:
             stop = min(start, position + (4 << 20))
-            block = source.pread(position, stop - position)
+            block = source.pread(position, min(stop + len(ptxtext.VERSION) - 1, start) - position)
             for magic in sorted(_find_all(block)):
-                if (position + magic) % 8 == 0:
+                text = block.startswith(ptxtext.VERSION, magic)
+                if position + magic < stop and (text or (position + magic) % 8 == 0):
                     yield position + magic
             position = stop - stop % 8 if stop < start else stop
         position = max(position, end + -end % 8)
 
 
 def _find_all(block: bytes) -> Iterator[int]:
-    for magic in (fatbin.MAGIC_BYTES, elf.MAGIC, frames.MAGIC):
+    for magic in (fatbin.MAGIC_BYTES, elf.MAGIC, frames.MAGIC, ptxtext.VERSION):
         at = block.find(magic)
         while at >= 0:
             yield at
@@ -242,18 +285,21 @@ def _machine(head: bytes) -> str | None:
 def _iter_elf(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
     source, tables = image.source, image.elf
     assert tables
-    found: list[elf.Section | fatbin.Element] = [*iter_sections(tables)]
+    found: list[elf.Section | fatbin.Element] = [*iter_sections(tables), *tables.named(offload.SECTION)]
     if scan:
-        found += _scan(source, [(s.offset, s.end) for s in found])
+        found += _scan(source, tables, [(s.offset, s.end) for s in found])
     done = 0
     for part in sorted(found, key=lambda f: f.offset):
         if part.offset < done:
             raise MalformedError("fatbin sections overlap", source.at(part.offset))
         done = part.end
-        if isinstance(part, elf.Section):
+        if isinstance(part, elf.Section) and part.name == offload.SECTION:
+            yield from (Placed(e, part.name) for e in _iter_offload(source, part.offset, part.end))
+        elif isinstance(part, elf.Section):
             yield from (Placed(e, part.name) for e in _iter_range(source, part.offset, part.end))
         else:
-            yield Placed(part, _section_at(tables, part.offset))
+            section = _section_at(tables, part.offset)
+            yield Placed(part, section.name if section else None)
 
 
 def _iter_archive(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
@@ -288,8 +334,14 @@ FORMS = {  # by type: the first that fits is it
         lambda head: head.startswith(fatbin.MAGIC_BYTES),
         lambda image, scan, depth: map(Placed, _iter_range(image.source, 0, image.source.size)),
     ),
+    "offload": Form(
+        lambda head: head.startswith(offload.MAGIC),
+        lambda image, scan, depth: (
+            Placed(element, offload.SECTION) for element in _iter_offload(image.source, 0, image.source.size)
+        ),
+    ),
     "ptx": Form(
         lambda head: ptxtext.find_head(head) is not None,
-        lambda image, scan, depth: iter([Placed(_bare_ptx(image.source))]),
+        lambda image, scan, depth: iter([Placed(_ptx_file(image.source))]),
     ),
 }

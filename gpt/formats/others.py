@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 
 from gpt.formats import elf
@@ -17,9 +16,6 @@ HEADS = {
     b"\xcf\xfa\xed\xfe": "Mach-O file (macOS): only ELF files are read",
     b"\xce\xfa\xed\xfe": "Mach-O file (macOS): only ELF files are read",
 }
-PTX = re.compile(rb"\.version\s+\d+\.\d+\s+\.target\s+sm_\d")
-BLOCK = 4 << 20
-MOST = 256  # bytes of what is looked for
 
 
 def find_other(source: Source) -> str | None:
@@ -41,12 +37,3 @@ def find_other(source: Source) -> str | None:
 def find_other_in(tables: elf.Elf | None) -> str | None:
     """The same of an ELF file of the host by what lies in it."""
     return AMD.format(f"section '{HIP_SECTIONS[0]}'") if tables and tables.named(*HIP_SECTIONS) else None
-
-
-def find_text(source: Source) -> int | None:
-    """Where PTX begins that a program holds as text, as those of Rust and Julia do; None if it holds none."""
-    for start in range(0, source.size, BLOCK):
-        data = source.pread(start, min(BLOCK + MOST, source.size - start))
-        if (found := PTX.search(data)) and found.start() < BLOCK:
-            return start + found.start()
-    return None

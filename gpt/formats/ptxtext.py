@@ -1,7 +1,13 @@
-"""PTX text as a file: it is recognised by its head, which says the version and the target.
+"""PTX text as a file, and in a program: it is recognised by its head, which says the version and the target.
 
-The rest is read in gpt/ptx, which a test holds this against. The pattern does not backtrack (its repetitions are
+The rest is read in gpt/ptx, which a test holds this against. The patterns do not backtrack (their repetitions are
 possessive), so that hostile text, and C source with many comments, takes time in proportion to its size.
+
+Programs of Rust, Julia and cudarc keep PTX as a constant among their data. C ends it with a NUL. Rust doesn't: the
+next constant follows, text as well. So a module reaches from the comments before its head to the last of its
+directives that ends (with `;`, or its closing brace), and to the NUL or the end of the section if only blanks and
+comments lie between. One that is cut off in the middle of a directive, or has no function and no variable (a
+template's head), is no module.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpt.formats.source import Source
 from gpt.patterns import compiled
 
 _LINE = rb'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as a preprocessor leaves it
@@ -30,3 +37,126 @@ def find_head(text: bytes) -> Head | None:
     """What a module begins with, after comments. None of text that is not PTX."""
     found = _HEAD.match(text)
     return Head((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
+
+
+# PTX in a program
+
+VERSION = b".version"
+_START = compiled(
+    rb"\.version\s++\d{1,4}\.\d{1,4}(?!\w)%b\.target(?!\w)%b(sm_\d{1,4}[af]?)(?:\s*+,\s*+\w++)*+" % ((_BLANKS,) * 2),
+    re.DOTALL,
+)
+_SKIPPED = compiled(_BLANKS, re.DOTALL)
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_LINES = compiled(
+    rb'\.(?:address_size\s++\d++|file\s++\d++\s++"[^"\n]*+"(?:\s*+,\s*+\d++){0,2}+)'
+)  # end without a mark
+_ITEM = compiled(
+    rb"\.(?:entry|func|global|const|shared|extern|visible|weak|common|section|pragma|alias|(?:tex|sampler|surf)ref)(?!\w)"
+)
+_MARK = compiled(rb'//[^\n]*+|/\*(?s:.*?)\*/|"[^"\n]*+"|[{};]')
+_NO_MODULE = b".section", b".pragma"  # which make no module by themselves
+FIRST, MOST = 1 << 12, 1 << 20  # bytes that are read at once: little at first, as most modules are small
+MAX_COMMENT = 1 << 12  # bytes before a head in which its comments are looked for
+
+
+class Text(NamedTuple):
+    """A module of PTX that lies in `source` as text, and what it is for."""
+
+    start: int
+    end: int
+    target: str
+
+
+def _read_text(source: Source, offset: int, end: int) -> tuple[bytes, bool, int]:
+    """Return the text from a head at `offset` on, whether another head ends it, and how much was read.
+
+    It is ended by the next head, by what is no text, or at `end`. Raises TruncatedError.
+    """
+    text, block = bytearray(), FIRST
+    while offset + len(text) < end:
+        done = len(text)
+        text += source.pread(offset + done, min(block, end - offset - done))
+        other, head = _NO_TEXT.search(text, done), _find_start(text, max(1, done - block))
+        if other or head:
+            size = min(found.start() for found in (other, head) if found)
+            return bytes(text[:size]), not other or size < other.start(), len(text)
+        block = min(2 * block, MOST)
+    return bytes(text), False, len(text)
+
+
+def _find_start(text: bytearray, begin: int) -> re.Match[bytes] | None:
+    while (begin := text.find(VERSION, begin)) >= 0:
+        if found := _START.match(text, begin):
+            return found
+        begin += 1
+    return None
+
+
+def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text | None, int]:
+    """Return the module whose head is at `offset`, or None if it is not one, and how many bytes were read for it."""
+    text, followed, read = _read_text(source, offset, end)
+    head = _START.match(text)
+    size = _find_end(text, head.end(), followed) if head else None
+    if head is None or size is None:
+        return None, read
+    before = source.pread(begin := max(begin, offset - MAX_COMMENT), offset - begin)
+    return Text(offset - _comments_before(before), offset + size, head[1].decode()), read
+
+
+def _find_end(text: bytes, end: int, followed: bool) -> int | None:
+    """Return where a module ends whose head ends at `end`; None if a directive has no end, or none defines anything.
+
+    Comments after the last one belong to the module unless it is `followed` by another.
+    """
+    module = False
+    while True:
+        position = _skip(text, end)
+        if line := _LINES.match(text, position):
+            end = line.end()
+        elif item := _ITEM.match(text, position):
+            done = _find_item_end(text, position)
+            if done is None:
+                return None
+            end, module = done, module or item[0] not in _NO_MODULE
+        else:
+            break
+    if not module:
+        return None
+    return (
+        position
+        if position == len(text) and not followed
+        else end + len(text[end:position]) - len(text[end:position].lstrip())
+    )
+
+
+def _find_item_end(text: bytes, position: int) -> int | None:
+    depth = 0
+    for mark in _MARK.finditer(text, position):
+        if mark[0] == b"{":
+            depth += 1
+        elif mark[0] == b"}":
+            depth -= 1
+        if depth < 0:
+            return None
+        if depth == 0 and mark[0] in (b"}", b";"):
+            after = _skip(text, mark.end())  # a variable has an initial value in braces, and then a semicolon
+            return after + 1 if mark[0] == b"}" and text[after : after + 1] == b";" else mark.end()
+    return None
+
+
+def _skip(text: bytes, position: int) -> int:
+    found = _SKIPPED.match(text, position)
+    return found.end() if found else position
+
+
+def _comments_before(before: bytes) -> int:
+    """Return the size of the line comments and blank lines that these bytes end with."""
+    size = 0
+    for line in reversed(
+        before[max((found.end() for found in _NO_TEXT.finditer(before)), default=0) :].splitlines(True)
+    ):
+        if line.strip() and not line.startswith(b"//"):
+            break
+        size += len(line)
+    return size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 
@@ -68,6 +67,8 @@ class Source:
 
     def sha256(self) -> str:
         """Digest of all of it, hexadecimal."""
+        import hashlib  # takes long to import, and parts of files have no digest
+
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(DIGEST_BLOCK, self.size)))
         for offset in range(0, self.size, DIGEST_BLOCK):

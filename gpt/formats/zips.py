@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -111,6 +110,8 @@ class Zip:
             if not may_be_image(head):
                 yield head, None
                 return
+            import tempfile
+
             with tempfile.TemporaryFile() as file:
                 file.write(head)
                 self._pour(info, packed, file)

@@ -12,8 +12,9 @@ driver links the relocatable code again only where no linked cubin serves the de
 `-rdc=true` runs on an H200 with all of it gone (tests/gpu). So it is unused when the linked cubins that the
 devices pick hold all used kernels that it holds.
 
-A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own
-architecture alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX and LTO-IR in a region
+A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own architecture
+alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX that a program holds as text is
+kept: the program may measure or change it, and Rust's CString::new() fails on a NUL in it. PTX and LTO-IR in a region
 outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
 out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
 image was loaded from memory that is in no library, which may be what came out: by the library itself, by one of its
@@ -48,6 +49,7 @@ LINKED = "linked elsewhere"
 BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that hold only if the names of kernels do
 
 RELOCATABLE = "__nv_relfatbin"
+OFFLOAD = ".llvm.offloading"
 FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none
 
 
@@ -175,6 +177,9 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool, everythin
     arch = find_arch(element["arch"])
     if known and not arch:
         raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
+    section = element.get("section")
+    if section == OFFLOAD or (section and element["type"] == "ptx" and element["header_size"] == 0):
+        known = False  # what a linker will take, and a constant of the program
     lookup = not element["kernels"] and bool(
         element["variables"] or element["functions"] or element["type"] == "tileir"
     )

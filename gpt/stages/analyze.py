@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from gpt import cli
-from gpt.analyze.command import TOOL, Analysis, make_command
-from gpt.analyze.script import load_script
+from gpt.options import Option
 
+if TYPE_CHECKING:
+    from gpt.analyze.command import Analysis
+
+TOOL = "gpt-analyze"
 ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
 ANALYSES = (  # each is gpt/analyze/NAME.py
     "summary",
@@ -53,10 +55,32 @@ def main() -> int:
     if option == "--script" and (equals or len(sys.argv) > 2):
         path = value if equals else sys.argv.pop(2)
         del sys.argv[1]
+        from gpt.analyze.command import make_command
+        from gpt.analyze.script import load_script
+
         return cli.run(TOOL, make_command(load_script(Path(path))))
-    asked = [option] if option in ANALYSES else ANALYSES  # to load them all takes as long as the rest of the start
-    commands = {name: make_command(_load(name)) for name in asked}
-    return cli.run(TOOL, commands, ABOUT, _no_command)
+    return cli.run(TOOL, _Commands((option,) if option in ANALYSES else ANALYSES), ABOUT, _no_command)
+
+
+class _Commands(Mapping[str, Callable[..., int]]):
+    """The commands by name, each loaded when it's asked for: to load them all takes as long as the rest of a start."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def __getitem__(self, name: str) -> Callable[..., int]:
+        from gpt.analyze.command import make_command
+
+        return make_command(_load(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _load(name: str) -> Analysis:
@@ -67,14 +91,14 @@ def _load(name: str) -> Analysis:
 def _list(value: bool) -> None:
     if value:
         width = max(map(len, ANALYSES))
-        typer.echo("\n".join(f"{name:{width}} {_load(name).about}" for name in ANALYSES))
-        raise typer.Exit
+        cli.show("\n".join(f"{name:{width}} {_load(name).about}" for name in ANALYSES))
+        raise cli.Done
 
 
 def _no_command(
-    list_: Annotated[bool, typer.Option("--list", callback=_list, is_eager=True, help="List the analyses.")] = False,
+    list_: Annotated[bool, Option("--list", callback=_list, is_eager=True, help="List the analyses.")] = False,
     script: Annotated[
-        Path | None, typer.Option("--script", metavar="FILE", help="In place of a command: a function of your own.")
+        Path | None, Option("--script", metavar="FILE", help="In place of a command: a function of your own.")
     ] = None,
     version: cli.Version = False,
 ) -> None:

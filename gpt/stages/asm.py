@@ -7,10 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 from gpt.outputs import make_folder
 from gpt.printable import printable
 from gpt.stage import PTX, Stage
@@ -33,40 +32,36 @@ def main() -> int:
 
 
 def asm(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
-    ] = None,
-    arch: Annotated[str, typer.Option(metavar="SM,...", help="What to assemble for.")] = "",
-    fatbin: Annotated[bool, typer.Option("--fatbin", help="Pack the cubins and the PTX of a module together.")] = False,
-    compress: Annotated[Codec, typer.Option(help="How a fatbin stores elements.")] = Codec.zstd,
+    files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
+    arch: Annotated[str, Option(metavar="SM,...", help="What to assemble for.")] = "",
+    fatbin: Annotated[bool, Option("--fatbin", help="Pack the cubins and the PTX of a module together.")] = False,
+    compress: Annotated[Codec, Option(help="How a fatbin stores elements.")] = Codec.zstd,
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only what this kernel needs; repeatable.")
+        list[str] | None, Option("--kernel", metavar="NAME", help="Only what this kernel needs; repeatable.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only check; the objects are empty (--arch host).")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Assemble without probes too; report both.")] = False,
+    check: Annotated[bool, Option("--check", help="Only check; the objects are empty (--arch host).")] = False,
+    compare: Annotated[bool, Option("--compare", help="Assemble without probes too; report both.")] = False,
     original: Annotated[
-        bool, typer.Option("--original", help="As --compare, and write the code without probes too.")
+        bool, Option("--original", help="As --compare, and write the code without probes too.")
     ] = False,
     level: Annotated[
-        int | None, typer.Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
+        int | None, Option("--opt-level", "-O", min=0, max=4, metavar="N", help="Passed to ptxas.")
     ] = None,
     registers: Annotated[
-        int | None, typer.Option("--maxrregcount", min=1, max=255, metavar="N", help="Passed to ptxas.")
+        int | None, Option("--maxrregcount", min=1, max=255, metavar="N", help="Passed to ptxas.")
     ] = None,
-    relocatable: Annotated[
-        bool, typer.Option("--compile-only", "-c", help="Passed to ptxas: relocatable code.")
-    ] = False,
-    line_info: Annotated[bool, typer.Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
-    ptxas: Annotated[str | None, typer.Option(metavar="FILE", help="The ptxas to use.")] = None,
-    which: Annotated[bool, typer.Option("--which", help="Print which ptxas is found first, and exit.")] = False,
-    tools: Annotated[bool, typer.Option("--tools", help="Print which compilers there are, and exit.")] = False,
+    relocatable: Annotated[bool, Option("--compile-only", "-c", help="Passed to ptxas: relocatable code.")] = False,
+    line_info: Annotated[bool, Option("--lineinfo", help="Passed to ptxas: line numbers.")] = False,
+    save: Annotated[Path | None, Option(metavar="DIR", help="Write cubins or fatbins to files as well.")] = None,
+    ptxas: Annotated[str | None, Option(metavar="FILE", help="The ptxas to use.")] = None,
+    which: Annotated[bool, Option("--which", help="Print which ptxas is found first, and exit.")] = False,
+    tools: Annotated[bool, Option("--tools", help="Print which compilers there are, and exit.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
+        float, Option(min=0.001, max=MAX_TIMEOUT, metavar="SECONDS", help="Time limit of ptxas for a module.")
     ] = 600,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the cache.")] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="Do not use the cache.")] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one per core")
+        int, Option("--jobs", "-j", min=1, metavar="N", help="Modules at a time.", show_default="one per core")
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,
@@ -78,7 +73,7 @@ def asm(
     if tools:
         from gpt.asm.find import iter_files
 
-        typer.echo("".join(f"{printable(line)}\n" for line in iter_files(ptxas)), nl=False)
+        cli.show("".join(f"{printable(line)}\n" for line in iter_files(ptxas)))
         return 0
     from gpt.asm.assembler import Assembler
     from gpt.asm.backend import Options
@@ -91,7 +86,7 @@ def asm(
 
     if which:
         tool = Tools(ptxas).first()
-        typer.echo(printable(f"{tool.path} ({tool.name})"))
+        cli.show(printable(f"{tool.path} ({tool.name})"))
         return 0
     targets = parse_targets(arch)
     if fatbin and any(target.family != "sm" for target in targets):

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 
 TOOL = "gpt-attach"
 
@@ -24,33 +23,31 @@ def main() -> int:
 def attach(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[OUTPUT]...", help="What bpftrace printed; standard input by default."),
+        Argument(metavar="[OUTPUT]...", help="What bpftrace printed; standard input by default."),
     ] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", metavar="PID", min=1, help="Watch this process.")] = None,
+    pid: Annotated[int | None, Option("--pid", "-p", metavar="PID", min=1, help="Watch this process.")] = None,
     system: Annotated[
-        bool, typer.Option("--system", help="Watch all processes that use the driver, later ones too.")
+        bool, Option("--system", help="Watch all processes that use the driver, later ones too.")
     ] = False,
-    kernel: Annotated[
-        bool, typer.Option("--kernel", help="Watch functions of NVIDIA's kernel modules as well.")
-    ] = False,
+    kernel: Annotated[bool, Option("--kernel", help="Watch functions of NVIDIA's kernel modules as well.")] = False,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The trace; - is standard output.")
+        str, Option("--output", "-o", metavar="FILE", help="The trace; - is standard output.")
     ] = "trace.mp",
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite FILE.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what is watched, nor what was.")] = False,
+    force: Annotated[bool, Option("--force", "-f", help="Overwrite FILE.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Do not say what is watched, nor what was.")] = False,
     calls: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="WORD,...",
             help="Watch these functions, as gpt-hook run --calls says.",
             show_default="known arguments",
         ),
     ] = None,
     library: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="This driver, not those that processes have mapped.")
+        list[str] | None, Option(metavar="FILE", help="This driver, not those that processes have mapped.")
     ] = None,
-    duration: Annotated[float | None, typer.Option(metavar="S", min=0.001, help="End after so many seconds.")] = None,
-    show: Annotated[bool, typer.Option("--print", help="Print the bpftrace program, and do nothing.")] = False,
+    duration: Annotated[float | None, Option(metavar="S", min=0.001, help="End after so many seconds.")] = None,
+    show: Annotated[bool, Option("--print", help="Print the bpftrace program, and do nothing.")] = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:

@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli
 from gpt.errors import GptError
+from gpt.options import Argument, Option
 from gpt.outputs import make_folder
 from gpt.stage import DASH
 
@@ -26,20 +25,16 @@ def main() -> int:
 
 
 def dump(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
-    ] = None,
+    files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the stream to a new file.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write the stream to a new file.")
     ] = None,
     dumps: Annotated[
-        Path | None, typer.Option("--dumps", metavar="DIR", help="Keep each launch there, as PID-LAUNCH.mp.")
+        Path | None, Option("--dumps", metavar="DIR", help="Keep each launch there, as PID-LAUNCH.mp.")
     ] = None,
-    limit: Annotated[
-        float, typer.Option("--limit", metavar="S", min=0.1, help="Seconds that a callback may take.")
-    ] = 60,
+    limit: Annotated[float, Option("--limit", metavar="S", min=0.1, help="Seconds that a callback may take.")] = 60,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not report that a stream has no launches with probes.")
+        bool, Option("--quiet", "-q", help="Do not report that a stream has no launches with probes.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -8,11 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli, mistaken
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 from gpt.outputs import make_folder
 from gpt.stage import MODULE, STDIN, Stage
 
@@ -36,27 +35,23 @@ def parse_path(text: str) -> Path:
 def extract(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Standard input by default.", parser=parse_path),
+        Argument(metavar="[FILE]...", help="Standard input by default.", parser=parse_path),
     ] = None,
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Read all files in directories and wheels.")
-    ] = False,
-    loaded: Annotated[
-        bool, typer.Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")
-    ] = False,
-    scan: Annotated[bool, typer.Option("--scan", help="Look outside the usual sections too.")] = False,
-    arch: Annotated[str, typer.Option(metavar="SM,...", help="Only these architectures.")] = "",
+    recursive: Annotated[bool, Option("--recursive", "-r", help="Read all files in directories and wheels.")] = False,
+    loaded: Annotated[bool, Option("--loaded", help="Read the libraries that FILE, a trace, saw loaded.")] = False,
+    scan: Annotated[bool, Option("--scan", help="Look outside the usual sections too.")] = False,
+    arch: Annotated[str, Option(metavar="SM,...", help="Only these architectures.")] = "",
     type_: Annotated[
-        str, typer.Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir, tileir.")
+        str, Option("--type", metavar="TYPE,...", help="Only these types: cubin, ptx, ltoir, tileir.")
     ] = "",
-    kernel: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only elements with these kernels.")] = None,
-    payload: Annotated[bool, typer.Option("--payload", help="Add the unpacked bytes.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="Write ptx records, not elements.")] = False,
-    names: Annotated[bool, typer.Option("--names", help="Write the names of the kernels as text.")] = False,
-    demangle: Annotated[bool, typer.Option("--demangle", "-C", help="With --names: as in the source.")] = False,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the elements to files as well.")] = None,
+    kernel: Annotated[list[str] | None, Option(metavar="GLOB", help="Only elements with these kernels.")] = None,
+    payload: Annotated[bool, Option("--payload", help="Add the unpacked bytes.")] = False,
+    ptx: Annotated[bool, Option("--ptx", help="Write ptx records, not elements.")] = False,
+    names: Annotated[bool, Option("--names", help="Write the names of the kernels as text.")] = False,
+    demangle: Annotated[bool, Option("--demangle", "-C", help="With --names: as in the source.")] = False,
+    save: Annotated[Path | None, Option(metavar="DIR", help="Write the elements to files as well.")] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4")
+        int, Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4")
     ] = JOBS,
     table: cli.Table = False,
     json: cli.Json = False,

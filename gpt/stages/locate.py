@@ -6,11 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli
 from gpt.arch import parse_archs
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 from gpt.outputs import check_folder
 from gpt.stage import ELEMENT
 
@@ -30,37 +29,29 @@ def main() -> int:
 
 
 def locate(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
-    ] = None,
+    files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
     used: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="A trace, a list of kernel names, or a trace.json; repeatable. All kernels by default."
         ),
     ] = None,
-    arch: Annotated[
-        str, typer.Option(metavar="SM,...", help="Devices to run on; those of the traces by default.")
-    ] = "",
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="REGEX", help="Kernels that count as used; repeatable.")
-    ] = None,
-    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
+    arch: Annotated[str, Option(metavar="SM,...", help="Devices to run on; those of the traces by default.")] = "",
+    keep: Annotated[list[str] | None, Option(metavar="REGEX", help="Kernels that count as used; repeatable.")] = None,
+    keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
     granularity: Annotated[
-        Granularity, typer.Option(help="Cut elements, or also unused kernels of kept cubins.")
+        Granularity, Option(help="Cut elements, or also unused kernels of kept cubins.")
     ] = Granularity.element,
     spans_json: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used and --arch, read them."),
+        Option(metavar="DIR", help="Write Negativa-ML's LIB.json; without --used and --arch, read them."),
     ] = None,
     trace_json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
+        Path | None, Option(metavar="FILE", help="Write Negativa-ML's trace.json, and nothing else.")
     ] = None,
-    allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Trust traces that end too early.")
-    ] = False,
+    allow_incomplete: Annotated[bool, Option("--allow-incomplete", help="Trust traces that end too early.")] = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Continue if no library has a name of a list.")
+        bool, Option("--allow-missing", help="Continue if no library has a name of a list.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 
 TOOL = "gpt-neutrino"
 
@@ -19,41 +18,37 @@ def main() -> int:
 
 
 def _show_path(value: bool) -> None:
-    from gpt.neutrino.command import PACKAGE
-
     if value:
-        typer.echo(PACKAGE)
-        raise typer.Exit
+        from gpt.neutrino.command import PACKAGE
+
+        cli.show(PACKAGE)
+        raise cli.Done
 
 
 def neutrino(
-    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND [ARG]...", help="What to run.")] = None,
-    probe: Annotated[
-        str | None, typer.Option("--probe", "-p", metavar="PROBE", help="A tool, or a probe file.")
-    ] = None,
-    tool: Annotated[str | None, typer.Option("--tool", "-t", metavar="PROBE", help="The same.")] = None,
+    command: Annotated[list[str] | None, Argument(metavar="COMMAND [ARG]...", help="What to run.")] = None,
+    probe: Annotated[str | None, Option("--probe", "-p", metavar="PROBE", help="A tool, or a probe file.")] = None,
+    tool: Annotated[str | None, Option("--tool", "-t", metavar="PROBE", help="The same.")] = None,
     tracedir: Annotated[
-        str | None, typer.Option("--tracedir", metavar="DIR", help="Make trace folders in DIR/trace.")
+        str | None, Option("--tracedir", metavar="DIR", help="Make trace folders in DIR/trace.")
     ] = None,
-    trace: Annotated[str | None, typer.Option("--trace", metavar="DIR", help="Make them in DIR (./trace).")] = None,
+    trace: Annotated[str | None, Option("--trace", metavar="DIR", help="Make them in DIR (./trace).")] = None,
     kernel: Annotated[
-        str, typer.Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name.")
+        str, Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name.")
     ] = "",
     drop: Annotated[
-        str, typer.Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name.")
+        str, Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name.")
     ] = "",
-    callback: Annotated[str | None, typer.Option("--callback", metavar="FILE", help="Run this on each result.")] = None,
+    callback: Annotated[str | None, Option("--callback", metavar="FILE", help="Run this on each result.")] = None,
     benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
+        bool, Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
     ] = False,
-    memusage: Annotated[bool, typer.Option("--memusage", help="Only add up what buffers would need.")] = False,
-    driver: Annotated[Path | None, typer.Option("--driver", metavar="FILE", help="Use this libcuda.so.1.")] = None,
-    python: Annotated[
-        str | None, typer.Option("--python", metavar="FILE", help="Run analyze hooks by this Python.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")] = "real",
+    memusage: Annotated[bool, Option("--memusage", help="Only add up what buffers would need.")] = False,
+    driver: Annotated[Path | None, Option("--driver", metavar="FILE", help="Use this libcuda.so.1.")] = None,
+    python: Annotated[str | None, Option("--python", metavar="FILE", help="Run analyze hooks by this Python.")] = None,
+    device: Annotated[str, Option("--device", metavar="KIND", envvar="GPT_DEVICE", help="real or sim.")] = "real",
     path: Annotated[
-        bool, typer.Option("--path", callback=_show_path, is_eager=True, help="Print what PYTHONPATH gets, and exit.")
+        bool, Option("--path", callback=_show_path, is_eager=True, help="Print what PYTHONPATH gets, and exit.")
     ] = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,

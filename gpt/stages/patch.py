@@ -7,10 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gpt import cli, messages
 from gpt.errors import GptError, UsageError
+from gpt.options import Argument, Option
 from gpt.outputs import make_folder
 from gpt.stage import ELEMENT, Stage
 
@@ -41,36 +40,34 @@ def main() -> int:
 def patch(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[STREAM]...", help="Standard input by default; libraries with --restore."),
+        Argument(metavar="[STREAM]...", help="Standard input by default; libraries with --restore."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the libraries here.")
-    ] = None,
-    mode: Annotated[Mode, typer.Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
-    fill: Annotated[int, typer.Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
-    parents: Annotated[bool, typer.Option("--parents", help="Keep the folders of each library below DIR.")] = False,
-    kernels: Annotated[Kernels, typer.Option(help="Drop unused kernels, or zero their code.")] = Kernels.drop,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Write the libraries here.")] = None,
+    mode: Annotated[Mode, Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
+    fill: Annotated[int, Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
+    parents: Annotated[bool, Option("--parents", help="Keep the folders of each library below DIR.")] = False,
+    kernels: Annotated[Kernels, Option(help="Drop unused kernels, or zero their code.")] = Kernels.drop,
     recompress: Annotated[
         int | None,
-        typer.Option(min=1, max=22, metavar="[=LEVEL]", help="Pack what stays with zstd, at level 19 by default."),
+        Option(min=1, max=22, metavar="[=LEVEL]", help="Pack what stays with zstd, at level 19 by default."),
     ] = None,
     zstd_sizes: Annotated[
-        bool, typer.Option("--zstd-sizes", help="Also say what the code takes packed with zstd 19.")
+        bool, Option("--zstd-sizes", help="Also say what the code takes packed with zstd 19.")
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4"),
+        Option("--jobs", "-j", min=1, metavar="N", help="Processes.", show_default="one per core, at most 4"),
     ] = None,
-    label: Annotated[str, typer.Option(metavar="LABEL", help="Add +LABEL to the version of each wheel.")] = "",
+    label: Annotated[str, Option(metavar="LABEL", help="Add +LABEL to the version of each wheel.")] = "",
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
+        bool, Option("--in-place", help="Replace each library; the original stays as NAME.gpt-orig.")
     ] = False,
-    no_backup: Annotated[bool, typer.Option("--no-backup", help="With --in-place: keep no original.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Refuse a library that was replaced before.")] = False,
-    restore: Annotated[bool, typer.Option("--restore", help="Restore what --in-place replaced.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Write no library.")] = False,
+    no_backup: Annotated[bool, Option("--no-backup", help="With --in-place: keep no original.")] = False,
+    once: Annotated[bool, Option("--once", help="Refuse a library that was replaced before.")] = False,
+    restore: Annotated[bool, Option("--restore", help="Restore what --in-place replaced.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Write no library.")] = False,
     written: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append the path of each library written, and a NUL, to FILE.")
+        Path | None, Option(metavar="FILE", help="Append the path of each library written, and a NUL, to FILE.")
     ] = None,
     table: cli.Table = False,
     json: cli.Json = False,

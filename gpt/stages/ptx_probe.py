@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from gpt import cli
 from gpt.errors import UsageError
+from gpt.options import Argument, Option
 from gpt.stage import PTX, Stage
 
 if TYPE_CHECKING:
@@ -23,26 +22,22 @@ def main() -> int:
 
 
 def ptx_probe(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[STREAM]...", help="Standard input by default.")
-    ] = None,
+    files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
     probe: Annotated[
         list[str] | None,
-        typer.Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
+        Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
     ] = None,
     kernel: Annotated[
-        str, typer.Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name.")
+        str, Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name.")
     ] = "",
     filter_: Annotated[
-        str, typer.Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name.")
+        str, Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name.")
     ] = "",
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not prove probes harmless.")] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the probes as TOML, as they were read; weave nothing.")
-    ] = False,
-    count: Annotated[bool, typer.Option("--count", help="Only count records.")] = False,
+    no_verify: Annotated[bool, Option("--no-verify", help="Do not prove probes harmless.")] = False,
+    show: Annotated[bool, Option("--show", help="Print the probes as TOML, as they were read; weave nothing.")] = False,
+    count: Annotated[bool, Option("--count", help="Only count records.")] = False,
     relocatable: Annotated[
-        bool, typer.Option("--compile-only", "-c", help="Weave for gpt-asm -c: functions may be defined elsewhere.")
+        bool, Option("--compile-only", "-c", help="Weave for gpt-asm -c: functions may be defined elsewhere.")
     ] = False,
     table: cli.Table = False,
     json: cli.Json = False,

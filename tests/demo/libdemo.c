@@ -114,6 +114,18 @@ static int fill(void) {
     return ok;
 }
 
+// A bug: the kernel is told of more items than there is memory for.
+static int overrun(void) {
+    void *memory = NULL;
+    float value = 42;
+    int count = 1000;
+    void *arguments[] = {&memory, &value, &count};
+    int ok = OK(cudaMalloc(&memory, 900 * sizeof(float))) &&
+             launch(FILL, (dim3){2, 1, 1}, (dim3){16, 1, 1}, arguments);
+    cudaFree(memory);
+    return ok;
+}
+
 static enum demo_status on_device(int (*work)(void)) {
     int count, status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice) {
@@ -126,3 +138,5 @@ static enum demo_status on_device(int (*work)(void)) {
 enum demo_status demo_matmul(void) { return on_device(matmul); }
 
 enum demo_status demo_fill(void) { return on_device(fill); }
+
+enum demo_status demo_overrun(void) { return on_device(overrun); }

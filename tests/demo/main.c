@@ -11,8 +11,10 @@ int main(int argc, char **argv) {
         status = demo_matmul();
     else if (argc == 2 && !strcmp(argv[1], "fill"))
         status = demo_fill();
+    else if (argc == 2 && !strcmp(argv[1], "overrun"))
+        status = demo_overrun();
     else {
-        fprintf(stderr, "usage: main matmul|fill\n");
+        fprintf(stderr, "usage: main matmul|fill|overrun\n");
         return 2;
     }
     if (status == DEMO_OK)

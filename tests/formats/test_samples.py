@@ -137,16 +137,25 @@ def test_scan_finds_nothing_where_nothing_is(sample):
     assert "no GPU code anywhere" in done.err
 
 
-@pytest.mark.parametrize("before", [0, (4 << 20) - 9])
-def test_scan_says_where_ptx_is_only_text(sample, tmp_path, before):
-    """As in programs of Rust and Julia."""
+@pytest.mark.parametrize("before", [0, (4 << 20) - 9, (4 << 20) - 3])
+def test_scan_finds_ptx_that_a_program_holds_as_text(sample, tmp_path, before):
+    """As programs of Rust and Julia do; at the edge of a block, too."""
     program = tmp_path / "program"
     elf = sample("plain").read_bytes()
-    program.write_bytes(elf + bytes(before - len(elf) % 8) + image(ONE, "compute_90"))
-    done = extract("--scan", program)
-    at = program.read_bytes().index(b".version")
-    assert done.status == 1
-    assert f"no fatbin and no cubin anywhere, but PTX as text at {at:#x}: it is read from a file of its own" in done.err
+    text = image(ONE, "compute_90").rstrip(b"\0")
+    program.write_bytes(elf + bytes(before - len(elf) % 8) + text)
+    (record,) = extract("--scan", "--payload", program).kind("element")
+    assert (record["type"], record["arch"], record["header_size"]) == ("ptx", "sm_90", 0)
+    assert record["offset"] == record["region"] == len(program.read_bytes()) - len(text)
+    assert record["data"] == text
+    assert [kernel["name"] for kernel in record["kernels"]] == [
+        kernel["name"] for kernel in extract(sample("ptx")).kind("element")[0]["kernels"]
+    ]
+
+
+def test_scan_lists_ptx_of_a_fatbin_once(sample):
+    names = [(record["offset"], record["section"]) for record in extract("--scan", sample("none")).kind("element")]
+    assert names == [(record["offset"], record["section"]) for record in extract(sample("none")).kind("element")]
 
 
 def test_ptx_records_hold_the_text(sample):

@@ -110,6 +110,15 @@ def test_page_passes_mandoc_and_fits_a_terminal(page):
     assert max(len(line.expandtabs()) for line in shown.splitlines()) <= 80
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_each_quotation_is_of_one_thing(page):
+    """`.Ql a , b` and `.Ql a , Ql b` put a pair of quotation marks around all of it."""
+    if not shutil.which("mandoc"):
+        pytest.skip("no mandoc (Debian: apt-get install mandoc)")
+    shown = re.sub(".\x08", "", mandoc("-T", "utf8", "-O", "width=1000", PAGES[page]))
+    assert not re.findall("\u2018[^\u2019\n]*(?:\u2018[^\u2019\n]*| (?:and|as) [^\u2019\n]*)\u2019", shown)
+
+
 def mandoc(*args):
     return subprocess.run(["mandoc", *args], capture_output=True, text=True, check=False).stdout
 
@@ -237,19 +246,24 @@ def iter_examples(page):
     """Each command of a page with the lines below it."""
     text = PAGES[page].read_text()
     for block in re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed$", text, re.M | re.S):
-        if not block.startswith("$ "):
-            continue
-        command, output = "", []
-        for line in plain(block).splitlines():
-            if command and is_open(command):
-                command += "\n" + line
-            elif line.startswith("$ "):
-                if command:
-                    yield command, output
-                command, output = line[2:], []
-            else:
-                output.append(line)
-        yield command, output
+        yield from iter_commands(plain(block))
+
+
+def iter_commands(block):
+    """The same of one display, if it begins with a command."""
+    if not block.startswith("$ "):
+        return
+    command, output = "", []
+    for line in block.splitlines():
+        if command and is_open(command):
+            command += "\n" + line
+        elif line.startswith("$ "):
+            if command:
+                yield command, output
+            command, output = line[2:], []
+        else:
+            output.append(line)
+    yield command, output
 
 
 def is_open(command):
@@ -297,12 +311,18 @@ def run(command, folder, environment):
     return text.replace("\r\n", "\n").splitlines(), process.wait(timeout=60)
 
 
+NUMBER, UNITS = r"\d+(?:,\d{3})*(?:\.\d+)?", "(?:ns|us|ms|s)"  # a busy machine makes ms of us
+
+
 def pattern(lines):
-    """A regular expression for an output: blanks, numbers and digests may be others, `...` is anything."""
+    """A regular expression for an output: blanks, numbers, units of time and digests may be others, `...` is anything,
+    on a line of its own any lines.
+    """
     text = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in lines))
-    text = re.escape(text).replace(r"\ ", " ").replace(r"\.\.\.", ".*")
-    text = re.sub(r"\d+(?:,\d{3})*(?:\\\.\d+)?", r"\\d+(?:,\\d{3})*(?:\\.\\d+)?", text)
-    return re.compile(text)
+    text = re.escape(text).replace(r"\ ", " ").replace("\\\n", "\n")
+    text = re.sub(rf"\d+(?:,\d{{3}})*(?:\\\.\d+)?({UNITS}\b)?", lambda n: NUMBER + (UNITS if n[1] else ""), text)
+    text = re.sub(r"(?:^|\n)\\\.\\\.\\\.(?=\n|$)", lambda _: "(?s:.*)", text)
+    return re.compile(text.replace(r"\.\.\.", ".*"))
 
 
 def first_words(line):
@@ -318,30 +338,53 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
         pytest.skip("no jq (Debian: apt-get install jq)")
     shutil.copy(demo / "lib" / "libdemo.so", tmp_path)
     (tmp_path / "names.txt").write_text(KERNEL + "\n")
+    environment = environment_of(demo) | ({"GPT_SIM_RUN": "all"} if page in RUN else {})
+    run_examples(examples, tmp_path, environment)
+
+
+def environment_of(demo):
+    """What the commands find: the tools of this tree, and an 80-column terminal without colours."""
     paths = [demo / "bin", os.environ["PATH"]]
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join(map(str, paths)),
-        "PYTHONPATH": str(ROOT),
-        "TERM": "dumb",
-        **({"GPT_SIM_RUN": "all"} if page in RUN else {}),
-        "LC_ALL": "C",
-    }
+    path = os.pathsep.join(map(str, paths))
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C"}
+
+
+def run_examples(examples, folder, environment, failing=None):
+    """Types each command, and compares what it prints with what is shown."""
     for command, output in examples:
         created = re.fullmatch(r"cat (\S+)", command)
-        if created and not (tmp_path / created[1]).exists():
-            (tmp_path / created[1]).write_text("\n".join(output) + "\n")
+        if created and not (folder / created[1]).exists():
+            (folder / created[1]).write_text("\n".join(output) + "\n")
             continue
-        printed, status = run(command, tmp_path, environment)
-        assert status == 0, (command, printed)
-        if "gpt-analyze summary" in command:  # by time: on a busy machine rows change places
+        printed, status = run(command, folder, environment)
+        assert (status == 0) != (failing is not None and failing in command), (command, printed)
+        if "gpt-analyze summary" in command and "..." not in output:  # by time: on a busy machine rows change places
             output, printed = sorted(output, key=first_words), sorted(printed, key=first_words)
         shown = re.sub(r"[ \t]+", " ", "\n".join(line.rstrip() for line in printed))
         assert pattern(output).fullmatch(shown), (command, printed)
 
 
+def test_recipes_of_the_readme_do_what_they_show(demo, tmp_path):
+    """One after the other in a folder with what `make demo` leaves, as the README says."""
+    if not shutil.which("jq"):
+        pytest.skip("no jq (Debian: apt-get install jq)")
+    for path in (demo / "lib").iterdir():
+        shutil.copy(path, tmp_path)
+    for name in ("trace.mp", "probed.mp", "again.mp"):
+        (tmp_path / name).touch()
+    blocks = re.findall(r"(?:^    .*\n|(?<=\n)\n(?=    ))+", (ROOT / "README.md").read_text(), re.M)
+    examples = [one for block in blocks for one in iter_commands(re.sub("^    ", "", block.strip("\n"), flags=re.M))]
+    assert len(examples) > 8
+    assert any("blocks.mp" in command for command, _ in examples)
+    environment = environment_of(demo) | {"GPT_SIM_RUN": "all"}
+    run_examples(examples, tmp_path, environment, failing="./main overrun")
+
+
 def test_examples_are_compared_as_they_are_meant():
     assert pattern(["a 1.5 KiB", "b ..."]).fullmatch("a 12,345.25 KiB\nb anything")
+    assert pattern(["a 2us", "...", "z"]).fullmatch("a 1.5ms\nb\nc\nz")
+    assert pattern(["a", "..."]).fullmatch("a")
+    assert not pattern(["a", "...", "z"]).fullmatch("b\nz")
     assert not pattern(["a 1"]).fullmatch("a b")
     assert not pattern(["a"]).fullmatch("a\nb")
     assert not pattern([]).fullmatch("error")

@@ -1,0 +1,149 @@
+"""What a stage takes on its command line, as data, and a quick reader of it.
+
+Typer takes longer to import than all else that a short run does: 46 ms, four times the start of Python. So options are
+declared by classes of this file, and a command line in which each word is plain (an option that is declared, written
+in full, with a value of its type, or an operand) is read here. Everything else (--help, mistakes, bundles like -rC) is
+left to typer, which gets the same declarations and has the last word. tests/test_options.py holds that both agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+class Option:
+    """An option, declared as typer.Option() takes it; without a name it is called after its parameter."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.names = names
+        self.settings = settings
+
+
+class Argument(Option):
+    """The operands, declared as typer.Argument() takes them."""
+
+
+class _Parameter:
+    """A parameter of a command: its type without `| None` and `list`, its declaration (None if it is typer's)."""
+
+    def __init__(self, name: str, annotation: Any, default: Any) -> None:
+        self.name, self.annotation, self.default = name, annotation, default
+        type_, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        self.declared = next((note for note in notes if isinstance(note, Option)), None)
+        self.whole = type_
+        some = [one for one in get_args(type_) if one is not type(None)]
+        self.type = some[0] if len(some) == 1 and get_origin(type_) is not list else type_
+        self.several = get_origin(self.type) is list
+        if self.several:
+            (self.type,) = get_args(self.type)
+        if self.type is float and default is not None:
+            self.default = float(default)
+
+    def convert(self, texts: list[str]) -> Any:
+        """Return the value that words stand for. Raises ValueError if it isn't clear that they are right."""
+        values = [self._convert(text) for text in texts]
+        return values if self.several else values[-1]
+
+    def _convert(self, text: str) -> Any:
+        assert self.declared
+        settings = self.declared.settings
+        if parser := settings.get("parser"):
+            return parser(text)
+        if self.type not in (str, int, float, Path) and not (
+            isinstance(self.type, type) and issubclass(self.type, Enum)
+        ):
+            raise ValueError(text)
+        value = self.type(text)
+        low, high = settings.get("min", value), settings.get("max", value)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+
+def _iter_parameters(command: Callable[..., Any]) -> Iterator[_Parameter]:
+    """Yield what a function takes; `inspect` would know too, but takes long to import."""
+    names = command.__code__.co_varnames[: command.__code__.co_argcount]
+    given = command.__defaults__ or ()
+    defaults = dict(zip(names[len(names) - len(given) :], given, strict=True)) | (command.__kwdefaults__ or {})
+    for name, annotation in get_type_hints(command, include_extras=True).items():
+        if name != "return":
+            yield _Parameter(name, annotation, defaults.get(name))
+
+
+def read(command: Callable[..., Any], words: list[str], words_after: bool = False) -> dict[str, Any] | None:
+    """Return the arguments of a command that a plain command line gives it; None if typer is to read it.
+
+    With `words_after` all words from the first operand on are operands. Callbacks have run.
+    """
+    parameters = list(_iter_parameters(command))
+    options: dict[str, _Parameter] = {}
+    operands = None
+    for parameter in parameters:
+        declared = parameter.declared
+        if declared is None or declared.settings.get("envvar", "") in os.environ:
+            return None
+        if isinstance(declared, Argument):
+            operands = parameter
+        for name in declared.names or [f"--{parameter.name.replace('_', '-')}"]:
+            options[name] = parameter
+    found: dict[_Parameter, list[str]] = {}
+    rest = iter(words)
+    for word in rest:
+        plain = word[:1] != "-" or word in ("-", "--")
+        name, equals, text = word.partition("=") if word.startswith("--") else (word, "", "")
+        taken = operands if plain else options.get(name)
+        if taken is None or (taken.type is bool and equals):
+            return None
+        texts = found.setdefault(taken, [])
+        if not plain:
+            value = next(rest, None) if taken.type is not bool and not equals else text
+            if value is None:
+                return None
+            texts.append(value)
+            continue
+        if word != "--":
+            texts.append(word)
+        if word == "--" or words_after:
+            texts += rest
+    return _convert(parameters, {parameter: texts for parameter, texts in found.items() if texts})
+
+
+def _convert(parameters: list[_Parameter], found: dict[_Parameter, list[str]]) -> dict[str, Any] | None:
+    values = {}
+    for parameter in sorted(parameters, key=lambda one: not (one.declared and one.declared.settings.get("is_eager"))):
+        value = parameter.default
+        if parameter in found:
+            try:
+                value = parameter.type is bool or parameter.convert(found[parameter])
+            except ValueError:
+                return None
+        if parameter.declared and (callback := parameter.declared.settings.get("callback")):
+            value = callback(value)
+        values[parameter.name] = value
+    return values
+
+
+def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that typer reads as it stands: with its own options in place of ours."""
+    import inspect
+
+    import typer
+
+    def wrapped(**given: Any) -> Any:
+        return command(**given)
+
+    parameters = []
+    for one in _iter_parameters(command):
+        annotation = one.annotation
+        if one.declared:
+            make = typer.Argument if isinstance(one.declared, Argument) else typer.Option
+            annotation = Annotated[one.whole, make(*one.declared.names, **one.declared.settings)]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=one.default))
+    wrapped.__name__, wrapped.__doc__, wrapped.__annotations__ = command.__name__, command.__doc__, {}
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return wrapped
