@@ -8,10 +8,12 @@ VENV  := .venv
 READY := $(VENV)/.ready
 LIBDIR = $(PREFIX)/lib/gpt
 
-# The runtime is C for the build machine; libc is all that it needs.
+# The runtime is C for the build machine; glibc 2.28 or later is all that it needs (runtime/portable.h). Functions that
+# later versions have in libc come from two other libraries before.
 RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
+OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
 HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
@@ -69,15 +71,15 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
 	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
-	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) -o $@
+	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) $(OLD_LIBS) -Wl,--wrap=__libc_start_main -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) -o $@
+	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) $(OLD_LIBS) -o $@
 
-$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/say.h
+$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/portable.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
@@ -99,7 +101,7 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
-	    $(filter runtime/sim/%.c,$^) -o $@
+	    $(filter runtime/sim/%.c,$^) $(OLD_LIBS) -o $@
 
 # What programs find that ask for the driver by the name of its development package. A link would become a second
 # driver in a wheel.
@@ -111,11 +113,11 @@ $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 $(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
 	@echo 'INPUT(libcudart.so.13)' >$@
 
-$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
+$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/portable.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcudart.so.13 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
-	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) -o $@
+	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) $(OLD_LIBS) -o $@
 
 # gpt-asm compiles with these.
 $(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
