@@ -14,6 +14,7 @@ RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
 OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
+TENSORS = $(wildcard gpt/tensors/*.py)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
@@ -61,7 +62,12 @@ runtime/sim/renamed.h: runtime/sim/functions.h
 	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
+
+# gpt.tensors alone, for the PYTHONPATH of programs: --tensors.
+$(RUNTIME)/python/%: %
+	@mkdir -p $(@D)
+	@cp $< $@
 
 # What weaves and assembles kernels: what is kept of other code is not used.
 WEAVER = $(sort $(wildcard runtime/host/*.h) $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))

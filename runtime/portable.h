@@ -1,7 +1,7 @@
-// Included before anything else, so that what is built on any machine runs with glibc 2.28 and later, as the wheel's
-// tag manylinux_2_28 promises. A program asks for the newest version of each symbol that glibc had where it was
-// linked; here are the older versions, or what those functions are made of. tests/runtime/test_portable.py finds
-// symbols that are missing here.
+// Included before anything else, so that what is built on any machine runs with glibc 2.28 and later, as the
+// wheel's tag manylinux_2_28 promises. A program asks for the newest version of each symbol that glibc had
+// where it was linked; here are the older versions, or what those functions are made of.
+// tests/runtime/test_portable.py finds symbols that are missing here.
 
 #if !defined(GPT_PORTABLE_H) && !defined(__ASSEMBLER__)
 #define GPT_PORTABLE_H
@@ -50,7 +50,9 @@ GPT_OLD(sem_wait, 2.2.5);
 static inline int gpt_stat_at(int folder, const char *path, struct stat *status, int flags) {
     return (int)syscall(SYS_newfstatat, folder, path, status, flags);
 }
-static inline int gpt_stat_file(int file, struct stat *status) { return (int)syscall(SYS_fstat, file, status); }
+static inline int gpt_stat_file(int file, struct stat *status) {
+    return (int)syscall(SYS_fstat, file, status);
+}
 #define fstatat(folder, path, status, flags) gpt_stat_at(folder, path, status, flags)
 #define stat(path, status) gpt_stat_at(AT_FDCWD, path, status, 0)
 #define lstat(path, status) gpt_stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW)

@@ -16,9 +16,12 @@
 #include "launcher.h"
 #include "probe.h"
 
+#define TENSORS "gpt/tensors/__init__.py"
+
 static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--stacks WORD,...]\n"
-    "                    [--gpu-time] [--ioctl] [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
+    "                    [--gpu-time] [--ioctl] [--tensors] [--save-modules DIR] [--device real|sim]\n"
+    "                    [--replace DIR]\n"
     "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...] [--]\n"
     "                    [--disabled | --control] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
@@ -39,6 +42,7 @@ static const char HELP[] =
     "      --stacks WORD,..  record where calls of these functions come from (none)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
+    "      --tensors       let Python programs import gpt.tensors, in whatever environment they run\n"
     "      --save-modules DIR  keep the images of modules that are not in a file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
@@ -81,7 +85,7 @@ static void save_modules(const char *folder) {
 // Puts a value in front of a list in the environment.
 static void prepend(const char *name, const char *value, bool split_at_spaces) {
     if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
-        fail(MISSING, value, "the dynamic linker does not accept a path with a colon%s: move the runtime",
+        fail(MISSING, value, "%s takes no path with a colon%s: move the runtime", name,
              split_at_spaces ? " or space" : "");
     const char *old = getenv(name);
     char *all;
@@ -106,7 +110,7 @@ static const char *find_folder(const char *name) {
 // What the command line asks for.
 struct request {
     const char *output, *calls, *stacks, *device, *modules, *replacements;
-    bool force, quiet, gpu_time, ioctls, simulated, control, disabled;
+    bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors;
     struct probing probing;
     char **command; // and its arguments
 };
@@ -134,6 +138,7 @@ static void read_options(struct request *request, int argc, char **argv) {
         {"max-memory", required_argument, NULL, 'm'},
         {"complete", no_argument, NULL, 'a'},
         {"control", no_argument, NULL, 'l'},
+        {"tensors", no_argument, NULL, 'T'},
         {"disabled", no_argument, NULL, 'D'},
         {"benchmark", no_argument, NULL, 'b'},
         {"memusage", no_argument, NULL, 'u'},
@@ -204,6 +209,9 @@ static void read_options(struct request *request, int argc, char **argv) {
             break;
         case 'a':
             probing->complete = true;
+            break;
+        case 'T':
+            request->tensors = true;
             break;
         case 'D':
             request->disabled = true;
@@ -320,11 +328,14 @@ static int run(int argc, char **argv) {
     check_request(&request);
 
     char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX];
+    char tensors[PATH_MAX];
     need_runtime("libgpthook.so", library);
     if (request.simulated)
         need_runtime("sim/libcuda.so.1", driver);
     if (request.replacements)
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
+    if (request.tensors)
+        need_runtime("python/" TENSORS, tensors);
     find_command(request.command[0], path);
     check_command(path);
     set(GPT_CACHE_SAID, NULL);
@@ -365,6 +376,11 @@ static int run(int argc, char **argv) {
     if (request.simulated) {
         *strrchr(driver, '/') = '\0';
         prepend("LD_LIBRARY_PATH", driver, false);
+    }
+    if (request.tensors) { // a `gpt` of the program's own comes first all the same: here it is a namespace
+                           // package
+        tensors[strlen(tensors) - strlen("/" TENSORS)] = '\0';
+        prepend("PYTHONPATH", tensors, false);
     }
     execv(path, request.command);
     if (errno == ENOEXEC) { // as execvp does: a script without its first line

@@ -1,5 +1,5 @@
-// How the program begins on glibc before 2.34. The startup code of a later one asks for a later __libc_start_main; the
-// linker has it call this instead (--wrap).
+// How the program begins on glibc before 2.34. The startup code of a later one asks for a later
+// __libc_start_main; the linker has it call this instead (--wrap).
 
 #if defined(__GLIBC__) && defined(__x86_64__)
 int gpt_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
