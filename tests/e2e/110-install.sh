@@ -69,7 +69,7 @@ for name in bash-completion/completions/gpt-hook zsh/site-functions/_gpt-hook fi
     grep -q save-modules "plain/share/$name"
 done
 test -f "$(echo plain/lib/python3.*/site-packages/gpt/_probes/block_sched.toml)"
-builder/bin/pip --python plain/bin/python uninstall -y gpu-probe-toolchain
+builder/bin/pip --python plain/bin/python uninstall -y gpu-probe
 test ! -e plain/bin/gpt-hook
 test ! -e "$(echo plain/lib/python3.*/site-packages/gpt)"
 
