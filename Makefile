@@ -6,7 +6,6 @@ PREFIX ?= /usr/local
 
 VENV  := .venv
 READY := $(VENV)/.ready
-LIBDIR = $(PREFIX)/lib/gpt
 
 # The runtime is C for the build machine; glibc 2.28 or later is all that it needs (runtime/portable.h). Functions that
 # later versions have in libc come from two other libraries before.
@@ -19,8 +18,7 @@ HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
-SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
-COMPLETIONS = bash-completion/completions/$$name zsh/site-functions/_$$name fish/vendor_completions.d/$$name.fish
+SHELL_FILES = .ci/run install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
 MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 
 # The tests and the demo run the executables of this checkout.
@@ -193,26 +191,18 @@ tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (A
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh
 
-install: ## install to PREFIX (/usr/local): its own Python environment, executables, man pages
+# In the environment, as the shell reads names with blanks there as they are.
+install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export DESTDIR := $(DESTDIR)
+install uninstall: export EXTRAS := $(EXTRAS)
+install uninstall: export PYTHON := $(PYTHON)
+
+install: ## install to PREFIX (/usr/local): its own Python environment (EXTRAS=plot,perfetto,parquet,dask), executables, man pages
 	$(call need_cc,install)
-	@echo "install: $(LIBDIR)"
-	@rm -rf build/lib build/bdist.*
-	@$(PYTHON) -m venv $(LIBDIR)
-	@$(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check .
-	@echo "install: $(PREFIX)/bin, $(PREFIX)/share: man pages, completion of bash, zsh and fish"
-	@mkdir -p $(PREFIX)/bin
-	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
-	@for page in $(MAN_PAGES); do install -D -m 644 $$page $(PREFIX)/share/$$page || exit; done
-	@$(PYTHON) man/mkcompletion.py $(PREFIX)/share
+	@sh install.sh install
 
 uninstall: ## remove what install put under PREFIX
-	@echo "uninstall: $(PREFIX)"
-	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do \
-	    name=$${tool##*/}; \
-	    rm -f $(PREFIX)/bin/$$name $(addprefix $(PREFIX)/share/,$(COMPLETIONS)); \
-	done
-	@rm -f $(addprefix $(PREFIX)/share/,$(MAN_PAGES))
-	@rm -rf $(LIBDIR)
+	@sh install.sh uninstall
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -54,9 +54,11 @@ bool find_runtime(const char *name, char path[PATH_MAX]) {
         snprintf(path, PATH_MAX, "%s/%s", folder, name);
         return readable(path);
     }
-    char self[PATH_MAX];
-    return find_near(name, (const char *[]){"", "../lib/gpt/", "../gpt/_runtime/", NULL}, self, path) ||
-           (*self && find_packaged(self, name, path));
+    char self[PATH_MAX], near[PATH_MAX];
+    if (find_near(name, (const char *[]){"", "../lib/gpt/", "../gpt/_runtime/", NULL}, self, near))
+        return realpath(near, path);
+    strcpy(path, near); // where it was looked for last, for a message
+    return *self && find_packaged(self, name, path);
 }
 
 // Finds another tool: beside this program, or in its checkout.
