@@ -1,4 +1,4 @@
-"""Where executables begin that pip makes: `gpt_start:NAME` is `gpt.executables:NAME`.
+"""Find the package for the executables that pip makes: `gpt_start:NAME` is `gpt.executables:NAME`.
 
 `pip install --target DIR` puts the package into DIR, where Python does not look, and executables into DIR/bin, where it
 looks first. So this file is in both, and says where the package is.

@@ -1,4 +1,4 @@
-"""How to install a Python package that is missing, for the interpreter that is running.
+"""Say how to install a Python package that is missing, for the interpreter that is running.
 
 GPT itself may be in an environment of its own (`make install`, pipx, uv), in the user's site-packages, or in a folder
 that only PYTHONPATH names (`pip install --target` and `--prefix`). A bare `pip` is another interpreter's as often as

@@ -1,4 +1,4 @@
-// Included before anything else, so that what is built on any machine runs with glibc 2.28 and later, as the
+// Included before anything else, so that files built on any machine run with glibc 2.28 and later, as the
 // wheel's tag manylinux_2_28 promises. A program asks for the newest version of each symbol that glibc had
 // where it was linked; here are the older versions, or what those functions are made of.
 // tests/runtime/test_portable.py finds symbols that are missing here.

@@ -42,7 +42,7 @@ assert not hasattr(sys.modules["gpt"], "__version__")
 
 
 def find_pythons():
-    """Those of pyenv and PATH, one of each version; they have no GPT."""
+    """Yield one Python of each version, of PATH or pyenv; they have no GPT."""
     places = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep) if ".venv" not in folder]
     places += (Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions").glob("*/bin")
     for minor in range(8, 16):
