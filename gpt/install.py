@@ -36,7 +36,7 @@ def install_command(*names: str) -> str:
     if can_bootstrap and not find_spec("pip") and find_spec("ensurepip"):
         line = f"{shlex.join([python, '-m', 'ensurepip'])} && {line}"
     if not os.access(_site(folder), os.W_OK):
-        line += f" (as the owner of {_site(folder)})"
+        line += f" # as the owner of {shlex.quote(str(_site(folder)))}"
     return line
 
 

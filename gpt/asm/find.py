@@ -91,7 +91,7 @@ class Tools:
     def _first(self, tools: Iterator[Tool]) -> Tool:
         if first := next(tools, None):
             return first
-        how = f"{install_command('nvidia-cuda-nvcc')}, or give --ptxas FILE"
+        how = f"give --ptxas FILE, or install one: {install_command('nvidia-cuda-nvcc')}"
         raise MissingError(f"{self._failed or 'no ptxas'}: {how}")
 
     def _iter_tools(self) -> Iterator[Tool]:
