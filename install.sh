@@ -121,9 +121,6 @@ put_back() {
 
 install_all() {
     say "install: $folder"
-    case $final in
-    *[[:space:]:]*) say "install: warning: $PREFIX: gpt-hook run can't work below a path with a blank or colon (LD_PRELOAD)" ;;
-    esac
     is_ours "$folder" || fail "$folder: something else is there: choose another PREFIX=DIR"
     for part in lib/gpt bin share; do check_writable "$prefix/$part"; done
     check_extras

@@ -4,9 +4,11 @@
 set -eu
 
 top=$PYTHONPATH
-unset PYTHONPATH GPT_RUNTIME
+unset GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=1 PIP_TIMEOUT=15 CFLAGS=-O0 HOME="$PWD/home"
 
+python -m tests.demo.build demo >/dev/null
+unset PYTHONPATH
 mkdir tree home
 for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py install.sh README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
@@ -61,10 +63,12 @@ if [ "$(id -u)" = 0 ]; then
     rm -rf "$shared"
 fi
 
-# Extras. The dynamic linker takes no blank in LD_PRELOAD, which is said when it is installed, not when it is needed.
+# Extras, and a path with a blank, at which LD_PRELOAD is split.
 make -s -C tree install PREFIX="$PWD/a prefix" EXTRAS=perfetto 2>err.txt
-grep -q "^install: warning: $PWD/a prefix: gpt-hook run can't work below a path with a blank or colon" err.txt
-"a prefix/bin/gpt-extract" --version
 "a prefix/lib/gpt/bin/python" -c 'import perfetto'
+"a prefix/bin/gpt-hook" run -q -o t.mp --device sim -p block_sched -- demo/main matmul >out.txt
+test "$(cat out.txt)" = SUCCESS
+"a prefix/bin/gpt-analyze" timeline --format perfetto -o t.pftrace t.mp
+test -s t.pftrace
 make -s -C tree uninstall PREFIX="$PWD/a prefix"
 test ! -e "a prefix" || test "$(find "a prefix" ! -type d)" = ""
