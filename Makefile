@@ -6,18 +6,19 @@ PREFIX ?= /usr/local
 
 VENV  := .venv
 READY := $(VENV)/.ready
-LIBDIR = $(PREFIX)/lib/gpt
 
-# The runtime is C for the build machine; libc is all that it needs.
+# The runtime is C for the build machine; glibc 2.28 or later is all that it needs (runtime/portable.h). Functions that
+# later versions have in libc come from two other libraries before.
 RUNTIME := gpt/_runtime
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
+OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
+TENSORS = $(wildcard gpt/tensors/*.py)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
-SHELL_FILES = .ci/run $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
-COMPLETIONS = bash-completion/completions/$$name zsh/site-functions/_$$name fish/vendor_completions.d/$$name.fish
+SHELL_FILES = .ci/run install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
 MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 
 # The tests and the demo run the executables of this checkout.
@@ -60,7 +61,12 @@ runtime/sim/renamed.h: runtime/sim/functions.h
 	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
-runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) ## build what is in C: gpt-hook, its libraries, the simulated device
+runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
+
+# gpt.tensors alone, for the PYTHONPATH of programs: --tensors.
+$(RUNTIME)/python/%: %
+	@mkdir -p $(@D)
+	@cp $< $@
 
 # What weaves and assembles kernels: what is kept of other code is not used.
 WEAVER = $(sort $(wildcard runtime/host/*.h) $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
@@ -70,15 +76,15 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
 	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
-	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) -o $@
+	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) $(OLD_LIBS) -Wl,--wrap=__libc_start_main -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) -o $@
+	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) $(OLD_LIBS) -o $@
 
-$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/say.h
+$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/portable.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
@@ -100,7 +106,7 @@ $(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
-	    $(filter runtime/sim/%.c,$^) -o $@
+	    $(filter runtime/sim/%.c,$^) $(OLD_LIBS) -o $@
 
 # What programs find that ask for the driver by the name of its development package. A link would become a second
 # driver in a wheel.
@@ -112,11 +118,11 @@ $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 $(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
 	@echo 'INPUT(libcudart.so.13)' >$@
 
-$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/say.h
+$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/portable.h runtime/say.h
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcudart.so.13 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
-	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) -o $@
+	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) $(OLD_LIBS) -o $@
 
 # gpt-asm compiles with these.
 $(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
@@ -186,26 +192,18 @@ tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (A
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU and its driver
 	@sh tests/gpu/run.sh
 
-install: ## install to PREFIX (/usr/local): its own Python environment, executables, man pages
+# In the environment, as the shell reads names with blanks there as they are.
+install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export DESTDIR := $(DESTDIR)
+install uninstall: export EXTRAS := $(EXTRAS)
+install uninstall: export PYTHON := $(PYTHON)
+
+install: ## install to PREFIX (/usr/local): its own Python environment (EXTRAS=plot,perfetto,parquet,dask), executables, man pages
 	$(call need_cc,install)
-	@echo "install: $(LIBDIR)"
-	@rm -rf build/lib build/bdist.*
-	@$(PYTHON) -m venv $(LIBDIR)
-	@$(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check .
-	@echo "install: $(PREFIX)/bin, $(PREFIX)/share: man pages, completion of bash, zsh and fish"
-	@mkdir -p $(PREFIX)/bin
-	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do ln -sf ../lib/gpt/bin/$${tool##*/} $(PREFIX)/bin/; done
-	@for page in $(MAN_PAGES); do install -D -m 644 $$page $(PREFIX)/share/$$page || exit; done
-	@$(PYTHON) man/mkcompletion.py $(PREFIX)/share
+	@sh install.sh install
 
 uninstall: ## remove what install put under PREFIX
-	@echo "uninstall: $(PREFIX)"
-	@for tool in $(LIBDIR)/bin/gpt-* $(LIBDIR)/bin/neutrino; do \
-	    name=$${tool##*/}; \
-	    rm -f $(PREFIX)/bin/$$name $(addprefix $(PREFIX)/share/,$(COMPLETIONS)); \
-	done
-	@rm -f $(addprefix $(PREFIX)/share/,$(MAN_PAGES))
-	@rm -rf $(LIBDIR)
+	@sh install.sh uninstall
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

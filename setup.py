@@ -6,6 +6,7 @@ Everything else about the package stands in pyproject.toml. The wheel is for one
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
+START = "gpt_start.py"  # also a module: see there
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the stages, which they find beside themselves
 EDITABLE = """\
 #!/bin/sh
@@ -48,11 +50,11 @@ def make_runtime(folder: Path) -> None:
     # As one word each: make would split a path at a blank.
     if any(character.isspace() for character in str(folder)):
         sys.exit(f"setup: error: {folder}: make takes no path with a blank: build elsewhere")
-    command = ["make", "--no-print-directory", "runtime", f"RUNTIME={folder}", f"PYTHON={sys.executable}"]
+    command = ["make", "--no-print-directory", "runtime", f"RUNTIME={folder}", f"PYTHON={shlex.quote(sys.executable)}"]
     command.append(f"CC={shlex.join(compiler)}")
-    environment = {"CFLAGS": "-O2"} | {
-        key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL")
-    }
+    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL")}
+    # A compiler that warns of more than ours stops nobody's installation.
+    environment["CFLAGS"] = f"{environment.get('CFLAGS', '-O2')} -Wno-error"
     if subprocess.run(command, cwd=TOP, env=environment, check=False).returncode:
         sys.exit("setup: error: the runtime does not build: see above")
 
@@ -85,6 +87,7 @@ class BuildScripts(build_scripts):
         """Makes the executables."""
         folder = Path(self.build_dir)
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TOP / START, folder)
         for name in SCRIPTS:
             shutil.copy(TOP / "bin" / name, folder)
             if self.editable_mode:  # read by a shell that is named as the executable: its folder has the stages
@@ -113,8 +116,27 @@ class InstallData(install_data):
         self.outfiles += map(str, write_all(Path(self.install_dir, "share")))
 
 
+def find_glibc(folder: Path) -> tuple[int, int] | None:
+    """Return the newest version of glibc that a file in a folder asks for, None if that is not known."""
+    newest = (0, 0)
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.read_bytes()[:4] != b"\x7fELF":
+            continue
+        command = ["readelf", "--version-info", "--wide", path]
+        try:
+            shown = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        needs = shown.partition(b"Version needs section")[2]
+        newest = max([newest, *((int(a), int(b)) for a, b in re.findall(rb"GLIBC_(\d+)\.(\d+)", needs))])
+    return newest if newest > (0, 0) else None
+
+
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and any Python: nothing in it is linked to Python."""
+    """A wheel for this platform and any Python: nothing in it is linked to Python.
+
+    Its tag is manylinux_2_28 if what was built asks for no later glibc (runtime/portable.h).
+    """
 
     def finalize_options(self) -> None:
         """Says that there is code of a platform in it."""
@@ -123,7 +145,11 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         """py3-none-PLATFORM"""
-        return ("py3", "none", super().get_tag()[2])
+        platform = super().get_tag()[2]
+        built = Path(self.bdist_dir or "", PACKAGED)
+        if HAS_RUNTIME and (glibc := find_glibc(built)) and glibc <= (2, 28):
+            platform = "manylinux_2_28_x86_64"
+        return ("py3", "none", platform)
 
 
 class WithRuntime(Distribution):
@@ -138,7 +164,7 @@ if HAS_RUNTIME and "dist_info" in sys.argv:  # pip asks for this before it downl
     find_compiler()
 setup(
     distclass=WithRuntime,
-    scripts=[*SCRIPTS, *([str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [])],
+    scripts=[*SCRIPTS, START, *([str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [])],
     cmdclass={
         "build_py": BuildPackage,
         "build_scripts": BuildScripts,

@@ -1,4 +1,4 @@
-"""Where executables begin: `gpt.executables:NAME` is that of gpt/stages/NAME.py.
+"""Where executables begin, after gpt_start.py: `gpt.executables:NAME` is that of gpt/stages/NAME.py.
 
 Python makes an exception of an interrupt, and most of a short run is imports, which nothing guards. So the first thing
 that an executable does is to let an interrupt end it at once and silently, as it ends a program in C; from `cli.run` on

@@ -72,7 +72,7 @@ def tool(name: str) -> Path:
             return path
     if found := shutil.which(name):
         return Path(found)
-    raise FileNotFoundError(f"no '{name}': pip install 'gpu-probe-toolchain[cuda]'")
+    raise FileNotFoundError(f"no '{name}': run 'make setup'")
 
 
 def headers() -> Path:
@@ -106,7 +106,7 @@ def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
             if done.returncode:
                 raise RuntimeError(done.stderr.decode())
             return done.stdout
-    raise FileNotFoundError("no 'libnvrtc.so': pip install 'gpu-probe-toolchain[cuda]'")
+    raise FileNotFoundError("no 'libnvrtc.so': run 'make setup'")
 
 
 def fatbin(elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance", options: Iterable[str] = ()) -> bytes:

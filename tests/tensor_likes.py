@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpt.tensor_types import find_reader
+from gpt.tensors.types import find_reader
 
 
 class Pointed:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -10,6 +11,10 @@ LAYERS = [
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
 FREE = {"gpt/__init__.py", "gpt/errors.py", "gpt/signals.py", "gpt/workers.py"}  # import hardly any of ours
+
+
+def sources():
+    return [path for path in sorted((ROOT / "gpt").rglob("*.py")) if "_runtime" not in path.parts]
 
 
 def layer_of(path):
@@ -27,7 +32,7 @@ def imported(tree):
 
 def test_no_file_imports_from_above():
     checked = 0
-    for path in sorted((ROOT / "gpt").rglob("*.py")):
+    for path in sources():
         name = str(path.relative_to(ROOT))
         if name in FREE:
             continue
@@ -45,13 +50,28 @@ def test_no_file_imports_from_above():
 def test_no_two_files_import_each_other():
     """Not by way of others either: what is left when each file whose imports are all gone is taken away is a circle."""
     imports = {}
-    for path in (ROOT / "gpt").rglob("*.py"):
+    for path in sources():
         names = (module.replace(".", "/") + ".py" for module in imported(ast.parse(path.read_text())))
         imports[str(path.relative_to(ROOT))] = {name for name in names if (ROOT / name).exists()}
     while done := [path for path, needed in imports.items() if not needed & imports.keys()]:
         for path in done:
             del imports[path]
     assert not imports
+
+
+def test_what_programs_import_needs_nothing_else():
+    """gpt.tensors is alone in the folder that `gpt-hook run --tensors` puts on PYTHONPATH."""
+    for path in (ROOT / "gpt" / "tensors").glob("*.py"):
+        tree = ast.parse(path.read_text(), feature_version=(3, 8))
+        names = {name for node in ast.walk(tree) for name in _names_of(node)}
+        assert all(name.startswith("gpt.tensors.") or name in sys.stdlib_module_names for name in names), path
+
+
+def _names_of(node):
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    return [module if module.startswith("gpt") else module.split(".")[0]] if module else []
 
 
 def test_stages_only_read_options():

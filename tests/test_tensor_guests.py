@@ -11,7 +11,7 @@ import types
 import pytest
 
 from gpt import tensors
-from gpt.tensor_types import find_pointer
+from gpt.tensors.types import find_pointer
 from tests.tensor_likes import Interfaced, Pointed, callee, names, read
 
 

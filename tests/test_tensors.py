@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpt import tensors
-from gpt.tensor_types import Facts, find_reader
+from gpt.tensors.types import Facts, find_reader
 from tests.tensor_likes import Exported, Interfaced, Pointed, callee, names, read
 
 ROOT = Path(__file__).parents[1]

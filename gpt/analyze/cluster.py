@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gpt
 from gpt.analyze import base
 from gpt.errors import GptError, MissingError
+from gpt.install import missing_package
 from gpt.stage import Stage
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]
         import dask
         import distributed
     except ImportError:
-        raise MissingError("dask: pip install 'gpu-probe-toolchain[dask]'") from None
+        raise missing_package("distributed") from None
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     address = address or dask.config.get("scheduler-address", None)

@@ -21,8 +21,8 @@ from pathlib import Path
 from gpt.arch import find_arch
 from gpt.asm.targets import GpuTarget
 from gpt.errors import GptError, MissingError
+from gpt.install import install_command
 
-INSTALL = "pip install nvidia-cuda-nvcc, or give --ptxas FILE"
 PATIENCE = 30  # seconds for an answer to --version
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
 _ISA = re.compile(r"^(\d+)\.(\d+)$", re.MULTILINE)
@@ -91,7 +91,8 @@ class Tools:
     def _first(self, tools: Iterator[Tool]) -> Tool:
         if first := next(tools, None):
             return first
-        raise MissingError(f"{self._failed or 'no ptxas'}: {INSTALL}")
+        how = f"give --ptxas FILE, or install one: {install_command('nvidia-cuda-nvcc')}"
+        raise MissingError(f"{self._failed or 'no ptxas'}: {how}")
 
     def _iter_tools(self) -> Iterator[Tool]:
         yield from self._found

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpt.errors import MissingError, OutputError
+from gpt.errors import OutputError
 from gpt.export.schema import ExportTable, Field
+from gpt.install import missing_package
 
 Columns = Mapping[str, Any]
 
@@ -189,7 +190,7 @@ def load_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise MissingError("parquet: pip install 'gpu-probe-toolchain[parquet]'") from None
+        raise missing_package("pyarrow") from None
     return pyarrow, parquet
 
 

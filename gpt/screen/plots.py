@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt import packed
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.errors import GptError, UsageError
+from gpt.install import missing_package
 from gpt.outputs import replacing
 from gpt.printable import printable
 from gpt.screen.forms import BARS, FORMS, GRAY, Columns, Record
@@ -33,7 +34,7 @@ def check(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingError("matplotlib: pip install 'gpu-probe-toolchain[plot]'") from None
+        raise missing_package("matplotlib") from None
 
 
 def draw(path: Path, answers: Sequence[Record]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt.errors import MissingError
+from gpt.install import missing_package
 from gpt.printable import valid
 from gpt.timeline import wire
 from gpt.timeline.counters import Counter
@@ -51,7 +51,7 @@ def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
     except ImportError:
-        raise MissingError("perfetto: pip install 'gpu-probe-toolchain[perfetto]'") from None
+        raise missing_package("perfetto") from None
     yield from _Writer(timeline, schema).iter_parts()
 
 

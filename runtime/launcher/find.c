@@ -24,7 +24,7 @@ static bool find_packaged(const char *folder, const char *name, char path[PATH_M
     bool any = !glob(pattern, 0, NULL, &found), same = false;
     for (size_t i = 0; any && i < found.gl_pathc && !same; i++) {
         const char *file = found.gl_pathv[i];
-        snprintf(version, sizeof(version), "%.*s/gpu_probe_toolchain-%s.dist-info",
+        snprintf(version, sizeof(version), "%.*s/gpu_probe-%s.dist-info",
                  (int)(strstr(file, "-packages/gpt/_runtime/") - file) + 9, file, GPT_PACKAGE_VERSION);
         same = !access(version, F_OK);
         if ((i == 0 || same) && !realpath(file, path))
@@ -47,16 +47,18 @@ static bool find_near(const char *name, const char *const *places, char self[PAT
 }
 
 // Finds a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
-// package that it was installed with.
+// package that it was installed with; `pip install --target` puts that beside the folder.
 bool find_runtime(const char *name, char path[PATH_MAX]) {
     const char *folder = getenv("GPT_RUNTIME");
     if (folder && *folder) {
         snprintf(path, PATH_MAX, "%s/%s", folder, name);
         return readable(path);
     }
-    char self[PATH_MAX];
-    return find_near(name, (const char *[]){"", "../lib/gpt/", NULL}, self, path) ||
-           (*self && find_packaged(self, name, path));
+    char self[PATH_MAX], near[PATH_MAX];
+    if (find_near(name, (const char *[]){"", "../lib/gpt/", "../gpt/_runtime/", NULL}, self, near))
+        return realpath(near, path);
+    strcpy(path, near); // where it was looked for last, for a message
+    return *self && find_packaged(self, name, path);
 }
 
 // Finds another tool: beside this program, or in its checkout.

@@ -1,5 +1,6 @@
 // What the files of gpt-hook, the program, share:
 //
+//   start.c   what calls main
 //   main.c    the environment that brings the libraries into a command; becoming it
 //   options.c the command line (options.h)
 //   find.c    where the runtime is, and the command

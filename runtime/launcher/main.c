@@ -16,6 +16,8 @@
 #include "options.h"
 #include "probe.h"
 
+#define TENSORS "gpt/tensors/__init__.py"
+
 static void save_modules(const char *folder) {
     struct stat status;
     if (mkdir(folder, 0777) && errno != EEXIST)
@@ -28,16 +30,30 @@ static void save_modules(const char *folder) {
     setenv("GPT_HOOK_MODULES", absolute(folder), 1);
 }
 
-// Puts a value in front of a list in the environment.
-static void prepend(const char *name, const char *value, bool split_at_spaces) {
-    if (strchr(value, ':') || (split_at_spaces && strchr(value, ' ')))
-        fail(MISSING, value, "the dynamic linker does not accept a path with a colon%s: move the runtime",
-             split_at_spaces ? " or space" : "");
+// Puts a folder or file in front of a list in the environment.
+static void prepend(const char *name, const char *value) {
+    if (strchr(value, ':'))
+        fail(MISSING, value, "%s takes no path with a colon: move the runtime", name);
     const char *old = getenv(name);
     char *all;
     if (asprintf(&all, "%s%s%s", value, old && *old ? ":" : "", old ? old : "") < 0 || setenv(name, all, 1))
         fail(BAD, NULL, "%s", strerror(errno));
     free(all);
+}
+
+static void prepend_folder(const char *name, const char *path) {
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
+    prepend(name, folder);
+}
+
+// LD_PRELOAD is split at blanks too, and takes no quotes: below a folder with one, the library has to be
+// found by its name alone.
+static void preload(const char *library) {
+    bool is_split = library[strcspn(library, " \t\n")];
+    prepend("LD_PRELOAD", is_split ? strrchr(library, '/') + 1 : library);
+    if (is_split)
+        prepend_folder("LD_LIBRARY_PATH", library);
 }
 
 // The absolute name of a folder.
@@ -130,11 +146,14 @@ static int run(int argc, char **argv) {
     read_options(&request, argc, argv);
 
     char library[PATH_MAX], driver[PATH_MAX], auditor[PATH_MAX], path[PATH_MAX];
+    char tensors[PATH_MAX];
     need_runtime("libgpthook.so", library);
     if (request.simulated)
         need_runtime("sim/libcuda.so.1", driver);
     if (request.replacements)
         request.replacements = find_folder(request.replacements), need_runtime("libgptreplace.so", auditor);
+    if (request.tensors)
+        need_runtime("python/" TENSORS, tensors);
     find_command(request.command[0], path);
     check_command(path);
     set(GPT_CACHE_SAID, NULL);
@@ -161,20 +180,23 @@ static int run(int argc, char **argv) {
     }
     if (request.modules)
         save_modules(request.modules);
-    prepend("LD_PRELOAD", library, true);
+    preload(library);
     // That of gcc ends a program whose first library is another one.
-    prepend("ASAN_OPTIONS", "verify_asan_link_order=0", false);
+    prepend("ASAN_OPTIONS", "verify_asan_link_order=0");
     const char *injection = getenv("NVTX_INJECTION64_PATH"); // of another tool, which gets the ranges too
     if (!injection || !*injection || strcmp(injection, library))
         set("GPT_HOOK_NVTX", injection);
     set("NVTX_INJECTION64_PATH", library);
     if (request.replacements) {
-        prepend("LD_AUDIT", auditor, false);
+        prepend("LD_AUDIT", auditor);
         set("GPT_HOOK_REPLACE", request.replacements);
     }
-    if (request.simulated) {
-        *strrchr(driver, '/') = '\0';
-        prepend("LD_LIBRARY_PATH", driver, false);
+    if (request.simulated)
+        prepend_folder("LD_LIBRARY_PATH", driver);
+    if (request.tensors) { // a `gpt` of the program's own comes first all the same: here it is a namespace
+                           // package
+        tensors[strlen(tensors) - strlen("/" TENSORS)] = '\0';
+        prepend("PYTHONPATH", tensors);
     }
     execv(path, request.command);
     if (errno == ENOEXEC) { // as execvp does: a script without its first line

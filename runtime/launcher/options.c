@@ -9,7 +9,8 @@
 
 static const char HELP[] =
     "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--stacks WORD,...]\n"
-    "                    [--gpu-time] [--ioctl] [--save-modules DIR] [--device real|sim] [--replace DIR]\n"
+    "                    [--gpu-time] [--ioctl] [--tensors] [--save-modules DIR] [--device real|sim]\n"
+    "                    [--replace DIR]\n"
     "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...]\n"
     "                    [--disabled | --control] [--] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
@@ -30,6 +31,7 @@ static const char HELP[] =
     "      --stacks WORD,..  record where calls of these functions come from (none)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record what the driver asks the kernel for\n"
+    "      --tensors       let Python programs import gpt.tensors, in whatever environment they run\n"
     "      --save-modules DIR  keep the images of modules that are not in a file\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
     "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
@@ -69,6 +71,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"stacks", required_argument, NULL, 't'},
         {"gpu-time", no_argument, NULL, 'g'},
         {"ioctl", no_argument, NULL, 'i'},
+        {"tensors", no_argument, NULL, 'T'},
         {"save-modules", required_argument, NULL, 's'},
         {"device", required_argument, NULL, 'd'},
         {"replace", required_argument, NULL, 'r'},
@@ -116,6 +119,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 'i':
             request->ioctls = true;
+            break;
+        case 'T':
+            request->tensors = true;
             break;
         case 'r':
             request->replacements = optarg;

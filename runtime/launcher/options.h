@@ -9,7 +9,7 @@
 
 struct request {
     const char *output, *calls, *stacks, *device, *modules, *replacements;
-    bool force, quiet, gpu_time, ioctls, simulated, control, disabled;
+    bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors;
     struct probing probing;
     char **command; // and its arguments
 };

@@ -63,8 +63,12 @@ struct queue *sim_open_queue(struct context *context, unsigned flags) {
     struct queue *made = calloc(1, sizeof(*made));
     if (!made)
         return NULL;
-    *made =
-        (struct queue){.next = queues, .context = context, .flags = flags, .wake = PTHREAD_COND_INITIALIZER};
+    *made = (struct queue){.next = queues, .context = context, .flags = flags};
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&made->wake, &clock);
+    pthread_condattr_destroy(&clock);
     return queues = made;
 }
 
@@ -81,7 +85,7 @@ static bool wait_for_work(struct queue *queue) {
     struct timespec end = as_timespec(sim_now() + 1000000000);
     int status = 0;
     while (!queue->first && !queue->is_closed && !status)
-        status = pthread_cond_clockwait(&queue->wake, &sim_lock, CLOCK_MONOTONIC, &end);
+        status = pthread_cond_timedwait(&queue->wake, &sim_lock, &end);
     return queue->first;
 }
 

@@ -8,7 +8,7 @@ unset PYTHONPATH GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15
 
 mkdir tree
-for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py install.sh README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h
@@ -58,7 +58,7 @@ tar -xzf dist/*.tar.gz -C sdist --strip-components 1
 test -f sdist/runtime/launcher/main.c -a -f sdist/runtime/replace/replace.c -a -f sdist/man/man1/gpt-hook.1
 test ! -e sdist/gpt/_runtime -a ! -e sdist/runtime/records.h
 builder/bin/pip wheel --no-build-isolation -w dist dist/*.tar.gz
-ls dist/*-py3-none-linux_x86_64.whl >/dev/null
+ls dist/gpu_probe-*-py3-none-manylinux_2_28_x86_64.whl >/dev/null
 
 python -m venv --without-pip plain
 builder/bin/pip --python plain/bin/python install --no-index dist/*.whl
@@ -69,7 +69,7 @@ for name in bash-completion/completions/gpt-hook zsh/site-functions/_gpt-hook fi
     grep -q save-modules "plain/share/$name"
 done
 test -f "$(echo plain/lib/python3.*/site-packages/gpt/_probes/block_sched.toml)"
-builder/bin/pip --python plain/bin/python uninstall -y gpu-probe-toolchain
+builder/bin/pip --python plain/bin/python uninstall -y gpu-probe
 test ! -e plain/bin/gpt-hook
 test ! -e "$(echo plain/lib/python3.*/site-packages/gpt)"
 

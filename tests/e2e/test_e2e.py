@@ -23,6 +23,8 @@ LONG = (
     "105-negativa",
     "106-debloat",
     "110-install",
+    "111-install-anywhere",
+    "112-make-install",
     "120-assemble",
 )
 SCRIPTS = [
@@ -43,7 +45,7 @@ def test_script(script, tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=300,
+        timeout=600,
         check=False,
     )
     if done.returncode == 77:

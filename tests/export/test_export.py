@@ -315,6 +315,5 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
     (tmp_path / "pyarrow.py").write_text("raise ImportError")
     done = run("export", "--format", "parquet", "-o", tmp_path / "t", data=b"",
                env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
-    assert (done.returncode, done.stderr) == (
-        4, b"gpt-analyze: error: parquet: pip install 'gpu-probe-toolchain[parquet]'\n",
-    )  # fmt: skip
+    assert done.returncode == 4
+    assert done.stderr.startswith(b"gpt-analyze: error: pyarrow: not installed; to install it: ")

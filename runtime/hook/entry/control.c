@@ -37,9 +37,6 @@
 #include "hook/write/thread.h"
 #include "switch.h"
 
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
 enum { UNSHARE = 2, PATIENCE = 5 }; // CLOSE_RANGE_UNSHARE; seconds to wait for an order
 
 // Descriptors

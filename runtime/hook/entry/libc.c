@@ -14,6 +14,7 @@
 #include "hook/watch/linker.h"
 #include "hook/write/bus.h"
 #include "hook/write/compiler.h"
+#include "hook/write/errors.h"
 #include "hook/write/live.h"
 #include "hook/write/thread.h"
 #include "intercept.h"
@@ -56,6 +57,7 @@ EARLY void hook_find_real(void) {
     hook_real_posix_spawnp = hook_next_function("posix_spawnp");
     hook_real_system = hook_next_function("system");
     hook_real_popen = hook_next_function("popen");
+    hook_real_strerrordesc = hook_next_function("strerrordesc_np");
     hook_real_dlopen = hook_next_function("dlopen");
     hook_real_dlclose = hook_next_function("dlclose");
     hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc

@@ -1,4 +1,4 @@
-// What the program tells of its tensors: gpt/tensors.py finds these functions among the symbols of the
+// What the program tells of its tensors: gpt/tensors/__init__.py finds these functions among the symbols of the
 // process, and any other program may.
 
 #ifndef GPT_TENSORS_H

@@ -11,10 +11,10 @@
 
 const char *hook_folder;
 
-#pragma weak strerrordesc_np // glibc 2.32
+const char *(*hook_real_strerrordesc)(int);
 
 const char *hook_describe_error(int error) {
-    const char *text = strerrordesc_np ? strerrordesc_np(error) : strerror(error);
+    const char *text = hook_real_strerrordesc ? hook_real_strerrordesc(error) : strerror(error);
     return text ? text : "unknown error";
 }
 

@@ -39,7 +39,7 @@ def _find_tensors() -> ModuleType:
     if "gpt" not in sys.modules:
         spec = importlib.util.find_spec("gpt")
         found = spec and spec.submodule_search_locations
-    if any(Path(folder, "tensor_types.py").is_file() for folder in found or ()):
+    if any(Path(folder, "tensors", "types.py").is_file() for folder in found or ()):
         return importlib.import_module("gpt.tensors")
     theirs = _take_modules()
     folder = Path(__file__).parents[4]

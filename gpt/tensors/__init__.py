@@ -14,6 +14,9 @@ Each tensor on the device gets a `tensor` record when it is first seen under a n
 type, shape, address and bytes; and a `tensor_end` when the program gives it up. Both are on the clock of the launches.
 gpt/trace/tensors.py finds the tensor that was at an address at a time.
 
+Programs import this in environments of their own: `gpt-hook run --tensors` puts a folder with this package alone on
+PYTHONPATH. So it runs on Python 3.8 and later, and imports nothing else of GPT.
+
 While `trace` is on, the variables of a function are looked at when it begins and returns, and when it calls another.
 So a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after
 the kernels that made it. Python does not tell of calls of objects that are not functions, as those of ctypes and CuPy's
@@ -43,11 +46,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Tuple, TypeVar
 
-from gpt.tensor_types import Facts, Reader, find_pointer, find_reader, is_module, iter_parameters
+from gpt.tensors.types import Facts, Reader, find_pointer, find_reader, is_module, iter_parameters
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -60,7 +62,7 @@ GENERATOR, COROUTINE = 0x20, 0x80  # CO_GENERATOR, CO_COROUTINE
 # Code that handles tensors of others under names that mean nothing, and much of it: compilers.
 NOT_LOOKED_AT = (
     "/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/_subclasses/", "/torch/fx/",
-    "/sympy/", "/triton/compiler/", "/triton/language/", "<frozen ", "/gpt/tensor",
+    "/sympy/", "/triton/compiler/", "/triton/language/", "<frozen ", "/gpt/tensors/",
 )  # fmt: skip
 
 
@@ -76,7 +78,7 @@ class Seen(NamedTuple):
 
 
 Sink = Callable[[Seen], object]
-_Key = tuple[Any, ...]  # a name in a piece of code: id() of that, the variable, what it has inside
+_Key = Tuple[Any, ...]  # a name in a piece of code: id() of that, the variable, what it has inside
 
 
 class _Other(enum.Enum):
@@ -143,7 +145,7 @@ def _encode(text: str | None) -> bytes | None:
     return None if text is None else text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def _find_hook() -> _Hook | None:
     if not os.environ.get("GPT_HOOK_OUTPUT"):
         return None
@@ -331,7 +333,7 @@ def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
     form = escaped + "[{!r}]"
     if isinstance(value, dict):
         items = list(itertools.islice(dict.items(value), MOST_ITEMS))
-        return form, [(key, one) for key, one in items if isinstance(key, str | int)]
+        return form, [(key, one) for key, one in items if isinstance(key, (str, int))]
     if isinstance(value, tuple):
         return form, enumerate(tuple.__getitem__(value, slice(MOST_ITEMS)))
     if isinstance(value, list):
@@ -352,7 +354,7 @@ def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | N
         _keep(value, known)
     if key in known.names:
         return
-    seen = Seen(known.id, name, facts, code.co_qualname, code.co_filename, frame.f_lineno)
+    seen = Seen(known.id, name, facts, getattr(code, "co_qualname", code.co_name), code.co_filename, frame.f_lineno)
     hook = _find_hook()
     if hook and hook.record(seen):
         known.names.add(key)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 
 class Facts(NamedTuple):
@@ -24,7 +23,7 @@ class Facts(NamedTuple):
     shape: tuple[int, ...]
 
 
-Reader = Callable[[Any], Facts | None]
+Reader = Callable[[Any], Optional[Facts]]
 Pointer = Callable[[Any], int]
 
 ADDRESSES = 1 << 64
@@ -89,8 +88,10 @@ def _facts(first: int, item: int, dtype: str, shape: Iterable[Any], strides: Seq
         low, high = 0, item
         for size in sizes:
             high *= size
+    elif len(strides) != len(sizes):
+        return None
     else:
-        reach = [(size - 1) * int(stride) for size, stride in zip(sizes, strides, strict=True)]
+        reach = [(size - 1) * int(stride) for size, stride in zip(sizes, strides)]
         low, high = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + item
     if first + low < 0 or first + high > ADDRESSES or max(sizes, default=0) >= ADDRESSES:
         return None
@@ -105,7 +106,8 @@ def _read_pointer(value: Any) -> Facts | None:
             item = _call(value, "element_size") or _call(value, "itemsize") or value.dtype.itemsize
             strides = _call(value, "stride")
             steps = [int(stride) * int(item) for stride in strides] if strides is not None else None
-            dtype = str(value.dtype).removeprefix("torch.")
+            dtype = str(value.dtype)
+            dtype = dtype[len("torch.") :] if dtype.startswith("torch.") else dtype
             return _facts(_address(value, int(item)), int(item), dtype, value.shape, steps)
         except Exception:  # it has no memory: sparse, batched, freed
             return None
