@@ -130,6 +130,24 @@ def test_options_of_typer_itself_are_left_to_it():
     assert options.read(command, []) is None
 
 
+def test_a_parameter_without_a_default_is_required():
+    def command(name: Annotated[str, Option("--name")]) -> int:
+        return 0
+
+    assert options.read(command, []) is None
+    assert options.read(command, ["--name", "x"]) == {"name": "x"} == read_by_typer(command, ["--name", "x"], False)
+    assert isinstance(read_by_typer(command, [], False), str)
+
+
+def test_parameters_that_only_typer_knows_stay_as_they_are():
+    def command(name, count: int = 3, json: cli.Json = False) -> int:
+        return 0
+
+    assert options.read(command, ["x"]) is None
+    assert read_by_typer(command, ["x", "--count", "4"], False) == {"name": "x", "count": 4, "json": False}
+    assert isinstance(read_by_typer(command, [], False), str)
+
+
 def test_with_words_after_the_first_operand_ends_the_options():
     assert options.read(sample, ["-f", "a", "-f", "--"], True)["files"] == [Path("a"), Path("-f"), Path("--")]
 
