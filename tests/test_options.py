@@ -184,3 +184,10 @@ def test_a_file_is_read_without_what_takes_long_to_import(tmp_path):
     file = tmp_path / "k.ptx"
     file.write_text(".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n")
     assert sorted(imported("gpt-extract", "--json", str(file)) & HEAVY) == []
+
+
+def test_no_trace_is_standard_input():
+    commands = _Commands(ANALYSES)
+    assert [
+        name for name in ANALYSES if (options.read(commands[name], []) or {"traces": "?"})["traces"] is not None
+    ] == []
