@@ -14,6 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+MISSING = object()  # the default of a parameter that has none
+
 
 class Option:
     """An option, declared as typer.Option() takes it; without a name it is called after its parameter."""
@@ -40,7 +42,7 @@ class _Parameter:
         self.several = get_origin(self.type) is list
         if self.several:
             (self.type,) = get_args(self.type)
-        if self.type is float and default is not None:
+        if self.declared and self.type is float and isinstance(default, int):
             self.default = float(default)
 
     def convert(self, texts: list[str]) -> Any:
@@ -66,12 +68,12 @@ class _Parameter:
 
 def _iter_parameters(command: Callable[..., Any]) -> Iterator[_Parameter]:
     """Yield what a function takes; `inspect` would know too, but takes long to import."""
-    names = command.__code__.co_varnames[: command.__code__.co_argcount]
-    given = command.__defaults__ or ()
+    code, given, hints = command.__code__, command.__defaults__ or (), get_type_hints(command, include_extras=True)
+    names = code.co_varnames[: code.co_argcount]
     defaults = dict(zip(names[len(names) - len(given) :], given, strict=True)) | (command.__kwdefaults__ or {})
-    for name, annotation in get_type_hints(command, include_extras=True).items():
-        if name != "return":
-            yield _Parameter(name, annotation, defaults.get(name))
+    hints.pop("return", None)
+    for name in dict.fromkeys([*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *hints]):
+        yield _Parameter(name, hints.get(name, str), defaults.get(name, MISSING))
 
 
 def read(command: Callable[..., Any], words: list[str], words_after: bool = False) -> dict[str, Any] | None:
@@ -116,6 +118,8 @@ def _convert(parameters: list[_Parameter], found: dict[_Parameter, list[str]]) -
     values = {}
     for parameter in sorted(parameters, key=lambda one: not (one.declared and one.declared.settings.get("is_eager"))):
         value = parameter.default
+        if value is MISSING and parameter not in found:
+            return None
         if parameter in found:
             try:
                 value = parameter.type is bool or parameter.convert(found[parameter])
@@ -143,7 +147,8 @@ def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
             make = typer.Argument if isinstance(one.declared, Argument) else typer.Option
             annotation = Annotated[one.whole, make(*one.declared.names, **one.declared.settings)]
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=one.default))
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=default))
     wrapped.__name__, wrapped.__doc__, wrapped.__annotations__ = command.__name__, command.__doc__, {}
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return wrapped

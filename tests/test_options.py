@@ -130,6 +130,24 @@ def test_options_of_typer_itself_are_left_to_it():
     assert options.read(command, []) is None
 
 
+def test_a_parameter_without_a_default_is_required():
+    def command(name: Annotated[str, Option("--name")]) -> int:
+        return 0
+
+    assert options.read(command, []) is None
+    assert options.read(command, ["--name", "x"]) == {"name": "x"} == read_by_typer(command, ["--name", "x"], False)
+    assert isinstance(read_by_typer(command, [], False), str)
+
+
+def test_parameters_that_only_typer_knows_stay_as_they_are():
+    def command(name, count: int = 3, json: cli.Json = False) -> int:
+        return 0
+
+    assert options.read(command, ["x"]) is None
+    assert read_by_typer(command, ["x", "--count", "4"], False) == {"name": "x", "count": 4, "json": False}
+    assert isinstance(read_by_typer(command, [], False), str)
+
+
 def test_with_words_after_the_first_operand_ends_the_options():
     assert options.read(sample, ["-f", "a", "-f", "--"], True)["files"] == [Path("a"), Path("-f"), Path("--")]
 
@@ -166,3 +184,10 @@ def test_a_file_is_read_without_what_takes_long_to_import(tmp_path):
     file = tmp_path / "k.ptx"
     file.write_text(".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n")
     assert sorted(imported("gpt-extract", "--json", str(file)) & HEAVY) == []
+
+
+def test_no_trace_is_standard_input():
+    commands = _Commands(ANALYSES)
+    assert [
+        name for name in ANALYSES if (options.read(commands[name], []) or {"traces": "?"})["traces"] is not None
+    ] == []

@@ -307,8 +307,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
                 cli.show(path)
         return signals.die(ended.number) if ended else status
 
-    options = {**analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
+    options = {"traces": TRACES, **analysis.options, **FILTERS, **({} if analysis.lines else ANSWERED), **COMMON}
     command.__doc__ = analysis.about
-    command.__annotations__ = {"traces": TRACES, **options}
-    command.__kwdefaults__ = {name: get_args(type_)[0] is not bool and None for name, type_ in options.items()}
+    command.__annotations__ = options
+    command.__kwdefaults__ = {name: False if get_args(type_)[0] is bool else None for name, type_ in options.items()}
     return command

@@ -30,7 +30,7 @@ STRINGS = {1: struct.Struct("<QQ"), 2: struct.Struct("<QQQ")}  # by version
 KINDS = ("image of no kind", "object", "bitcode", "cubin", "fatbin", "PTX", "SPIR-V")
 PRODUCERS = {1: "OpenMP", 2: "CUDA", 3: "HIP", 4: "HIP", 8: "SYCL"}  # HIP was 3 before LLVM 21
 NO_IMAGE = 1
-MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = 1 << 12, 1 << 8, 1 << 8
+MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = 1 << 12, 1 << 6, 1 << 8  # of a range, of an entry, and bytes: they may overlap
 
 
 class Image(NamedTuple):
@@ -46,6 +46,7 @@ class Image(NamedTuple):
 
 def iter_images(source: Source, start: int, end: int) -> Iterator[Image]:
     """Yield the images of all offload binaries in a range. Raises MalformedError."""
+    room = MAX_ENTRIES
     while start + HEADER.size <= end:
         magic, version, size, entries, count = HEADER.unpack(source.pread(start, HEADER.size))
         if magic != MAGIC:
@@ -56,8 +57,11 @@ def iter_images(source: Source, start: int, end: int) -> Iterator[Image]:
             known = " and ".join(map(str, STRINGS))
             raise MalformedError(f"offload binary of version {version}: {known} are read", source.at(start))
         count = 1 if version == 1 else count
-        if not HEADER.size <= size <= end - start or count > MAX_ENTRIES or entries + count * ENTRY.size > size:
+        if not HEADER.size <= size <= end - start or entries + count * ENTRY.size > size:
             raise MalformedError("offload binary that does not fit its header", source.at(start))
+        room -= max(count, 1)
+        if room < 0:
+            raise MalformedError(f"over {MAX_ENTRIES} images in offload binaries", source.at(start))
         binary = source.sub(start, size)
         for fields in ENTRY.iter_unpack(binary.pread(entries, count * ENTRY.size)):
             kind, producer, flags, strings, number, offset, length = fields

@@ -10,7 +10,7 @@ from gpt.errors import GptError
 from gpt.extract.contents import Opener
 from gpt.formats import cubin
 from gpt.formats.image import find_image
-from gpt.formats.ptxtext import Head, find_head
+from gpt.formats.ptxtext import Head, find_head, find_text
 from gpt.formats.source import Source
 from tests.formats import forge
 from tests.formats.mutate import mutants
@@ -28,6 +28,7 @@ def read(data, scan=True):
             return None
         opener = Opener(found.source)
         opened = [opener.open(placed, keep=True) for placed in found.iter_elements(scan)]
+        found.find_foreign()
         for item in opened:
             if item.placed.element.type == "cubin":
                 cubin.find_ptx(item.data)
@@ -50,7 +51,10 @@ def test_mutants_of_real_files(sample, name):
 
 
 @fuzz
-@given(st.binary(max_size=500), st.sampled_from([b"", b"!<arch>\n", b"\x7fELF\2\1\1", b"\x50\xed\x55\xba\1\0\x10\0"]))
+@given(
+    st.binary(max_size=500),
+    st.sampled_from([b"", b"!<arch>\n", b"\x7fELF\2\1\1", b"\x50\xed\x55\xba\1\0\x10\0", b"\x10\xff\x10\xad"]),
+)
 def test_bytes(data, start):
     read(start + data)
 
@@ -83,6 +87,33 @@ def elements(draw):
 )
 def test_fatbins(parts, size):
     read(forge.region(b"".join(parts), size))
+
+
+@fuzz
+@given(
+    st.sampled_from([1, 2, 3]),
+    st.tuples(u64, u64, u64),
+    st.lists(st.tuples(u16, u16, st.integers(0, 1), u64, u64, u64, u64), max_size=3),
+    st.binary(max_size=300),
+)
+def test_offload_binaries(version, fields, entries, rest):
+    head = struct.pack("<4sIQQQ", b"\x10\xff\x10\xad", version, *fields)
+    read(head + b"".join(struct.pack("<HHIQQQQ", *entry) for entry in entries) + rest)
+
+
+@fuzz
+@given(st.lists(st.sampled_from([
+    ".version 8.0", "\n", " ", ".target sm_90", ".entry f(", ")", "{", "}", ";", ".global .u32 x", '"', "//", "/*",
+    "*/", ".file 1 ", ".address_size 64", "\0", ".section .debug_str", "\x7f", ".func", "ret;",
+]), max_size=40))  # fmt: skip
+def test_ptx_in_a_program(parts):
+    data = "".join(parts).encode()
+    if (at := data.find(b".version")) >= 0:
+        text, read_bytes = find_text(Source("x", data), at, 0, len(data))
+        assert read_bytes <= len(data)
+        if text:
+            assert 0 <= text.start <= at < text.end <= len(data)
+            assert b"\0" not in data[text.start : text.end]
 
 
 @fuzz

@@ -150,6 +150,14 @@ def changed(data, offset, value):
 WHOLE = make(1, (PTX, CUDA, NVPTX, "sm_90", b".version 8.0\n.target sm_90\n.entry k() {}"))
 
 
+def test_images_that_share_their_bytes_are_limited(tmp_path):
+    """Else a file of a megabyte would be read for minutes."""
+    path = tmp_path / "images.out"
+    path.write_bytes(WHOLE[: -len(WHOLE) % 8 or None] * (offload.MAX_ENTRIES + 1))
+    done = extract(path)
+    assert done.status == 3 and f"over {offload.MAX_ENTRIES} images in offload binaries" in done.err
+
+
 @pytest.mark.parametrize(
     ("data", "fact"),
     [

@@ -52,6 +52,7 @@ def read_file(data: bytes) -> None:
     found = list(image.iter_elements(scan=zlib.crc32(data) % 2 == 0))
     for _ in iter_unfound(image, found):
         pass
+    image.find_foreign()
     for placed in found:
         item = opener.open(placed, keep=True)
         if item.data is not None and placed.element.type == "cubin":
