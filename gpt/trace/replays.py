@@ -29,12 +29,13 @@ class Replays:
     """The work of launches of graphs, without kernels: `done` by type and op. And how much of it isn't known.
 
     Launches are `conditional` if some of their nodes ran as often as a condition said, `untold` if only their kernels
-    are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too.
+    are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too, and launches of
+    `unseen` ones are not recorded.
     """
 
     def __init__(self) -> None:
         self.done = defaultdict[tuple[str, str], Done](Done)
-        self.conditional = self.untold = self.blind = self.for_device = 0
+        self.conditional = self.untold = self.blind = self.for_device = self.unseen = 0
         self.captured = Counter[str]()  # calls by op
 
     def merge(self, other: Replays) -> None:
@@ -45,6 +46,7 @@ class Replays:
         self.untold += other.untold
         self.blind += other.blind
         self.for_device += other.for_device
+        self.unseen += other.unseen
         self.captured += other.captured
 
     def verdict(self) -> Iterator[str]:
@@ -57,6 +59,8 @@ class Replays:
             yield f"{launches} of graphs ran nodes as often as a condition said: those are not counted"
         if self.for_device:
             yield f"{amount(self.for_device, 'graph')} can be launched by kernels, too: that is not counted"
+        if self.unseen:
+            yield f"launches of {amount(self.unseen, 'graph')} are not recorded: 'gpt-hook run --calls graph' does that"
         if self.untold:
             yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
         if self.blind:
