@@ -49,6 +49,11 @@ class Made(NamedTuple):
 NOTHING = Made(0, 0, Counter())  # what is known of a graph that was made before anything was recorded
 
 
+def _read_operation(record: dict[str, Any]) -> Operation:
+    """Read a nested record, which may have keys of later versions."""
+    return Operation(*(record.get(name) for name in Operation._fields))  # type: ignore[arg-type]
+
+
 class Graphs:
     """The graphs of a segment, and calls that may be launches of graphs."""
 
@@ -66,7 +71,7 @@ class Graphs:
         kernels = Counter[int]()
         for function, count in zip(functions, launches, strict=True):
             kernels[function] += count
-        operations = tuple(Operation(**one) for one in record["operations"]) if "operations" in record else None
+        operations = tuple(map(_read_operation, record["operations"])) if "operations" in record else None
         more = operations, record.get("unknown", 0), bool(record.get("device", 0))
         self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels, *more))
 
