@@ -17,6 +17,7 @@ from gpt import records
 from gpt.errors import MalformedError
 from gpt.trace.rows import Rows
 
+MOST = (1 << 63) - 1  # launches: more make no sense
 GRAPH_LAUNCH = ("graph", "launch")  # type and op of a function that launches graphs
 Column = npt.NDArray[np.uint64]
 
@@ -119,5 +120,5 @@ class Graphs:
         found = Counter[int]()
         for graph, launches in self.iter_replays(apis):
             for function, count in graph.kernels.items():
-                found[function] += count * launches
+                found[function] = min(MOST, found[function] + count * launches)
         return found

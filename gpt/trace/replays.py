@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpt.screen.units import amount
+from gpt.trace.graphs import MOST
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,6 +24,10 @@ class Done(NamedTuple):
 
     number: int = 0
     bytes: int = 0
+
+    def plus(self, number: int, size: int) -> Done:
+        """Add more; numbers that make no sense stay below MOST."""
+        return Done(min(MOST, self.number + number), min(MOST, self.bytes + size))
 
 
 class Replays:
@@ -41,7 +46,7 @@ class Replays:
     def merge(self, other: Replays) -> None:
         """Takes in what another one has."""
         for key, (number, size) in other.done.items():
-            self.done[key] = Done(self.done[key].number + number, self.done[key].bytes + size)
+            self.done[key] = self.done[key].plus(number, size)
         self.conditional += other.conditional
         self.untold += other.untold
         self.blind += other.blind
@@ -76,10 +81,7 @@ def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays
             found.untold += launches if graph.nodes > graph.kernels.total() else 0
             found.blind += 0 if graph.nodes or graph.since else launches
         for one in graph.operations or ():
-            before = found.done[one.type, one.op]
-            found.done[one.type, one.op] = Done(
-                before.number + launches * one.nodes, before.bytes + launches * one.bytes
-            )
+            found.done[one.type, one.op] = found.done[one.type, one.op].plus(launches * one.nodes, launches * one.bytes)
     found.for_device = sum(graph.for_device for _, graph in graphs.iter_all())
     return found
 
