@@ -47,7 +47,7 @@ class Made(NamedTuple):
     for_device: bool = False
 
 
-NOTHING = Made(0, 0, Counter())  # what is known of a graph that was made before anything was recorded
+NOTHING = Made(0, 0, Counter())  # a graph that was made before anything was recorded
 
 
 def _read_operation(record: dict[str, Any]) -> Operation:
