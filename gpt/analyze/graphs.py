@@ -28,13 +28,13 @@ GRAPHS = (
     Column("since", "u64", "ns", shown="never"),
     Column("nodes", "u64"),
     Column("kernels", "u64"),
-    Column("copies", "u64", shown="any"),
-    Column("copied", "u64", "bytes", shown="any"),
     Column("replays", "u64"),
     Column("time", "u64?", "ns", "GPU time", "any"),
     Column("p50", "u64?", "ns", "a replay", "any"),
     Column("longest", "u64?", "ns", shown="never"),
     Column("call", "u64?", "ns", "a call"),
+    Column("copies", "u64", shown="any"),
+    Column("copied", "u64", "bytes", shown="any"),
 )
 KERNELS = (
     Column("kernel", "text", "kernel", "kernels of graphs"),
@@ -78,9 +78,9 @@ def graphs(trace: TraceModel) -> Answers:
         called = graph.calls["duration"][graph.calls["duration"] > 0]
         made, copies = graph.made, graph.copies
         since = max(0, int(trace.times(graph.process, _stamps([made.since]))[0]))
-        inside = made.kernels.total(), sum(one.nodes for one in copies), sum(one.bytes for one in copies)
-        rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, *inside, len(graph.calls), *gpu,
-                     _median(called) if len(called) else None))  # fmt: skip
+        copied = sum(one.nodes for one in copies), sum(one.bytes for one in copies)
+        rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
+                     len(graph.calls), *gpu, _median(called) if len(called) else None, *copied))  # fmt: skip
         names = graph.process.kernels()
         own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
         whole = sum(span for _, _, span in own.values())

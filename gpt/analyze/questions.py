@@ -236,7 +236,8 @@ def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
     launched = _launched(totals)
     if not launched:
         return Said(question, NOTHING, evidence="no kernel or graph was launched")
-    fact = f"{amount(launched, 'launch')} counted, none recorded as a call: 'gpt-hook run --calls all' records them"
+    counted = "" if totals.replays.unseen else f"{amount(launched, 'launch')} counted, "
+    fact = f"{counted}none recorded as a call: 'gpt-hook run --calls all' records them"
     return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")
 
 
@@ -246,9 +247,9 @@ def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[Function
 
 
 def _launched(totals: Totals) -> int:
-    """How many launches there were, recorded as calls or only counted."""
+    """How many launches there were, recorded as calls or only counted; of graphs there may be others, not recorded."""
     counted = sum(kernel.launches for kernel in totals.kernels.values())
-    return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch"))
+    return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch")) or totals.replays.unseen
 
 
 def _host_time(functions: list[FunctionTotals]) -> float:

@@ -45,22 +45,22 @@ FUNCTIONS = (
 COPIES = (
     Column("op", "text", title="copies"),
     Column("calls", "u64"),
-    Column("in_graphs", "u64", shown="any"),
     Column("bytes", "u64", "bytes"),
     Column("mean_bytes", "u64", "bytes", "each"),
     Column("total", "u64", "ns", "time in calls"),
     Column("gpu_calls", "u64?", shown="never"),
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
+    Column("in_graphs", "u64", title="in graphs", shown="any"),
 )
 KERNELS = (
     Column("name", "text", "kernel", "kernel"),
     Column("launches", "u64"),
-    Column("captured", "u64", shown="any"),
     Column("share", "f64", "%"),
     Column("gpu_launches", "u64?", shown="never"),
     Column("gpu_total", "u64?", "ns", "GPU time", "any"),
     Column("gpu_share", "f64?", "%", "share", "any"),
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
+    Column("captured", "u64", shown="any"),
 )
 MUCH = 0.05  # of the time on the GPU: worth a line
 TOP = 30  # kernels that tables show
@@ -199,8 +199,8 @@ def _iter_copies(totals: Totals) -> Rows:
         sums = found[op]
         on_gpu = (sums["gpu_calls"], sums["gpu_total"]) if sums["gpu_calls"] else (None, None)
         number = sums["calls"] + sums["in_graphs"]
-        counts = sums["calls"], sums["in_graphs"], sums["bytes"], sums["bytes"] // number
-        yield op, *counts, sums["total"], *on_gpu
+        counts = sums["calls"], sums["bytes"], sums["bytes"] // number
+        yield op, *counts, sums["total"], *on_gpu, sums["in_graphs"]
 
 
 def _iter_kernels(totals: Totals) -> Rows:
@@ -210,7 +210,7 @@ def _iter_kernels(totals: Totals) -> Rows:
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
         gpu, share = kernel.gpu, 100 * kernel.launches / (launches or 1)
         known = gpu.count, gpu.total, 100 * gpu.total / (time or 1), gpu.total / (gpu.count or 1)
-        yield name, kernel.launches, kernel.captured, share, *(known if gpu.count else (None,) * 4)
+        yield name, kernel.launches, share, *(known if gpu.count else (None,) * 4), kernel.captured
 
 
 def _graph_times(totals: Totals) -> list[float]:

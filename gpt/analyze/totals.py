@@ -242,6 +242,10 @@ class ProcessTotals:
         for id_, launches in process.graphs.count_launches(graphs).items():
             found.kernels[kernels.get(id_, f"#{id_}")].launches += launches
         found.replays = sum_replays(process.graphs.iter_replays(graphs), process.graphs)
+        if not (process.is_narrow or any(what.type == "graph" and one.calls for what, one in found.functions.items())):
+            found.replays.unseen = (
+                len({handle for handle, _ in process.graphs.iter_all()}) if process.is_chosen("") else 0
+            )
         for (api, id_), count in self._captures.items():
             if process.api(api).type == CAPTURED:
                 found.kernels[kernels.get(id_, f"#{id_}")].captured += count

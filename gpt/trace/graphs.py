@@ -17,6 +17,7 @@ from gpt import records
 from gpt.errors import MalformedError
 from gpt.trace.rows import Rows
 
+MOST = (1 << 63) - 1  # launches: more make no sense
 GRAPH_LAUNCH = ("graph", "launch")  # type and op of a function that launches graphs
 Column = npt.NDArray[np.uint64]
 
@@ -46,7 +47,12 @@ class Made(NamedTuple):
     for_device: bool = False
 
 
-NOTHING = Made(0, 0, Counter())  # what is known of a graph that was made before anything was recorded
+NOTHING = Made(0, 0, Counter())  # a graph that was made before anything was recorded
+
+
+def _read_operation(record: dict[str, Any]) -> Operation:
+    """Read a nested record, which may have keys of later versions."""
+    return Operation(*(record.get(name) for name in Operation._fields))  # type: ignore[arg-type]
 
 
 class Graphs:
@@ -66,7 +72,7 @@ class Graphs:
         kernels = Counter[int]()
         for function, count in zip(functions, launches, strict=True):
             kernels[function] += count
-        operations = tuple(Operation(**one) for one in record["operations"]) if "operations" in record else None
+        operations = tuple(map(_read_operation, record["operations"])) if "operations" in record else None
         more = operations, record.get("unknown", 0), bool(record.get("device", 0))
         self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels, *more))
 
@@ -114,5 +120,5 @@ class Graphs:
         found = Counter[int]()
         for graph, launches in self.iter_replays(apis):
             for function, count in graph.kernels.items():
-                found[function] += count * launches
+                found[function] = min(MOST, found[function] + count * launches)
         return found

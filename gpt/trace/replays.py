@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpt.screen.units import amount
+from gpt.trace.graphs import MOST
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,27 +25,33 @@ class Done(NamedTuple):
     number: int = 0
     bytes: int = 0
 
+    def plus(self, number: int, size: int) -> Done:
+        """Add more; numbers that make no sense stay below MOST."""
+        return Done(min(MOST, self.number + number), min(MOST, self.bytes + size))
+
 
 class Replays:
     """The work of launches of graphs, without kernels: `done` by type and op. And how much of it isn't known.
 
     Launches are `conditional` if some of their nodes ran as often as a condition said, `untold` if only their kernels
-    are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too.
+    are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too, and launches of
+    `unseen` ones are not recorded.
     """
 
     def __init__(self) -> None:
         self.done = defaultdict[tuple[str, str], Done](Done)
-        self.conditional = self.untold = self.blind = self.for_device = 0
+        self.conditional = self.untold = self.blind = self.for_device = self.unseen = 0
         self.captured = Counter[str]()  # calls by op
 
     def merge(self, other: Replays) -> None:
         """Takes in what another one has."""
         for key, (number, size) in other.done.items():
-            self.done[key] = Done(self.done[key].number + number, self.done[key].bytes + size)
+            self.done[key] = self.done[key].plus(number, size)
         self.conditional += other.conditional
         self.untold += other.untold
         self.blind += other.blind
         self.for_device += other.for_device
+        self.unseen += other.unseen
         self.captured += other.captured
 
     def verdict(self) -> Iterator[str]:
@@ -57,6 +64,8 @@ class Replays:
             yield f"{launches} of graphs ran nodes as often as a condition said: those are not counted"
         if self.for_device:
             yield f"{amount(self.for_device, 'graph')} can be launched by kernels, too: that is not counted"
+        if self.unseen:
+            yield f"launches of {amount(self.unseen, 'graph')} are not recorded: 'gpt-hook run --calls graph' does that"
         if self.untold:
             yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
         if self.blind:
@@ -72,10 +81,7 @@ def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays
             found.untold += launches if graph.nodes > graph.kernels.total() else 0
             found.blind += 0 if graph.nodes or graph.since else launches
         for one in graph.operations or ():
-            before = found.done[one.type, one.op]
-            found.done[one.type, one.op] = Done(
-                before.number + launches * one.nodes, before.bytes + launches * one.bytes
-            )
+            found.done[one.type, one.op] = found.done[one.type, one.op].plus(launches * one.nodes, launches * one.bytes)
     found.for_device = sum(graph.for_device for _, graph in graphs.iter_all())
     return found
 

@@ -186,6 +186,13 @@ def test_a_script_is_an_analysis(tmp_path):
     assert done.returncode == 0 and (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_script_without_numbers_or_plots(tmp_path):
+    body = 'yield make_answer("kinds", [Column("kind", "text")], [("a",)])\n    return'
+    done = script(tmp_path, "--plot", tmp_path / "p.png", body=body)
+    assert done.returncode == 1
+    assert b"p.png: nothing to draw (a script can pass plots=[...] to make_answer)" in done.stderr
+
+
 def test_a_script_that_fails(tmp_path):
     done = script(tmp_path, body="1 / 0")
     fact = f"gpt-analyze: error: {tmp_path}/my.py:5: ZeroDivisionError: division by zero\n"

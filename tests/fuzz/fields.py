@@ -115,7 +115,10 @@ def trace() -> list[Record]:
         forge.calls([forge.launch(7000, 9, 5, 1), forge.launch(7100, 9, 5, 2)], forge.LAUNCH), forge.launches({1: 3}),
         records.make("counts", **forge.rows([(3, 5, 12, 0)], forge.QUERIES)),
         forge.gpu_times([(1001, 4, 2, 0), (7005, 5, 5, 1), (7105, 5, 5, 2)]),
-        records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2]),
+        records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2], unknown=1, device=1, operations=[
+            {"type": "memcpy", "op": "HtoD", "nodes": 1, "bytes": 4096},
+            {"type": "memory", "op": "alloc", "nodes": 1, "bytes": 4096, "address": 1 << 32},
+        ]),
         records.make("stack", id=1, frames=frames), records.make("call_site", thread=1, start=7000, stack=1),
         records.make("ioctl", thread=1, parent=1000, device="/dev/nvidia0", request=7, name="NV_ESC_RM_CONTROL",
                      command=5, start=1100, duration=3, error=1),
@@ -133,7 +136,7 @@ def trace() -> list[Record]:
                      incomplete=["what"], plots=[plot]),
         records.make("chunk", used=0, data=bytes(8)),
     ]  # fmt: skip
-    return forge.trace(*inner, rank=0, tsc=900, tsc_hz=1_000_000_000, attached=1)
+    return forge.trace(*inner, rank=0, tsc=900, tsc_hz=1_000_000_000, attached=1, captures=1)
 
 
 def lines() -> list[Record]:

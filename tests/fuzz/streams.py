@@ -127,7 +127,10 @@ def trace_seeds(sample: Sample) -> list[bytes]:
         forge.calls(memory, forge.MEMORY), forge.calls(objects, forge.OBJECT),
         forge.calls([forge.launch(7000, 9, 5, 1)], forge.LAUNCH), forge.launches({1: 3}),
         forge.gpu_times([(1001, 4, 2, 0), (7005, 5, 5, 1)]),
-        records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2]),
+        records.make("graph", exec=77, at=1, nodes=1, functions=[1], launches=[2], unknown=1, device=1, operations=[
+            {"type": "memcpy", "op": "HtoD", "nodes": 1, "bytes": 4096},
+            {"type": "memory", "op": "alloc", "nodes": 1, "bytes": 4096, "address": 1 << 32},
+        ]),
         records.make("ioctl", thread=1, device="/dev/nvidia0", request=7, name="NV_ESC", start=1100, duration=3),
         records.make("range", id=1, type="push", thread=1, name="step", start=900),
         records.make("range_end", id=1, thread=1, end=1900),

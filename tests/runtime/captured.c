@@ -62,7 +62,7 @@ static CUDA_MEMCPY3D copy_of(size_t bytes) {
                            .dstDevice = p, .WidthInBytes = bytes, .Height = 1, .Depth = 1};
 }
 
-static void captured(void) { // in each mode, another stream joins, and what is in none goes on
+static void captured(void) { // in each mode; another stream joins, and a free one goes on
     for (int mode = 0; mode < 3; mode++) {
         struct tally inside = {0};
         OK(D(cuStreamBeginCapture_v2)(stream, mode));
@@ -86,7 +86,7 @@ static void captured(void) { // in each mode, another stream joins, and what is 
         }
     }
 }
-static void invalidated(void) { // what was captured never runs, what is refused neither
+static void invalidated(void) { // neither captured calls nor refused ones ever run
     struct tally none = {0};
     void *graph = NULL;
     OK(D(cuStreamBeginCapture_v2)(stream, 0));
@@ -150,7 +150,7 @@ static void by_hand(void) { // and changed: nodes put out, other kernels, other 
     OK(D(cuGraphExecUpdate_v2)(exec, graph, &info)); // as at the beginning
     replay(exec, &before, 5);
 }
-static void conditional(void) { // what is in the body runs as often as the device says: it is not counted here
+static void conditional(void) { // the body runs as often as the device says: it is not counted here
     struct tally inside = {0};
     void *graph, *node;
     OK(D(cuGraphCreate)(&graph, 0));

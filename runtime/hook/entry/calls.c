@@ -241,12 +241,14 @@ static void run(handler *handler, struct frame *frame) {
     errno = error;
 }
 
-static bool is_captured(const struct frame *frame) {
+// The id that the row of a captured call has; 0 if the call was not captured. It may write a record, which
+// moves the thread on: not while a row is looked at.
+static uint32_t find_captured(const struct frame *frame) {
     HOOK_CALM;
     int error = errno;
-    bool captured = hook_is_captured(hook_stream_of(frame));
+    uint32_t id = hook_is_captured(hook_stream_of(frame)) ? hook_captured_id(frame->slot) : 0;
     errno = error;
-    return captured;
+    return id;
 }
 
 static void wait_is_over(struct frame *frame) {
@@ -348,7 +350,8 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run(slot->known->probe_after, frame); // which may make the call anew
     bool done = (CUresult)frame->rax == CUDA_SUCCESS;
-    bool captured = UNLIKELY(hook_is_capturing()) && done && slot->capturable && is_captured(frame);
+    uint32_t captured =
+        UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;
     if (frame->flags & SLOT_QUERY && thread)
         count_query(thread, slot, frame->start);
     else if (is_counted_launch(frame) && thread && done)
@@ -357,8 +360,8 @@ void hook_leave(struct frame *frame) {
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
         row->result = (int32_t)frame->rax;
-        if (captured)
-            row->api = hook_captured_id(slot);
+        if (UNLIKELY(captured))
+            row->api = captured;
         if (done)
             read_results(row, frame, slot);
         uint64_t duration = now - frame->start;
