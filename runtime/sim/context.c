@@ -33,6 +33,13 @@ CUresult sim_enter(struct context **context) {
     return (*context)->error;
 }
 
+// Whether flags of a context are such: one way to wait at most.
+static bool are_flags(unsigned flags) {
+    enum { SCHEDULING = 7, ALL = 255 };
+    unsigned way = flags & SCHEDULING;
+    return !(flags & ~(unsigned)ALL) && !(way & (way - 1));
+}
+
 // The primary context
 
 // Waits for its work, and forgets all that is in it; unless it is used again meanwhile.
@@ -93,8 +100,8 @@ API cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
     LOCKED;
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !are_flags(flags))
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     primary_flags = flags;
     return CUDA_SUCCESS;
 }
@@ -157,7 +164,7 @@ API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (!context || depth == DEPTH)
+    if (!context || depth == DEPTH || !are_flags(flags))
         return CUDA_ERROR_INVALID_VALUE;
     struct context *made = sim_new(CONTEXT, NULL);
     if (!made || !(made->legacy = sim_add_stream(made, 0, 0))) {
@@ -255,6 +262,8 @@ API cuCtxGetFlags(unsigned *flags) {
 
 API cuCtxSetFlags(unsigned flags) {
     IN_CONTEXT;
+    if (!are_flags(flags))
+        return CUDA_ERROR_INVALID_VALUE;
     *(context == primary ? &primary_flags : &context->flags) = flags;
     return CUDA_SUCCESS;
 }
@@ -268,6 +277,7 @@ API cuCtxGetApiVersion(void *context, unsigned *version) {
 }
 
 API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    IN_CONTEXT;
     if (least)
         *least = 0;
     if (greatest)

@@ -17,7 +17,8 @@ static struct event *find_event(void *event) { return is_kind(event, EVENT) ? ev
 
 API cuEventCreate(void **event, unsigned flags) {
     IN_CONTEXT;
-    if (!event)
+    enum { INTERPROCESS = 4, ALL = 7 };
+    if (!event || flags & ~(unsigned)ALL || (flags & INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
         return CUDA_ERROR_INVALID_VALUE;
     struct event *made = sim_new(EVENT, context);
     if (!made)
@@ -64,8 +65,10 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
     IN_CONTEXT;
     struct event *event = find_event(handle);
     struct stream *stream = sim_stream(context, stream_handle);
-    if (!event || !stream)
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!event || !stream || event->object.owner != stream->object.owner)
+        return CUDA_ERROR_INVALID_HANDLE; // one of another context among them
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture && !(flags & 1))
         return sim_capture_event(stream, event);
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};
@@ -83,6 +86,8 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
     struct stream *stream = sim_stream(context, stream_handle);
     if (!event || !stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture && flags & 1)
         return sim_issue(
             stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT, .event = sim_refer(event)});

@@ -141,11 +141,12 @@ void sim_wait_for(struct work *work) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Waits for all that was issued before it was called; `all`: and for what is issued meanwhile.
+// Waits for all that was issued before it was called, in a context, or in all: NULL; `all`: and for what is
+// issued meanwhile.
 void sim_drain(struct context *context, bool all) {
     uint64_t limit = all ? UINT64_MAX : numbers;
-    for (struct queue *queue = context->busy ? queues : NULL; queue;)
-        if (queue->context == context && queue->first && queue->first->number <= limit) {
+    for (struct queue *queue = !context || context->busy ? queues : NULL; queue;)
+        if ((!context || queue->context == context) && queue->first && queue->first->number <= limit) {
             sim_wait_for(queue->first);
             queue = queues;
         } else
