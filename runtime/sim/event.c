@@ -32,6 +32,8 @@ API cuEventDestroy_v2(void *event) {
     LOCKED;
     if (!find_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_fault_status)
+        return sim_fault_status;
     sim_delete(event);
     return CUDA_SUCCESS;
 }
@@ -104,7 +106,7 @@ static CUresult check_event(const struct event *event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (sim_in_host_function)
         return CUDA_ERROR_NOT_PERMITTED;
-    CUresult broken = ((struct context *)event->object.owner)->error;
+    CUresult broken = sim_error_of((struct context *)event->object.owner);
     return broken ? broken : event->capture ? sim_refuse_event(event) : sim_unsafe();
 }
 
@@ -122,7 +124,7 @@ API cuEventSynchronize(void *handle) {
     struct reference of = sim_refer(event ? event->object.owner : NULL);
     if (!status && pending(event))
         sim_wait_for(event->pending);
-    return status || !is_there(of) ? status : ((struct context *)of.object)->error;
+    return status || !is_there(of) ? status : sim_error_of(of.object);
 }
 
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {

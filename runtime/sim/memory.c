@@ -209,6 +209,8 @@ API cuMemGetInfo_v2(size_t *unused, size_t *total) {
 
 API cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory) {
     LOCKED;
+    if (sim_fault_status)
+        return sim_fault_status;
     const struct range *range = sim_range(memory, 1);
     if (!range)
         return CUDA_ERROR_NOT_FOUND;

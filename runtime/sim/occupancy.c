@@ -42,6 +42,8 @@ static struct function *find(void *function) {
 
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads, size_t dynamic) {
     LOCKED;
+    if (sim_fault_status)
+        return sim_fault_status;
     if (!find(function))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!count || threads <= 0)

@@ -44,7 +44,7 @@ static void finish(struct queue *queue, CUresult status) {
     queue->count--;
     if (queue->context) {
         queue->context->busy -= !queue->first;
-        if (status)
+        if (status && !sim_note_fault(status))
             queue->context->error = status;
     }
     sim_release_work(work);
@@ -91,7 +91,7 @@ static void do_first(struct queue *queue) {
         while (!work->before[i]->done)
             pthread_cond_wait(&finished, &sim_lock);
     struct context *context = queue->context;
-    bool broken = context && context->error; // nothing more runs in it
+    bool broken = context && sim_error_of(context); // nothing more runs in it
     pthread_mutex_unlock(&sim_lock);
     if (sim_delay) {
         struct timespec due = as_timespec(work->issued + sim_delay);

@@ -158,6 +158,13 @@ struct context {
     struct heap *heap; // of device code; NULL: it has none yet
 };
 CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
+// What every call gives from a fault on, in all contexts: the process can't use the device again. 0: none
+// was.
+extern CUresult sim_fault_status;
+bool sim_note_fault(CUresult status); // false: it isn't one of a kernel
+static inline CUresult sim_error_of(const struct context *context) {
+    return sim_fault_status ? sim_fault_status : context->error;
+}
 
 // What a call that needs a context begins with.
 #define IN_CONTEXT                                                                                           \

@@ -69,7 +69,7 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
     if (!status)
         status = sim_implicit(stream);
     if (!status)
-        status = context_of(stream)->error;
+        status = sim_error_of(context_of(stream));
     if (!status)
         return sim_push(stream->queue, operation, NULL);
     sim_end_operation(operation);
@@ -81,7 +81,7 @@ CUresult sim_wait(struct stream *stream) {
     struct context *context = context_of(stream);
     struct reference is = sim_refer(context);
     if (stream->capture || !context->busy)
-        return context->error;
+        return sim_error_of(context);
     if (stream == context->legacy) {
         CUresult status =
             sim_push(stream->queue, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, NULL);
@@ -90,7 +90,7 @@ CUresult sim_wait(struct stream *stream) {
     }
     if (stream->queue->first)
         sim_wait_for(stream->queue->last);
-    return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
@@ -107,6 +107,8 @@ API cuStreamDestroy_v2(void *stream) {
     LOCKED;
     if (!is_kind(stream, STREAM))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_fault_status)
+        return sim_fault_status;
     sim_delete(stream);
     return CUDA_SUCCESS;
 }
@@ -119,7 +121,7 @@ static CUresult check(struct stream *stream) {
         return sim_refuse_capture(stream);
     CUresult status = sim_implicit(stream);
     status = status ? status : sim_unsafe();
-    return status ? status : context_of(stream)->error;
+    return status ? status : sim_error_of(context_of(stream));
 }
 
 API cuStreamSynchronize(void *handle) {
