@@ -225,7 +225,7 @@ API cuCtxDestroy_v2(void *handle) {
     return CUDA_SUCCESS;
 }
 
-// These two say what is also after a fault.
+// The next call and cuCtxGetFlags also work after a fault.
 
 API cuCtxGetDevice(CUdevice *device) {
     LOCKED;

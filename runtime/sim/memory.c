@@ -105,7 +105,7 @@ API cuMemFree_v2(CUdeviceptr memory) {
     IN_CONTEXT_UNCAPTURED;
     CUresult status = memory ? begin_free(memory) : CUDA_SUCCESS;
     if (!status)
-        sim_drain(context, false); // what may use it
+        sim_drain(context, false); // pending work may use it
     return status || !memory ? status : sim_free(memory);
 }
 

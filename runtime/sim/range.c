@@ -1,10 +1,9 @@
-// What memory there is, by address: ranges that were allocated, mapped or registered, and those that were
-// freed.
+// Ranges of memory by address: allocated, mapped or registered ones, and the last that were freed.
 //
 // Work may use memory if it was issued before the free was, whichever runs first: so a program gets the same
-// answer each time. Calls look at what is there when they are made, kernels when they run, by the number of
-// their work. Therefore what was freed is kept as long as older work is pending; and for a while longer, so
-// that what accesses it later is found, and harms nobody.
+// answer each time. Calls look up the ranges when they are made, kernels when they run, by the number of
+// their work. Therefore freed memory is kept as long as older work is pending; and for a while longer, so
+// that a later access is found, and harms nobody.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@ static size_t count, room;
 static uint64_t serial;
 static pthread_rwlock_t change = PTHREAD_RWLOCK_INITIALIZER; // of them: kernels read without sim_lock
 
-// What was freed, the oldest first.
+// Freed ranges, the oldest first.
 enum { FREED = 256, FREED_BYTES = 64 << 20 };
 static struct range *freed;
 static size_t freed_count, freed_room, freed_bytes;
@@ -78,7 +77,7 @@ bool sim_add_range(uint64_t start, size_t size, const void *owner, enum memory t
     return true;
 }
 
-// Gives back the memory of what was freed first, as long as there is too much.
+// Gives the oldest freed memory back, as long as there is too much.
 void sim_trim_memory(void) {
     size_t first = 0;
     if (freed_count <= 2 * FREED && freed_bytes <= FREED_BYTES)

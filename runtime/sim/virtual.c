@@ -241,7 +241,7 @@ API cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *access
             access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
             return CUDA_ERROR_INVALID_VALUE;
     }
-    sim_drain(NULL, false); // what may use it
+    sim_drain(NULL, false); // pending work may use it
     int flags = access[count - 1].flags;
     int protection = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
                      : flags == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ

@@ -1,4 +1,4 @@
-"""What the simulated device answers to calls that are wrong, or nearly: as an H200 does (driver 580.159)."""
+"""Make wrong calls, and some that are nearly wrong: the answers are those of an H200 (driver 580.159)."""
 
 import pytest
 
