@@ -132,6 +132,10 @@ CUresult sim_capture(struct stream *stream, struct operation *operation) {
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     struct node *node;
+    if (sim_uses_freed(capture->graph, operation)) {
+        sim_end_operation(operation);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult status = sim_add_node(&node, capture->graph, last->nodes, last->count, operation);
     if (!status && !set_nodes(&stream->last, &node, 1))
         status = CUDA_ERROR_OUT_OF_MEMORY;

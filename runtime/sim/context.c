@@ -30,7 +30,31 @@ CUresult sim_enter(struct context **context) {
     *context = current[depth - 1].object;
     if (!is_there(current[depth - 1]) || (*context == primary && !active))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return (*context)->error;
+    return sim_error_of(*context);
+}
+
+CUresult sim_fault_status;
+
+bool sim_note_fault(CUresult status) {
+    switch (status) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+        sim_fault_status = sim_fault_status ? sim_fault_status : status;
+        return true;
+    default:
+        return false;
+    }
+}
+
+// Whether flags of a context are such: one way to wait at most.
+static bool are_flags(unsigned flags) {
+    enum { SCHEDULING = 7, ALL = 255 };
+    unsigned way = flags & SCHEDULING;
+    return !(flags & ~(unsigned)ALL) && !(way & (way - 1));
 }
 
 // The primary context
@@ -57,6 +81,8 @@ API cuDevicePrimaryCtxRetain(void **context, CUdevice device) {
         return CUDA_ERROR_INVALID_DEVICE;
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_fault_status)
+        return sim_fault_status;
     if (!primary && !(primary = sim_new(CONTEXT, NULL)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!primary->legacy && !(primary->legacy = sim_add_stream(primary, 0, 0)))
@@ -93,8 +119,8 @@ API cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
     LOCKED;
-    if (device)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (device || !are_flags(flags))
+        return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     primary_flags = flags;
     return CUDA_SUCCESS;
 }
@@ -157,8 +183,10 @@ API cuCtxCreate_v2(void **context, unsigned flags, CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (!context || depth == DEPTH)
+    if (!context || depth == DEPTH || !are_flags(flags))
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_fault_status)
+        return sim_fault_status;
     struct context *made = sim_new(CONTEXT, NULL);
     if (!made || !(made->legacy = sim_add_stream(made, 0, 0))) {
         if (made)
@@ -197,8 +225,14 @@ API cuCtxDestroy_v2(void *handle) {
     return CUDA_SUCCESS;
 }
 
+// The next call and cuCtxGetFlags also work after a fault.
+
 API cuCtxGetDevice(CUdevice *device) {
-    IN_CONTEXT;
+    LOCKED;
+    struct context *context;
+    CUresult status = sim_enter(&context);
+    if (status && status != sim_fault_status)
+        return status;
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
     *device = 0;
@@ -230,7 +264,7 @@ API cuCtxSynchronize(void) {
         return entered_;
     struct reference is = sim_refer(context);
     sim_drain(context, false);
-    return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuCtxSynchronize_v2(void *handle) {
@@ -242,11 +276,15 @@ API cuCtxSynchronize_v2(void *handle) {
     struct reference is = sim_refer(context);
     if (!status)
         sim_drain(context, false);
-    return status ? status : is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return status ? status : is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuCtxGetFlags(unsigned *flags) {
-    IN_CONTEXT;
+    LOCKED;
+    struct context *context;
+    CUresult status = sim_enter(&context);
+    if (status && status != sim_fault_status)
+        return status;
     if (!flags)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = context == primary ? primary_flags : context->flags;
@@ -255,6 +293,8 @@ API cuCtxGetFlags(unsigned *flags) {
 
 API cuCtxSetFlags(unsigned flags) {
     IN_CONTEXT;
+    if (!are_flags(flags))
+        return CUDA_ERROR_INVALID_VALUE;
     *(context == primary ? &primary_flags : &context->flags) = flags;
     return CUDA_SUCCESS;
 }
@@ -268,6 +308,7 @@ API cuCtxGetApiVersion(void *context, unsigned *version) {
 }
 
 API cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    IN_CONTEXT;
     if (least)
         *least = 0;
     if (greatest)

@@ -104,14 +104,14 @@ static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
     bool upload = from == IN_PAGEABLE && to == ON_DEVICE; // so its size is no more than that of memory
     bool staged = upload && c->WidthInBytes * c->Height * c->Depth <= STAGED;
-    if (staged && !async && (status = sim_wait(context, stream)))
+    if (staged && !async && (status = sim_wait(stream)))
         return status;
     if (staged && !stage(&operation))
         return CUDA_ERROR_OUT_OF_MEMORY;
     status = sim_issue(stream, &operation);
     bool waits = to == IN_PAGEABLE || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
                  (from == IN_PINNED && !async) || (upload && !staged);
-    return status || !waits ? status : sim_wait(context, stream);
+    return status || !waits ? status : sim_wait(stream);
 }
 
 static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t from_type, size_t size,
@@ -232,7 +232,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item,
     const struct range *range = async ? NULL : sim_range(to, 1);
     bool waits = range && range->type != DEVICE && range->type != OF_GRAPH;
     status = sim_issue(stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = s});
-    return status || !waits ? status : sim_wait(context, stream);
+    return status || !waits ? status : sim_wait(stream);
 }
 
 #define SET(bits, type)                                                                                      \

@@ -17,7 +17,8 @@ static struct event *find_event(void *event) { return is_kind(event, EVENT) ? ev
 
 API cuEventCreate(void **event, unsigned flags) {
     IN_CONTEXT;
-    if (!event)
+    enum { INTERPROCESS = 4, ALL = 7 };
+    if (!event || flags & ~(unsigned)ALL || (flags & INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
         return CUDA_ERROR_INVALID_VALUE;
     struct event *made = sim_new(EVENT, context);
     if (!made)
@@ -31,6 +32,8 @@ API cuEventDestroy_v2(void *event) {
     LOCKED;
     if (!find_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_fault_status)
+        return sim_fault_status;
     sim_delete(event);
     return CUDA_SUCCESS;
 }
@@ -64,8 +67,10 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
     IN_CONTEXT;
     struct event *event = find_event(handle);
     struct stream *stream = sim_stream(context, stream_handle);
-    if (!event || !stream)
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (!event || !stream || event->object.owner != stream->object.owner)
+        return CUDA_ERROR_INVALID_HANDLE; // one of another context among them
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture && !(flags & 1))
         return sim_capture_event(stream, event);
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};
@@ -83,6 +88,8 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
     struct stream *stream = sim_stream(context, stream_handle);
     if (!event || !stream)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture && flags & 1)
         return sim_issue(
             stream, &(struct operation){.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT, .event = sim_refer(event)});
@@ -99,7 +106,7 @@ static CUresult check_event(const struct event *event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (sim_in_host_function)
         return CUDA_ERROR_NOT_PERMITTED;
-    CUresult broken = ((struct context *)event->object.owner)->error;
+    CUresult broken = sim_error_of((struct context *)event->object.owner);
     return broken ? broken : event->capture ? sim_refuse_event(event) : sim_unsafe();
 }
 
@@ -117,7 +124,7 @@ API cuEventSynchronize(void *handle) {
     struct reference of = sim_refer(event ? event->object.owner : NULL);
     if (!status && pending(event))
         sim_wait_for(event->pending);
-    return status || !is_there(of) ? status : ((struct context *)of.object)->error;
+    return status || !is_there(of) ? status : sim_error_of(of.object);
 }
 
 API cuEventElapsedTime_v2(float *ms, void *start, void *end) {

@@ -71,12 +71,18 @@ static CUresult sort(struct graph *graph, void **error) {
     return status;
 }
 
-// Whether no body of a conditional node allocates or frees memory. `body`: this is one of them.
+// Whether bodies of conditional nodes have no nodes but those that cuda.h allows. `body`: this is one of
+// them.
 static bool is_allowed(const struct graph *graph, bool body) {
+    enum {
+        ALLOWED = 1 << CU_GRAPH_NODE_TYPE_KERNEL | 1 << CU_GRAPH_NODE_TYPE_MEMCPY |
+        1 << CU_GRAPH_NODE_TYPE_MEMSET | 1 << CU_GRAPH_NODE_TYPE_GRAPH | 1 << CU_GRAPH_NODE_TYPE_EMPTY |
+        1 << CU_GRAPH_NODE_TYPE_CONDITIONAL
+    };
     for (size_t i = 0; i < graph->count; i++) {
         const struct node *node = graph->nodes[i];
         int type = node->operation->type;
-        if (body && (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE))
+        if (body && !(ALLOWED >> type & 1))
             return false;
         for (size_t j = 0; j < node->inners; j++)
             if (!is_allowed(node->inner[j], body || type == CU_GRAPH_NODE_TYPE_CONDITIONAL))
@@ -91,8 +97,8 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
     if (!exec || !find_graph(graph) || flags & ~(uint64_t)ALL || !is_allowed(graph, false) ||
         (flags & DEVICE_LAUNCH && sim_has_memory(graph)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (is_there(((struct graph *)graph)->exec) && sim_has_memory(graph))
-        return CUDA_ERROR_NOT_SUPPORTED; // its memory is that of one executable graph
+    if (is_there(((struct graph *)graph)->exec) && (sim_has_memory(graph) || sim_has_conditions(graph)))
+        return CUDA_ERROR_NOT_SUPPORTED; // its memory, and its conditions, are those of one executable graph
     void *wrong = NULL;
     CUresult status = sort(graph, &wrong);
     if (error)
@@ -217,12 +223,17 @@ API cuGraphExecUpdate_v2(void *exec, void *graph, CUgraphExecUpdateResultInfo *r
     *info = (CUgraphExecUpdateResultInfo){0};
     if (!is_kind(exec, EXEC) || !find_graph(graph))
         return CUDA_ERROR_INVALID_VALUE;
-    if (sim_has_memory(graph) && ((struct graph *)graph)->exec.object != exec)
-        return CUDA_ERROR_NOT_SUPPORTED; // its memory is another one's
+    const struct reference own = ((struct graph *)graph)->exec;
+    bool other =
+        sim_has_memory(graph) && !(is_there(own) && own.object == exec); // its memory is not this one's
+    if (other && is_there(own))
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct graph *updated = ((struct exec *)exec)->graph;
     info->result = sort(graph, &info->errorNode)
                        ? CU_GRAPH_EXEC_UPDATE_ERROR
                        : compare(updated, graph, &info->errorNode, &info->errorFromNode);
+    if (!info->result && other)
+        info->result = CU_GRAPH_EXEC_UPDATE_ERROR;
     if (info->result)
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     return take_operations(updated, graph) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

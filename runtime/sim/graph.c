@@ -303,6 +303,9 @@ API cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, c
         struct node *first = find_node(from[i]), *second = find_node(to[i]);
         if (!first || !second || first == second || graph_of(first) != graph || graph_of(second) != graph)
             return CUDA_ERROR_INVALID_VALUE;
+        for (size_t j = 0; j < second->count; j++)
+            if (second->before[j] == first)
+                return CUDA_ERROR_INVALID_VALUE; // it does so already
         if (!depend(second, first))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }

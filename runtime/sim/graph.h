@@ -1,4 +1,5 @@
-// Graphs, their nodes and what is made of them: graph.c, node.c, exec.c, and capture.c, which adds nodes.
+// Graphs, their nodes and what is made of them: graph.c, node.c, params.c, exec.c, and capture.c, which adds
+// nodes.
 
 #ifndef GPT_SIM_GRAPH_H
 #define GPT_SIM_GRAPH_H
@@ -40,6 +41,17 @@ struct graph *sim_copy_graph(const struct graph *from, void *owner);
 struct node *sim_find_copy(const struct graph *graph, uint64_t origin); // in it or in those inside of it
 void sim_number_nodes(const struct graph *graph);
 bool sim_has_conditions(const struct graph *graph);
+
+// params.c: operations from parameters; `old`: those before CUDA 12.0
+CUresult sim_make_copy(struct operation *operation, const CUDA_MEMCPY3D *copy);
+CUresult sim_make_set(struct operation *operation, const CUDA_MEMSET_NODE_PARAMS_v2 *set);
+CUresult sim_make_host(struct operation *operation, const CUDA_HOST_NODE_PARAMS *host);
+CUresult sim_make_event(struct operation *operation, int type, void *event);
+CUresult sim_make_kernel_node(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool old);
+CUresult sim_make_node(struct operation *operation, const CUgraphNodeParams *params);
+
+// A parameter that means nothing here, behind others.
+#define AND_CONTEXT , __attribute__((unused)) void *context
 
 // user.c
 bool sim_copy_held(struct graph *to, const struct graph *from);

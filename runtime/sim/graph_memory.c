@@ -43,7 +43,7 @@ static void release(struct allocation *allocation) {
     while (*at != allocation)
         at = &(*at)->next;
     *at = allocation->next;
-    sim_remove_graph_memory(allocation->start);
+    sim_drop_range(allocation->start, OF_GRAPH);
     sim_delete(allocation);
 }
 
@@ -56,12 +56,13 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *start = aligned_alloc(512, (size + 511) & ~(size_t)511);
     struct allocation *made = start ? sim_new(ALLOCATION, NULL) : NULL;
-    if (!made || !sim_add_graph_memory((uint64_t)start, size)) {
+    if (!made || !sim_add_range((uint64_t)start, size, NULL, OF_GRAPH)) {
         if (made)
             sim_delete(made);
         free(start);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    sim_set_until((uint64_t)start, 1, false); // no work
     made->next = allocations;
     made->context = context;
     made->props = *props;
@@ -100,6 +101,26 @@ CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory) {
     return CUDA_SUCCESS;
 }
 
+static bool frees(const struct graph *graph, uint64_t address) {
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct operation *operation = graph->nodes[i]->operation;
+        const struct allocation *allocation =
+            operation->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? find(operation->memory) : NULL;
+        if (allocation && address - allocation->start < allocation->size)
+            return true;
+    }
+    return false;
+}
+
+bool sim_uses_freed(const struct graph *graph, const struct operation *operation) {
+    const CUDA_MEMCPY3D *copy = &operation->copy;
+    if (operation->type == CU_GRAPH_NODE_TYPE_MEMSET)
+        return frees(graph, operation->set.dst);
+    return operation->type == CU_GRAPH_NODE_TYPE_MEMCPY &&
+           ((copy->dstMemoryType != CU_MEMORYTYPE_HOST && frees(graph, copy->dstDevice)) ||
+            (copy->srcMemoryType != CU_MEMORYTYPE_HOST && frees(graph, copy->srcDevice)));
+}
+
 bool sim_has_memory(const struct graph *graph) {
     for (size_t i = 0; i < graph->count; i++) {
         int type = graph->nodes[i]->operation->type;
@@ -122,7 +143,8 @@ static void trim(void) {
 static void set_live(struct allocation *allocation) {
     live_bytes += allocation->size;
     allocation->live = true;
-    sim_begin_graph_memory(allocation->start, allocation->context);
+    sim_range_from(allocation->start)->owner = allocation->context;
+    sim_set_until(allocation->start, 0, false);
 }
 
 static void set_freed(struct allocation *allocation, uint64_t until, bool frees_itself) {

@@ -160,7 +160,7 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
         return status;
     }
     struct object *function = operation.kernel.function.object;
-    if (function->kind == FUNCTION && function->owner->owner != &context->object)
+    if (function->kind == FUNCTION && function->owner->owner != stream->object.owner)
         status = CUDA_ERROR_INVALID_HANDLE; // of another context
     if (status)
         sim_end_operation(&operation);
@@ -203,14 +203,36 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
+// Whether an attribute is one of a launch, as an H200 answers.
+static CUresult check_attribute(const CUlaunchAttribute *at) {
+    const int value = *(const int *)&at->value;
+    switch (at->id) {
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+        return value < 0 || value > 2 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+        return value < 0 || value > 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        return value < -1 || value > 100 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: {
+        void *event;
+        memcpy(&event, &at->value, sizeof(event));
+        return is_kind(event, EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    }
+    }
+    return at->id > CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING ? CUDA_ERROR_INVALID_VALUE
+                                                                       : CUDA_SUCCESS;
+}
+
 API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, void **extra) {
     if (!c || (c->numAttrs && !c->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false, cluster = false;
     for (uint32_t i = 0; i < c->numAttrs; i++) {
         const CUlaunchAttribute *at = &c->attrs[i];
-        if (at->id > CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING)
-            return CUDA_ERROR_INVALID_VALUE;
+        CUresult status = check_attribute(at);
+        if (status)
+            return status;
         cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;
         if (at->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && !sim_is_cluster(&at->value, &cluster))
             return CUDA_ERROR_INVALID_CLUSTER_SIZE;

@@ -42,6 +42,8 @@ static struct function *find(void *function) {
 
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int threads, size_t dynamic) {
     LOCKED;
+    if (sim_fault_status)
+        return sim_fault_status;
     if (!find(function))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!count || threads <= 0)
@@ -52,7 +54,8 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int 
 
 API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *function, int threads,
                                                          size_t dynamic, unsigned flags) {
-    (void)flags;
+    if (flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, dynamic);
 }
 
@@ -84,7 +87,8 @@ API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t
 API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
                                               size_t (*dynamic_of)(int), size_t dynamic, int limit,
                                               unsigned flags) {
-    (void)flags;
+    if (flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
     return cuOccupancyMaxPotentialBlockSize(grid, block, function, dynamic_of, dynamic, limit);
 }
 
@@ -92,7 +96,8 @@ API cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *function, int bl
     LOCKED;
     if (!find(function))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!size || blocks <= 0 || threads <= 0)
+    if (!size || blocks <= 0 || threads <= 0 ||
+        blocks > sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t unit = sim_major >= 8 ? 128 : 256;
     uint64_t all = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);

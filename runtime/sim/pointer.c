@@ -110,6 +110,13 @@ static CUresult check(CUdeviceptr address, size_t size) {
     return range && range->type == MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// Whether there is such a place: this device, or a kind of one that cuda.h has.
+static CUresult check_place(CUmemLocation location) {
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id)
+        return CUDA_ERROR_INVALID_DEVICE;
+    return location.type <= CU_MEM_LOCATION_TYPE_INVALID ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 static CUresult advise(CUdeviceptr address, size_t size, int advice) {
     enum { MOST_ADVICE = 6 };
     LOCKED;
@@ -122,8 +129,9 @@ API cuMemAdvise(CUdeviceptr address, size_t size, int advice, CUdevice device) {
 }
 
 API cuMemAdvise_v2(CUdeviceptr address, size_t size, int advice, CUmemLocation location) {
-    (void)location;
-    return advise(address, size, advice);
+    enum { SET_PREFERRED = 3, SET_ACCESSED = 5, UNSET_ACCESSED = 6 }; // the others need no place
+    bool needs = advice == SET_PREFERRED || advice == SET_ACCESSED || advice == UNSET_ACCESSED;
+    return needs && check_place(location) ? CUDA_ERROR_INVALID_VALUE : advise(address, size, advice);
 }
 
 static CUresult prefetch(CUdeviceptr address, size_t size, void *handle) {
@@ -136,17 +144,24 @@ static CUresult prefetch(CUdeviceptr address, size_t size, void *handle) {
 }
 
 API cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, void *stream) {
-    (void)device;
-    return prefetch(address, size, stream);
+    enum { CPU = -1 };
+    return device && device != CPU ? CUDA_ERROR_INVALID_DEVICE : prefetch(address, size, stream);
 }
 
 API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation location, unsigned flags,
                           void *stream) {
-    (void)location;
-    return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(address, size, stream);
+    CUresult status = flags ? CUDA_ERROR_INVALID_VALUE : check_place(location);
+    return status ? status : prefetch(address, size, stream);
 }
 
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory);
 API cuStreamAttachMemAsync(void *stream, CUdeviceptr address, size_t size, unsigned flags) {
-    (void)flags;
-    return prefetch(address, size ? size : 1, stream);
+    enum { GLOBAL = 1, HOST = 2, SINGLE = 4 };
+    if (flags != GLOBAL && flags != HOST && flags != SINGLE)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t all = 0;
+    CUresult status = cuMemGetAddressRange_v2(NULL, &all, address);
+    if (status || (size && size != all)) // all of it, or none
+        return CUDA_ERROR_INVALID_VALUE;
+    return prefetch(address, all, stream);
 }

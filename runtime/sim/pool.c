@@ -182,8 +182,12 @@ API cuMemPoolGetAttribute(void *handle, int attribute, void *value) {
 API cuMemPoolSetAccess(void *pool, const CUmemAccessDesc *access, size_t count) {
     LOCKED;
     for (size_t i = 0; i < count; i++)
-        if (!access || place_of(&access[i].location) < 0)
+        if (!access)
             return CUDA_ERROR_INVALID_VALUE;
+        else if (place_of(&access[i].location) < 0 || access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+            return CUDA_ERROR_INVALID_DEVICE; // the device keeps access to its own
+        else if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return CUDA_ERROR_NOT_SUPPORTED;
     return find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -44,7 +44,7 @@ static void finish(struct queue *queue, CUresult status) {
     queue->count--;
     if (queue->context) {
         queue->context->busy -= !queue->first;
-        if (status)
+        if (status && !sim_note_fault(status))
             queue->context->error = status;
     }
     sim_release_work(work);
@@ -95,7 +95,7 @@ static void do_first(struct queue *queue) {
         while (!work->before[i]->done)
             pthread_cond_wait(&finished, &sim_lock);
     struct context *context = queue->context;
-    bool broken = context && context->error; // nothing more runs in it
+    bool broken = context && sim_error_of(context); // nothing more runs in it
     pthread_mutex_unlock(&sim_lock);
     if (sim_delay) {
         struct timespec due = as_timespec(work->issued + sim_delay);
@@ -145,11 +145,12 @@ void sim_wait_for(struct work *work) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Waits for all that was issued before it was called; `all`: and for what is issued meanwhile.
+// Waits for all that was issued before it was called, in a context, or in all: NULL; `all`: and for what is
+// issued meanwhile.
 void sim_drain(struct context *context, bool all) {
     uint64_t limit = all ? UINT64_MAX : numbers;
-    for (struct queue *queue = context->busy ? queues : NULL; queue;)
-        if (queue->context == context && queue->first && queue->first->number <= limit) {
+    for (struct queue *queue = !context || context->busy ? queues : NULL; queue;)
+        if ((!context || queue->context == context) && queue->first && queue->first->number <= limit) {
             sim_wait_for(queue->first);
             queue = queues;
         } else

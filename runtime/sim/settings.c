@@ -37,6 +37,10 @@ API cuCtxGetLimit(size_t *value, int limit) {
 API cuCtxSetLimit(int limit, size_t value) {
     IN_CONTEXT_UNCAPTURED;
     CUresult status = check_limit(&value, limit);
+    enum { MOST_STACK = 512 << 10, MOST_FETCH = 128 };
+    if (!status && ((limit == CU_LIMIT_STACK_SIZE && value > MOST_STACK) ||
+                    (limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY && value > MOST_FETCH)))
+        status = CUDA_ERROR_INVALID_VALUE;
     if (!status)
         context->limits[limit] = value;
     return status;

@@ -4,7 +4,8 @@
 //   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
 //   context.c  contexts, and which is current
 //   settings.c settings of contexts and functions, peers
-//   memory.c   device memory, pinned memory; pool.c, virtual.c: other ways to allocate; pointer.c: what is
+//   range.c    what memory there is; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
+//   allocate; pointer.c: what is
 //              known of an address
 //   copy.c     copies and memsets
 //   image.c    images, and objects of gpt-asm; fatbin.c, cubin.c, ptx.c (its variables: declared.c): their
@@ -20,7 +21,7 @@
 //   graph_memory.c  memory that graphs allocate
 //   streamops.c  values that streams write and wait for
 //   capture.c  streams whose work becomes a graph
-//   graph.c    graphs; node.c: what their nodes do; exec.c: executable graphs
+//   graph.c    graphs; node.c: adding nodes; params.c: what they do; exec.c: executable graphs
 //   user.c     data that graphs keep
 //   perthread.c  variants for another default stream; old.c: earlier variants
 //   proc.c     how the functions are found; table.c has all of them, functions.h their list
@@ -157,6 +158,13 @@ struct context {
     struct heap *heap; // of device code; NULL: it has none yet
 };
 CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
+// What every call gives from a fault on, in all contexts: the process can't use the device again. 0: none
+// was.
+extern CUresult sim_fault_status;
+bool sim_note_fault(CUresult status); // false: it isn't one of a kernel
+static inline CUresult sim_error_of(const struct context *context) {
+    return sim_fault_status ? sim_fault_status : context->error;
+}
 
 // What a call that needs a context begins with.
 #define IN_CONTEXT                                                                                           \
@@ -175,7 +183,7 @@ CUresult sim_enter(struct context **context); // the current one, where a call m
 // settings.c
 uint64_t sim_limit(const struct context *context, int limit);
 
-// memory.c
+// range.c: what memory there is
 struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
@@ -185,27 +193,30 @@ struct range {
     uint64_t until;    // the number of the first work that may not use it: a free was issued; 0: any may
     bool frees_itself; // memory of graphs: the launch `until` may use it too, as long as it is there
 };
+bool sim_add_range(uint64_t start, uint64_t size, const void *owner, enum memory type);
+bool sim_drop_range(uint64_t start, enum memory type);        // false: none of this type begins there
+struct range *sim_range_from(uint64_t start);                 // that begins there, or NULL
 const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
-bool sim_is_gone(uint64_t address);                           // it was freed, or no graph has allocated it
-CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
-uint64_t sim_used(const void *pool); // bytes
-bool sim_take_memory(uint64_t size); // of the device; false: so much is not left
-void sim_give_memory(uint64_t size);
-bool sim_add_graph_memory(uint64_t start, uint64_t size); // that none may use yet
-void sim_begin_graph_memory(uint64_t start, const struct context *context);
-void sim_remove_graph_memory(uint64_t start);
+bool sim_overlaps(uint64_t start, uint64_t size);
+bool sim_is_pinned(uint64_t start, uint64_t size);
+bool sim_is_gone(uint64_t address); // it was freed, or no graph has allocated it
 void sim_set_until(uint64_t start, uint64_t until, bool frees_itself);
-size_t sim_total_memory(void);
-bool sim_map_range(uint64_t start, uint64_t size);
-void sim_unmap_range(uint64_t start);
-CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
-CUresult sim_free(CUdeviceptr memory);
+uint64_t sim_used(const void *pool); // bytes
 void sim_free_all(const void *owner);
-void sim_trim_memory(void); // that was freed, and that no pending work may use
+bool sim_wait_for_free(void); // that a stream does; false: none is pending
+void sim_trim_memory(void);   // that was freed, and that no pending work may use
 // What work of this number may use, without the lock: of what is there, and of what was freed meanwhile.
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room);
 bool sim_find_freed(uint64_t address, uint64_t size, uint64_t number);
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
+
+// memory.c
+CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
+CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
+CUresult sim_free(CUdeviceptr memory);
+bool sim_take_memory(uint64_t size); // of the device; false: so much is not left
+void sim_give_memory(uint64_t size);
+size_t sim_total_memory(void);
 
 // copy.c
 // `node`: of a graph, whose own memory is not there yet.
@@ -413,9 +424,9 @@ struct event {
 };
 enum { SIM_URGENT = -5 }; // the highest priority: it has no effect
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
-struct stream *sim_stream(struct context *context, void *handle);       // NULL: not a stream
+struct stream *sim_stream(struct context *context, void *handle); // default ones: of it; NULL: not a stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
-CUresult sim_wait(struct context *context, struct stream *stream);
+CUresult sim_wait(struct stream *stream);
 extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
 
 // event.c
@@ -464,6 +475,8 @@ bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: 
 bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
 void sim_end_graph_memory(const struct context *context);
 CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory);
+// Whether a copy or memset needs memory that a node of the graph frees.
+bool sim_uses_freed(const struct graph *graph, const struct operation *operation);
 bool sim_has_memory(const struct graph *graph);
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
 CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_first);

@@ -46,8 +46,12 @@ struct stream *sim_stream(struct context *context, void *handle) {
         return own_stream(context);
     if ((uintptr_t)handle <= CU_STREAM_LEGACY_HANDLE)
         return context->legacy;
-    bool there = is_kind(handle, STREAM) && ((struct object *)handle)->owner == &context->object;
-    return there ? handle : NULL;
+    return is_kind(handle, STREAM) ? handle
+                                   : NULL; // of any context, whose streams are used like the current one's
+}
+
+static struct context *context_of(const struct stream *stream) {
+    return (struct context *)stream->object.owner;
 }
 
 // Where too much is pending, waits as a driver does: what was looked up before may be gone after it.
@@ -65,16 +69,19 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
     if (!status)
         status = sim_implicit(stream);
     if (!status)
+        status = sim_error_of(context_of(stream));
+    if (!status)
         return sim_push(stream->queue, operation, NULL);
     sim_end_operation(operation);
     return status;
 }
 
 // Waits for what is in the stream, and what stands before it.
-CUresult sim_wait(struct context *context, struct stream *stream) {
+CUresult sim_wait(struct stream *stream) {
+    struct context *context = context_of(stream);
     struct reference is = sim_refer(context);
     if (stream->capture || !context->busy)
-        return context->error;
+        return sim_error_of(context);
     if (stream == context->legacy) {
         CUresult status =
             sim_push(stream->queue, &(struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, NULL);
@@ -83,7 +90,7 @@ CUresult sim_wait(struct context *context, struct stream *stream) {
     }
     if (stream->queue->first)
         sim_wait_for(stream->queue->last);
-    return is_there(is) ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return is_there(is) ? sim_error_of(context) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 API cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
@@ -100,6 +107,8 @@ API cuStreamDestroy_v2(void *stream) {
     LOCKED;
     if (!is_kind(stream, STREAM))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (sim_fault_status)
+        return sim_fault_status;
     sim_delete(stream);
     return CUDA_SUCCESS;
 }
@@ -111,14 +120,15 @@ static CUresult check(struct stream *stream) {
     if (stream->capture)
         return sim_refuse_capture(stream);
     CUresult status = sim_implicit(stream);
-    return status ? status : sim_unsafe();
+    status = status ? status : sim_unsafe();
+    return status ? status : sim_error_of(context_of(stream));
 }
 
 API cuStreamSynchronize(void *handle) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
     CUresult status = check(stream);
-    return status ? status : sim_wait(context, stream);
+    return status ? status : sim_wait(stream);
 }
 
 API cuStreamQuery(void *handle) {
@@ -147,7 +157,7 @@ static CUresult check_capture(const struct stream *stream) {
 // Which of these end a capture, an H200 says.
 GETTER(cuStreamGetFlags, unsigned, stream->flags, sim_refuse_capture)
 GETTER(cuStreamGetPriority, int, stream->priority, check_capture)
-GETTER(cuStreamGetCtx, void *, context, check_capture)
+GETTER(cuStreamGetCtx, void *, stream->object.owner, check_capture)
 GETTER(cuStreamGetId, unsigned long long, stream->object.serial, sim_refuse_capture)
 GETTER(cuStreamGetDevice, CUdevice, 0, sim_refuse_capture)
 

@@ -12,6 +12,7 @@ struct physical {
     int file;
     size_t size;
     CUmemAllocationProp props;
+    unsigned held;       // by the program, as often as it may release it
     unsigned references; // of the program, of mappings
 };
 
@@ -80,8 +81,8 @@ static void release(struct physical *memory) {
 static bool is_size(size_t size) { return size && size % GRANULARITY == 0; }
 
 API cuMemGetAllocationGranularity(size_t *size, const CUmemAllocationProp *props, int option) {
-    (void)option;
-    if (!size || !props)
+    enum { RECOMMENDED = 1 };
+    if (!size || !props || option < 0 || option > RECOMMENDED)
         return CUDA_ERROR_INVALID_VALUE;
     *size = GRANULARITY;
     return CUDA_SUCCESS;
@@ -90,8 +91,10 @@ API cuMemGetAllocationGranularity(size_t *size, const CUmemAllocationProp *props
 API cuMemAddressReserve(CUdeviceptr *start, size_t size, size_t align, CUdeviceptr wanted, uint64_t flags) {
     LOCKED;
     (void)wanted;
+    if (!start || !is_size(size) || flags || align & (align - 1))
+        return CUDA_ERROR_INVALID_VALUE;
     align = align > GRANULARITY ? align : GRANULARITY;
-    if (!start || !is_size(size) || flags || align & (align - 1) || size > SIZE_MAX - align)
+    if (size > SIZE_MAX - align)
         return CUDA_ERROR_INVALID_VALUE;
     char *made = mmap(NULL, size + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (made == MAP_FAILED)
@@ -120,7 +123,8 @@ API cuMemAddressFree(CUdeviceptr start, size_t size) {
 
 API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props, uint64_t flags) {
     LOCKED;
-    if (!handle || !props || flags || !is_size(size) || props->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+    if (!handle || !props || flags || !is_size(size) || props->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        props->location.type <= CU_MEM_LOCATION_TYPE_INVALID)
         return CUDA_ERROR_INVALID_VALUE;
     if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && props->location.id)
         return CUDA_ERROR_INVALID_DEVICE;
@@ -141,7 +145,7 @@ API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props,
     made->file = file;
     made->size = size;
     made->props = *props;
-    made->references = 1;
+    made->held = made->references = 1;
     *handle = (uint64_t)made;
     return CUDA_SUCCESS;
 }
@@ -152,9 +156,11 @@ static struct physical *find_memory(uint64_t handle) {
 
 API cuMemRelease(uint64_t handle) {
     LOCKED;
-    if (!find_memory(handle))
+    struct physical *memory = find_memory(handle);
+    if (!memory || !memory->held)
         return CUDA_ERROR_INVALID_VALUE;
-    release(find_memory(handle));
+    memory->held--;
+    release(memory);
     return CUDA_SUCCESS;
 }
 
@@ -164,6 +170,7 @@ API cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
     if (!handle || !piece)
         return CUDA_ERROR_INVALID_VALUE;
     piece->memory->references++;
+    piece->memory->held++;
     *handle = (uint64_t)piece->memory;
     return CUDA_SUCCESS;
 }
@@ -179,8 +186,11 @@ API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *props, uint64_t 
 API cuMemMap(CUdeviceptr start, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     LOCKED;
     struct physical *memory = find_memory(handle);
-    if (!memory || flags || !is_size(size) || offset % GRANULARITY || offset > memory->size ||
-        size > memory->size - offset || !find(&reserved, start, size) || overlaps(start, size))
+    if (!memory || !memory->held || flags || !is_size(size))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (offset || size > memory->size)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!find(&reserved, start, size) || overlaps(start, size))
         return CUDA_ERROR_INVALID_VALUE;
     void *made = mmap((void *)start, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->file, (off_t)offset);
     if (made == MAP_FAILED || !add(&mapped, (struct piece){start, size, memory, 0}))
@@ -189,15 +199,26 @@ API cuMemMap(CUdeviceptr start, size_t size, size_t offset, uint64_t handle, uin
     return CUDA_SUCCESS;
 }
 
+// Work that looks for the memory later doesn't find it; what has found it may end first.
 API cuMemUnmap(CUdeviceptr start, size_t size) {
     LOCKED;
-    if (!is_size(size) || covered(start, size) != size)
+    const struct piece whole = {.start = start, .size = size};
+    if (!is_size(size) || !find(&reserved, start, size))
         return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < mapped.count; i++)
+        if (start < mapped.all[i].start + mapped.all[i].size && mapped.all[i].start < start + size &&
+            !is_inside(&whole, mapped.all[i].start, mapped.all[i].size))
+            return CUDA_ERROR_INVALID_VALUE; // a part of one
+    for (size_t i = 0; i < mapped.count; i++)
+        if (is_inside(&whole, mapped.all[i].start, mapped.all[i].size)) {
+            sim_drop_range(mapped.all[i].start, MAPPED);
+            mapped.all[i].access = 0;
+        }
+    sim_drain(NULL, false);
     for (size_t i = mapped.count; i--;) {
         struct piece piece = mapped.all[i];
-        if (!is_inside(&(struct piece){.start = start, .size = size}, piece.start, piece.size))
+        if (!is_inside(&whole, piece.start, piece.size))
             continue;
-        sim_unmap_range(piece.start);
         mmap((void *)piece.start, piece.size, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         mapped.all[i] = mapped.all[--mapped.count];
@@ -210,6 +231,17 @@ API cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *access
     LOCKED;
     if (!access || !count || !is_size(size) || covered(start, size) != size)
         return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        if (access[i].location.id)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+            access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+            access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_drain(NULL, false); // pending work may use it
     int flags = access[count - 1].flags;
     int protection = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
                      : flags == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
@@ -219,10 +251,10 @@ API cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *access
         if (!is_inside(&(struct piece){.start = start, .size = size}, piece->start, piece->size))
             continue;
         if (mprotect((void *)piece->start, piece->size, protection) ||
-            (!piece->access && flags && !sim_map_range(piece->start, piece->size)))
+            (!piece->access && flags && !sim_add_range(piece->start, piece->size, NULL, MAPPED)))
             return CUDA_ERROR_OUT_OF_MEMORY;
         if (piece->access && !flags)
-            sim_unmap_range(piece->start);
+            sim_drop_range(piece->start, MAPPED);
         piece->access = flags;
     }
     return CUDA_SUCCESS;

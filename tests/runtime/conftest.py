@@ -30,12 +30,13 @@ def play(request, tmp_path, shared):
 
 @pytest.fixture
 def play_kernels(tmp_path):
-    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote."""
+    """Builds kernels in C, and runs a script on the simulated device: it must end with 0. Returns what it wrote.
+    Without `begin` it initializes the driver itself."""
 
-    def build_and_run(kernels, script, **env):
+    def build_and_run(kernels, script, begin=True, **env):
         made = simulated.compile_kernels(tmp_path / "kernels.so", kernels)
-        text = "from ctypes import *\nfrom tests.runtime.driving import *\nbegin()\n"
-        text += f"PATH = {str(made)!r}\nmodule = load(PATH)\n{dedent(script)}"
+        text = f"from ctypes import *\nfrom tests.runtime.driving import *\nPATH = {str(made)!r}\n"
+        text += ("begin()\nmodule = load(PATH)\n" if begin else "") + dedent(script)
         env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"} | env
         done = subprocess.run(
             [sys.executable, "-c", text], env=env, cwd=hooked.ROOT, capture_output=True, text=True, timeout=300

@@ -49,37 +49,70 @@ MODULE(HAS(store, 1), HAS(fault, 1), HAS(lacks, 0), HAS(stuck, 0), HAS(spins, 1)
 
 def test_faults_end_the_launch_and_break_the_context(play_kernels):
     script = r"""
-    def goes_wrong(status, name, grid, block, *arguments):
-        global module
-        ok(launch(function(module, name), grid, block, *arguments))
-        assert synchronize() == status, (name, synchronize())
-        assert synchronize() == status
-        assert cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(4)) == status
-        begin()
-        module = load(PATH)
+    import os, traceback
 
-    memory = Memory(100)
-    goes_wrong(700, "store", 4, 32, memory.value + 404)
-    memory = Memory(100)
-    goes_wrong(700, "store", 4, 32, memory.value - 4)
-    memory = Memory(100)
-    ok(cu.cuMemFree_v2(memory))
-    goes_wrong(700, "store", 4, 32, memory.value + 8)
-    goes_wrong(700, "store", 4, 32, 0)
+    def check(status, name, grid, block, arguments):
+        begin()
+        module, stream, memory, first, second = load(PATH), c_void_p(), Memory(1), c_void_p(), c_void_p()
+        ok(cu.cuStreamCreate(byref(stream), 1))
+        ok(cu.cuCtxGetCurrent(byref(first)))
+        ok(cu.cuCtxCreate_v2(byref(second), 0, 0))
+        ok(cu.cuCtxSetCurrent(first))
+        ok(launch(function(module, name), grid, block, *arguments(module)))
+        allocate = lambda: cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(4))
+        for context in (first, second, first):  # no context can be used again
+            ok(cu.cuCtxSetCurrent(context))
+            assert synchronize() == status, (name, synchronize())
+            assert allocate() == cu.cuMemsetD8_v2(memory, 0, c_size_t(4)) == status
+            assert cu.cuStreamCreate(byref(c_void_p()), 0) == cu.cuStreamDestroy_v2(stream) == status
+            assert cu.cuModuleLoadData(byref(c_void_p()), open(PATH, "rb").read()) == status
+            ok(cu.cuCtxGetDevice(byref(c_int())))
+            ok(cu.cuCtxGetFlags(byref(c_uint32())))
+        ok(cu.cuCtxDestroy_v2(second))
+        assert cu.cuCtxCreate_v2(byref(second), 0, 0) == status
+        ok(cu.cuDevicePrimaryCtxReset_v2(0))
+        assert allocate() == 709
+        assert cu.cuDevicePrimaryCtxRetain(byref(first), 0) == status
+
+    def goes_wrong(status, name, grid, block, arguments):  # in a process of its own: it can't use the device again
+        child = os.fork()
+        if not child:
+            try:
+                check(status, name, grid, block, arguments)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    def freed(module):
+        memory = Memory(100)
+        ok(cu.cuMemFree_v2(memory))
+        return [memory.value + 8]
+
+    def text(module):
+        memory = Memory(6)
+        memory.write(list(memoryview(b"i < n\0\0\0" b"file.cu\0" b"f()\0\0\0\0\0").cast("I")))
+        return [memory]
+
+    def heap(module):
+        ok(launch(function(module, "heap"), 1, 40, 0))
+        ok(synchronize())
+        return [1]
+
+    goes_wrong(700, "store", 4, 32, lambda module: [Memory(100).value + 404])
+    goes_wrong(700, "store", 4, 32, lambda module: [Memory(100).value - 4])
+    goes_wrong(700, "store", 4, 32, freed)
+    goes_wrong(700, "store", 4, 32, lambda module: [0])
     for kind, status in enumerate([700, 716, 700, 700, 700, 719, 715, 715, 710]):
-        goes_wrong(status, "fault", 1, 1, kind)
-    goes_wrong(715, "lacks", 1, 1)
-    goes_wrong(702, "stuck", 1, 32)
-    memory = Memory(1)
-    goes_wrong(702, "spins", 1, 1, memory)
-    memory = Memory(6)
-    memory.write(list(memoryview(b"i < n\0\0\0" b"file.cu\0" b"f()\0\0\0\0\0").cast("I")))
-    goes_wrong(710, "assertion", 1, 2, memory)
-    ok(launch(function(module, "heap"), 1, 40, 0))
-    ok(synchronize())
-    goes_wrong(700, "heap", 1, 1, 1)
+        goes_wrong(status, "fault", 1, 1, lambda module: [kind])
+    goes_wrong(715, "lacks", 1, 1, lambda module: [])
+    goes_wrong(702, "stuck", 1, 32, lambda module: [])
+    goes_wrong(702, "spins", 1, 1, lambda module: [Memory(1)])
+    goes_wrong(710, "assertion", 1, 2, text)
+    goes_wrong(700, "heap", 1, 1, heap)
     """
-    done = play_kernels(FAULTS, script, GPT_SIM_TIMEOUT="1")
+    done = play_kernels(FAULTS, script, begin=False, GPT_SIM_TIMEOUT="1")
     said = [line.removeprefix("libcuda.so.1: error: ") for line in done.stderr.splitlines()]
     store = "kernel 'store': block (2,0,0), thread (5,0,0): '13: st.global.u32;': illegal address 0x"
     assert all(line.startswith(store) for line in said[:4])

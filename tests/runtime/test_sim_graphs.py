@@ -88,11 +88,39 @@ def test_graphs(play):
     play(GRAPHS + source)
 
 
+# What is in the body of a condition is no call of the host: it sets a byte.
+MARKS = r"""
+static uint64_t marks;
+static void add_mark(void *body, long number) {
+    CUDA_MEMSET_NODE_PARAMS_v2 params = {marks + number, 0, 1, 1, 1, 1, 0};
+    void *node, *context;
+    OK(D(cuCtxGetCurrent)(&context));
+    OK(D(cuGraphAddMemsetNode)(&node, body, (void *)0, (size_t)0, &params, context));
+}
+static void expect_marks(const char *expected) {
+    char got[64], text[256] = "";
+    OK(D(cuMemcpyDtoH_v2)(got, marks, sizeof(got)));
+    for (int i = 0; i < 64; i++)
+        if (got[i])
+            sprintf(text + strlen(text), "%d ", i);
+    if (strcmp(text, expected))
+        fprintf(stderr, "'%s', not '%s'\n", text, expected), abort();
+    OK(D(cuMemsetD8_v2)(marks, 0, sizeof(got)));
+}
+static void begin_marks(void) {
+    OK(D(cuMemAlloc_v2)(&marks, (size_t)64));
+    OK(D(cuMemsetD8_v2)(marks, 0, (size_t)64));
+}
+"""
+
+
 def test_conditional_nodes(play):
     source = r"""
     int main(void) {
         begin();
-        void *graph, *node, *exec;
+        void *graph, *node, *exec, *event, *other;
+        begin_marks();
+        OK(D(cuEventCreate)(&event, 0));
         OK(D(cuGraphCreate)(&graph, 0));
         static const struct { int type, size, value; } cases[] = {
             {0, 1, 1}, {0, 1, 0}, {0, 2, 0}, {2, 3, 2}, {1, 1, 0}};
@@ -108,18 +136,40 @@ def test_conditional_nodes(play):
             OK(D(cuGraphNodeGetType)(node, &type));
             assert(type == CU_GRAPH_NODE_TYPE_CONDITIONAL && params.conditional.phGraph_out);
             for (long j = 0; j < cases[i].size; j++)
-                add_call(params.conditional.phGraph_out[j], 0, 0, 10 * i + j);
+                add_mark(params.conditional.phGraph_out[j], 10 * i + j);
         }
         IS(1, D(cuGraphClone)(&exec, graph)); // as CUDA has it
         OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        IS(801, D(cuGraphInstantiateWithFlags)(&other, graph, 0ull)); // one at a time
         OK(D(cuGraphLaunch)(exec, (void *)0));
-        expect("0 21 32 ");
+        expect_marks("0 21 32 ");
         OK(D(cuGraphDestroy)(graph));
         OK(D(cuGraphLaunch)(exec, (void *)0));
-        expect("0 21 32 ");
+        expect_marks("0 21 32 ");
+
+        // A body takes nodes of the host and of events, but can't be made executable with them.
+        for (int i = 0; i < 4; i++) {
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
+            OK(D(cuGraphCreate)(&graph, 0));
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 1, 1));
+            OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
+            void *body = params.conditional.phGraph_out[0], *child;
+            if (i == 0)
+                add_call(body, 0, 0, 1);
+            else if (i == 1)
+                OK(D(cuGraphAddEventRecordNode)(&node, body, (void *)0, (size_t)0, event));
+            else if (i == 2)
+                OK(D(cuGraphAddEventWaitNode)(&node, body, (void *)0, (size_t)0, event));
+            else {
+                OK(D(cuGraphCreate)(&child, 0));
+                add_call(child, 0, 0, 1);
+                OK(D(cuGraphAddChildGraphNode)(&node, body, (void *)0, (size_t)0, child));
+            }
+            IS(1, D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        }
     }
     """
-    play(GRAPHS + source)
+    play(GRAPHS + MARKS + source)
 
 
 def test_a_loop_that_never_ends_is_refused(play):
@@ -130,13 +180,14 @@ def test_a_loop_that_never_ends_is_refused(play):
         begin();
         void *graph, *node, *exec;
         int errors = dup(2), log[2];
+        begin_marks();
         for (int value = 0; value < 2; value++) {
             CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
             params.conditional.type = CU_GRAPH_COND_TYPE_WHILE, params.conditional.size = 1;
             OK(D(cuGraphCreate)(&graph, 0));
             OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, value, 1));
             OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
-            add_call(params.conditional.phGraph_out[0], 0, 0, 7);
+            add_mark(params.conditional.phGraph_out[0], 7);
             OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
             assert(!pipe(log) && dup2(log[1], 2) == 2);
             int status = D(cuGraphLaunch)(exec, (void *)0);
@@ -144,11 +195,11 @@ def test_a_loop_that_never_ends_is_refused(play):
             char said[200] = "";
             IS(value ? 801 : 0, status);
             assert(read(log[0], said, sizeof(said) - 1) >= 0 && !!strstr(said, "a loop in a graph") == value);
-            expect("");
+            expect_marks("");
         }
     }
     """
-    play(GRAPHS + source, GPT_SIM_RUN="all")
+    play(GRAPHS + MARKS + source, GPT_SIM_RUN="all")
 
 
 def test_kernel_nodes_keep_their_arguments(play):

@@ -239,14 +239,9 @@ def test_streams_contexts_forks_and_unloading(play_kernels):
     mine, broken = load(PATH), Memory(1)
     ok(launch(function(mine, "set"), 1, 1, 12))
     assert synchronize() == 700
-    ok(cu.cuCtxCreate_v2(byref(second), 0, 0))  # is not broken
-    fresh = Memory(1)
-    ok(launch(function(load(PATH), "set"), 1, 1, fresh))
-    assert fresh.read() == [1]
-    ok(cu.cuCtxDestroy_v2(second))
-    assert synchronize() == 700
+    assert cu.cuCtxCreate_v2(byref(second), 0, 0) == 700  # the process can't use the device again
     ok(cu.cuCtxDestroy_v2(first))
-    assert memory.read() == [1, 7 * 120]
+    assert synchronize() == 700
     """
     play_kernels(kernels, script)
 
