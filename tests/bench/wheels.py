@@ -1,12 +1,12 @@
-"""What finished wheels shrink to without a trace: recompressed, for one architecture, and both.
+"""Measure how small finished wheels get without a trace: recompressed, for one architecture, and both.
 
     python -m tests.bench.wheels [--arch SM] [--output FILE] [--table] [WHEEL ...]
 
 WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
 for attention, NVIDIA's own. Each is fetched from PyPI, measured, and removed; its figures are written to the output
-file, docs/figures/bench/wheels.json by default, before the next one is fetched, in place of those that it had. Every
+file, docs/figures/bench/wheels.json by default, before the next one is fetched, and replace its old ones. Every
 new wheel is unpacked again: its RECORD has to hold, pip has to install it, and it has to list the same kernels, or for
-one architecture those of the elements that stay. --table prints the table of docs/measured.md from the output file.
+one architecture only such. --table prints the table of docs/measured.md from the output file.
 
 Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
 """
