@@ -3,10 +3,10 @@
     magic 7f "TileIR" 00 | u8 major | u8 minor | u16 tag | sections | u8 0
 
 A section is a byte, 7 bits of which are its kind and the top one says that it is aligned; its size, a varint; if it is
-aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and so many bytes. Varints
-are LEB128. Two kinds are read here:
+aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and its bytes. Varints are
+LEB128. Two kinds are read here:
 
-- 1, strings: a count, padding to 4, so many u32 offsets into what follows, and the texts, each up to the next offset;
+- 1, strings: a count, padding to 4, a u32 offset for each, and the texts, each up to the next offset;
 - 2, functions: a count, and for each: name (number of a string), signature, a byte of flags (2 a kernel, 4 hints
   follow), a location, attributes, the size of its body, the body; then padding.
 

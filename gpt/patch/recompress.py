@@ -29,7 +29,7 @@ LEVELS = (1, 22)  # of zstd
 
 @dataclass(frozen=True)
 class Recompressed:
-    """What became of an element, and the CPU time that it took, ns."""
+    """An element after it was packed again, and the CPU time that this took, ns."""
 
     done: Trimmed
     time: int

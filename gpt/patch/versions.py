@@ -34,12 +34,12 @@ def with_label(version: str, label: str) -> str:
 
 
 class Renaming(NamedTuple):
-    """What becomes of the names in a wheel, and of its METADATA; nothing without a label."""
+    """Renames a wheel, its members and the version in its METADATA. Without a label it changes nothing."""
 
     label: str = ""
 
     def file(self, name: str) -> str:
-        """Return the name of the wheel itself. Raises MalformedError if it's not that of a wheel."""
+        """Return the new name of the wheel itself. Raises MalformedError if a wheel can't be called so."""
         if not self.label:
             return name
         found = _FILE.fullmatch(name)
@@ -48,7 +48,7 @@ class Renaming(NamedTuple):
         return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
 
     def member(self, name: str) -> str:
-        """Return the name of a member or of a line of RECORD."""
+        """Return the new name of a member, or of a line of RECORD."""
         found = _FOLDER.fullmatch(name) if self.label else None
         if not found:
             return name

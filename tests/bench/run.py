@@ -1,11 +1,12 @@
 """`make bench`: the figures of docs/measured.md, measured side by side in one run.
 
-    python -m tests.bench.run [--runs N] [--output FILE] [--reading] [NAME=PATH ...]
+    python -m tests.bench.run [--runs N] [--output FILE] [--reading] [--zstd NAME] ... [NAME=PATH ...]
 
 The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
 takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians; the raw
 ones and the machine go to docs/figures/bench/slim.json; --reading takes only those of ten libraries anew, and prints
-the table of docs/measured.md. The exit status is 1 if a bound was missed.
+the table of docs/measured.md; --zstd takes only what a library is if zstd packs it before and after the cut, which
+for the largest is an hour of CPU time, and prints the table too. The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations
@@ -127,11 +128,11 @@ def used_names(library: Path) -> list[str]:
     return sorted({kernel["name"] for element in elements[::20] for kernel in element["kernels"][:3]})
 
 
-def slim(library: Path, names: Path, folder: Path, way: str) -> dict[str, Any]:
-    """The pipeline as a user types it; returns its `patched` record."""
+def slim(library: Path, names: Path, folder: Path, way: str, more: str = "") -> dict[str, Any]:
+    """The pipeline as a user types it, with more options of gpt-patch; returns its `patched` record."""
     locate, patch = WAYS[way]
     line = f"gpt-extract '{library}' | gpt-locate --used '{names}' --arch sm_90 {locate}"
-    line += f" | gpt-patch -o '{folder}' {patch}"
+    line += f" | gpt-patch -o '{folder}' {patch} {more}"
     bash = ["bash", "-c", f"set -o pipefail; {line} --json"]
     done = subprocess.run(bash, capture_output=True, env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
     if done.returncode:
@@ -159,6 +160,7 @@ def main() -> int:
     """Measures everything, prints the table, writes the raw figures."""
     arguments = sys.argv[1:]
     runs, output, given, only_reading = 5, HERE.parents[1] / "docs/figures/bench/slim.json", {}, False
+    packed: list[str] = []
     while arguments:
         word = arguments.pop(0)
         if word == "--runs":
@@ -167,6 +169,8 @@ def main() -> int:
             output = Path(arguments.pop(0))
         elif word == "--reading":
             only_reading = True
+        elif word == "--zstd":
+            packed.append(arguments.pop(0))
         else:
             name, _, path = word.partition("=")
             given[name] = Path(path)
@@ -177,6 +181,14 @@ def main() -> int:
         result["reading"] = time_all_reading(given, runs)
         output.write_text(json.dumps(result, indent=1) + "\n")
         print("\n".join(reading_table(result["reading"])))
+        return 0
+    if packed:
+        result = json.loads(output.read_text())
+        for name in packed:
+            library = given.get(name) or fetch(name, WHEELS[name])
+            result.setdefault("zstd", {})[name] = measure_zstd(library, WHEELS[name])
+        output.write_text(json.dumps(result, indent=1) + "\n")
+        print("\n".join(zstd_table(result["zstd"])))
         return 0
     libraries = {name: given.get(name) or fetch(name, wheel) for name, wheel in WHEELS.items()}
     result: dict[str, Any] = {"machine": machine(), "raw": {}, "bounds": [], "libraries": {}}
@@ -190,10 +202,34 @@ def main() -> int:
             for way in ways:
                 Path(folder, way, library.name).unlink()
     result["reading"] = time_all_reading(given, runs)
+    result["zstd"] = json.loads(output.read_text()).get("zstd", {}) if output.exists() else {}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")
     report(result)
     return 0 if all(bound["held"] for bound in result["bounds"]) else 1
+
+
+def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
+    """Bytes of the GPU code as it is, and packed with zstd at level 19: all of it, and what each way leaves."""
+    row: dict[str, Any] = {"wheel": wheel}
+    with tempfile.TemporaryDirectory() as folder:
+        names = Path(folder, "names")
+        names.write_text("\n".join(used_names(library)) + "\n")
+        for way in ("compact", "kernel"):
+            patched = slim(library, names, Path(folder, "out"), way, "--zstd-sizes")
+            row |= {"shipped": patched["gpu_before"], "before": patched["zstd_before"], way: patched["zstd_after"]}
+    return row
+
+
+def zstd_table(rows: dict[str, Any]) -> Iterator[str]:
+    """The table of docs/measured.md, line by line."""
+    yield "| library | GPU code | zstd 19 | cut, zstd 19 | less | by kernels, zstd 19 | less |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for name, row in rows.items():
+        cells = [human(row["shipped"]), human(row["before"])]
+        for way in ("compact", "kernel"):
+            cells += [human(row[way]), percent(row["before"] - row[way], row["before"])]
+        yield f"| {name} ({row['wheel']}) | {' | '.join(cells)} |"
 
 
 def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.bench import memory, timeline, weave
-from tests.bench.run import READ, reading_table
+from tests.bench import memory, timeline, weave, wheels
+from tests.bench.run import READ, WHEELS, reading_table, zstd_table
 from tests.tally.report import markdown
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,18 @@ def test_page_has_the_figures_of_reading():
     reading = json.loads((ROOT / "docs/figures/bench/slim.json").read_text())["reading"]
     assert list(reading["libraries"]) == list(READ)
     assert "\n".join(reading_table(reading)) in (ROOT / "docs/measured.md").read_text()
+
+
+def test_page_has_the_figures_of_zstd():
+    rows = json.loads((ROOT / "docs/figures/bench/slim.json").read_text())["zstd"]
+    assert rows.keys() <= WHEELS.keys()
+    assert "\n".join(zstd_table(rows)) in (ROOT / "docs/measured.md").read_text()
+
+
+def test_page_has_the_figures_of_wheels():
+    figures = json.loads((ROOT / "docs/figures/bench/wheels.json").read_text())
+    assert figures["wheels"].keys() <= {*wheels.WHEELS}
+    assert "\n".join(wheels.table(figures)) in (ROOT / "docs/measured.md").read_text()
 
 
 def test_page_has_the_figures_of_timelines():

@@ -1,12 +1,12 @@
-"""What finished wheels shrink to without a trace: recompressed, for one architecture, and both.
+"""Measure how small finished wheels get without a trace: recompressed, for one architecture, and both.
 
     python -m tests.bench.wheels [--arch SM] [--output FILE] [--table] [WHEEL ...]
 
 WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
 for attention, NVIDIA's own. Each is fetched from PyPI, measured, and removed; its figures are written to the output
-file, docs/figures/bench/wheels.json by default, before the next one is fetched, in place of those that it had. Every
+file, docs/figures/bench/wheels.json by default, before the next one is fetched, and replace its old ones. Every
 new wheel is unpacked again: its RECORD has to hold, pip has to install it, and it has to list the same kernels, or for
-one architecture those of the elements that stay. --table prints the table of docs/measured.md from the output file.
+one architecture only such. --table prints the table of docs/measured.md from the output file.
 
 Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
 """
@@ -28,6 +28,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,15 @@ def measure_all(name: str, arch: str) -> dict[str, Any]:
     return found
 
 
-def print_table(figures: dict[str, Any]) -> None:
-    """The rows of docs/measured.md."""
-    print("| wheel | shipped | recompressed | less | one architecture | less | both | less than recompressed | CPU s |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+def table(figures: dict[str, Any]) -> Iterator[str]:
+    """The table of docs/measured.md, line by line."""
+    yield "| wheel | shipped | recompressed | less | one architecture | less | both | less than recompressed | CPU s |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for name, found in figures["wheels"].items():
         shipped, again, one, both = found["shipped"], *(found[way]["size"] for way in WAYS)
         cells = [human(shipped), human(again), percent(shipped - again, shipped), human(one)]
         cells += [percent(shipped - one, shipped), human(both), percent(again - both, again)]
-        print(f"| {name} | {' | '.join(cells)} | {found['recompressed']['cpu']:.0f} |")
+        yield f"| {name} | {' | '.join(cells)} | {found['recompressed']['cpu']:.0f} |"
 
 
 def main() -> None:
@@ -165,7 +166,7 @@ def main() -> None:
         figures["wheels"] = dict(ordered)
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
         print(name, figures["wheels"][name], flush=True)
-    print_table(figures)
+    print("\n".join(table(figures)))
 
 
 if __name__ == "__main__":

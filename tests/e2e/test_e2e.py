@@ -22,6 +22,7 @@ LONG = (
     "105-live",
     "105-negativa",
     "106-debloat",
+    "107-by-device",
     "110-install",
     "111-install-anywhere",
     "112-make-install",

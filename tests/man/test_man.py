@@ -59,6 +59,7 @@ def flags(line):
     line = re.sub(r"Fl Fl ", "--", line)
     line = re.sub(r"Fl ", "-", line)
     line = re.sub(r"\b(?:Ar|Cm) ", "", line)
+    line = re.sub(r" Ns Op = Ns (\w+)", r"[=\1]", line)
     return line.replace(" ,", ",").replace(" | ", "|")
 
 
@@ -152,7 +153,7 @@ def options_of_help(tool):
     """Each option as help writes it. Where help has only a type, as `<int range>`, the page names the value."""
     options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
     found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)
-    return {re.sub(r"<([a-z|]+)>$", r"\1", option) for option in found}
+    return {re.sub(r"<([a-z|]+)>$", r"\1", option.replace(" [=", "[=")) for option in found}
 
 
 def options_of_page(page):
