@@ -379,7 +379,7 @@ void hook_report_setup(void) {
     if (!wanted || !path || !hook_template || !*hook_template ||
         sscanf(wanted, "%d %llu %llu", &root.pid, &root.device, &root.inode) != 3)
         return;
-    hook_lost_setup(root.pid);
+    hook_lost_setup(root.pid, root.device, root.inode);
     if (root.pid != getpid())
         return;
     snprintf(root.path, sizeof(root.path), "%s", path);
