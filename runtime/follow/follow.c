@@ -22,6 +22,7 @@
 
 #include "../common/apart.h"
 #include "../common/broker.h"
+#include "../common/selection.h"
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
@@ -275,7 +276,10 @@ static _Noreturn void follow(pid_t root, int root_file) {
         else if (!removed && !self->quiet)
             say_nothing();
     }
-    leave(output_flush(&output) ? 0 : errno);
+    int error = output_flush(&output) ? 0 : errno;
+    if (!error && !stopped && !self->quiet)
+        gpt_say_names();
+    leave(error);
 }
 
 // The beginning
@@ -296,6 +300,7 @@ static void put_zeros(int signal, siginfo_t *info, void *context) {
 
 static void helper(pid_t root, int root_file) {
     output.file = self->output;
+    gpt_selection_setup();
     for (int signal = 1; signal < NSIG; signal++)
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);

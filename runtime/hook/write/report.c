@@ -22,6 +22,7 @@
 
 #include "calm.h"
 #include "chunk.h"
+#include "common/selection.h"
 #include "counts.h"
 #include "coverage.h"
 #include "errors.h"
@@ -30,7 +31,6 @@
 #include "naming.h"
 #include "report.h"
 #include "say.h"
-#include "selection.h"
 #include "thread.h"
 #include "unpack.h"
 
@@ -151,11 +151,11 @@ static void count_file(unsigned depth);
 // A kernel that the program looked up. Names of C++ may be longer than what is looked at.
 static void add_kernel(struct trace_file *trace, struct value name) {
     static char text[64 << 10];
-    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
+    if (name.type != TEXT || name.number > sizeof(text) || !gpt_is_selecting())
         return;
     ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
     if (size == (ssize_t)name.number)
-        hook_add_kernel(text, name.number);
+        gpt_add_kernel(text, name.number);
 }
 
 // Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
@@ -337,10 +337,11 @@ static void say(void) {
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (found.probed || found.unprobed || (found.processes && hook_is_selecting() && !found.needing))
+    if (found.probed || found.unprobed || (found.processes && gpt_is_selecting() && !found.needing))
         hook_say_coverage(found.probed, found.unprobed, found.launches);
-    if (found.processes && hook_is_selecting())
-        hook_say_selection(found.launches, found.probed + found.needing, found.unprobed);
+    if (found.processes && gpt_is_selecting())
+        gpt_say_selection(found.launches, found.probed + found.needing, found.unprobed,
+                          hook_count_reason("it was left out"));
 }
 
 void hook_report(void) {
@@ -383,5 +384,5 @@ void hook_report_setup(void) {
     if (root.pid != getpid())
         return;
     snprintf(root.path, sizeof(root.path), "%s", path);
-    hook_selection_setup();
+    gpt_selection_setup();
 }
