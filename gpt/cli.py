@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -86,6 +86,27 @@ def run(
             signals.release()
     except signals.Terminated as ended:
         return signals.die(ended.number)
+
+
+def check_names(option: str, values: Iterable[str]) -> None:
+    """Raises UsageError for a filter that is empty, as a variable of a script may be.
+
+    Depending on the tool it would mean every kernel, or none.
+    """
+    for value in values:
+        if not value:
+            raise UsageError("'' names no kernel", option)
+
+
+def split_parts(option: str, values: Iterable[str]) -> list[str]:
+    """Return the parts of names that a repeatable NAME:... lists, as gpt-hook takes it. Raises UsageError for none."""
+    found = []
+    for value in values:
+        parts = [part for part in value.split(":") if part]
+        if not parts:
+            raise UsageError(f"'{value}' names no part of a kernel's name", option)
+        found += parts
+    return found
 
 
 def _no_command(version: Version = False) -> None:

@@ -77,6 +77,7 @@ def locate(
         if spans_json is None:
             raise UsageError("--used FILE is required (or --spans-json DIR, to read spans)")
         return stage.filter(Given(stage, spans_json).handle, files or (), wants=ELEMENT)
+    cli.check_names("--keep", keep or ())
     by_kernel = granularity == Granularity.kernel
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")

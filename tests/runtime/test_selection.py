@@ -184,7 +184,7 @@ def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, optio
     env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
     line = [*hooked.command(*words, quiet=False), program, program.with_name("few.ptx"), "foo", "bar"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path) as process:
-        out, err = process.communicate(timeout=120)  # until the helper has ended too
+        _, err = process.communicate(timeout=120)  # until the helper has ended too
     lines = [line.removeprefix("gpt-hook: ") for line in err.decode().splitlines()]
     assert [line for line in lines if line.startswith("warning")] == expected
     assert process.returncode == 3
