@@ -208,8 +208,11 @@ static void put_empty_segment(pid_t pid, bool whole) {
 // Whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
 static bool is_removed(void) {
     struct stat own, found;
-    return !fstat(folder, &own) &&
-           (lstat(self->folder, &found) || own.st_dev != found.st_dev || own.st_ino != found.st_ino);
+    if (fstat(folder, &own))
+        return false;
+    if (lstat(self->folder, &found))
+        return errno == ENOENT || errno == ENOTDIR; // else it's out of reach
+    return own.st_dev != found.st_dev || own.st_ino != found.st_ino;
 }
 
 static void say_removed(void) {

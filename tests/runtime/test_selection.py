@@ -143,13 +143,6 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
     assert said(tmp_path, program, ptx, name, options=("-k", "x"))[-1].endswith(f"{'z' * 252}...")
 
 
-@pytest.mark.parametrize("option", ["-k", "--filter"])
-def test_a_list_without_a_part_is_refused(tmp_path, program, option):
-    done = hooked.run(tmp_path / "t.mp", program, options=("-p", "block_sched", option, "::"))
-    assert done.returncode == 2
-    assert done.stderr == f"gpt-hook: error: {option}: '::' names no part of a kernel's name\n"
-
-
 @pytest.mark.parametrize("kernels", ["foo foo exec", "foo -bar exec foo"])
 def test_another_program_takes_the_place(tmp_path, program, kernels):
     """What is only counted until the end is written before."""
