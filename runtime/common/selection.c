@@ -43,7 +43,7 @@ static const char *keep(const char *name) {
 }
 
 void gpt_selection_setup(void) {
-    asked.probes = keep("GPT_HOOK_PROBE") != NULL;
+    asked.probes = getenv("GPT_HOOK_PROBE") && *getenv("GPT_HOOK_PROBE");
     asked.kernels = keep("GPT_HOOK_PROBE_KERNELS");
     asked.filter = keep("GPT_HOOK_PROBE_FILTER");
     asked.skip = keep("GPT_HOOK_PROBE_SKIP");
