@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -133,6 +133,27 @@ def _call(
     else:
         app.command(context_settings=settings)(options.for_typer(command))
     return int(app(args=words, prog_name=tool, standalone_mode=False) or 0)
+
+
+def check_names(option: str, values: Iterable[str]) -> None:
+    """Raises UsageError for a filter that is empty, as a variable of a script may be.
+
+    Depending on the tool it would mean every kernel, or none.
+    """
+    for value in values:
+        if not value:
+            raise UsageError("'' names no kernel", option)
+
+
+def split_parts(option: str, values: Iterable[str]) -> list[str]:
+    """Return the parts of names that a repeatable NAME:... lists, as gpt-hook takes it. Raises UsageError for none."""
+    found = []
+    for value in values:
+        parts = [part for part in value.split(":") if part]
+        if not parts:
+            raise UsageError(f"'{value}' names no part of a kernel's name", option)
+        found += parts
+    return found
 
 
 def _no_command(version: Version = False) -> None:

@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -160,8 +161,8 @@ def _are_written(traces: Mapping[Path, bool]) -> bool:
     for name in glob.iglob("/proc/[0-9]*/fd/*") if wanted else ():
         try:
             found = os.stat(name)
-            info = Path(name.replace("/fd/", "/fdinfo/"))
-            if (found.st_dev, found.st_ino) in wanted and _WRITES.search(info.read_text()):
+            flags = Path(name.replace("/fd/", "/fdinfo/"))
+            if (found.st_dev, found.st_ino) in wanted and _WRITES.search(flags.read_text()):
                 return True
         except OSError:  # it was closed meanwhile, or is another user's
             continue
@@ -368,6 +369,17 @@ class Passage:
         more = f" and {len(pids) - NAMED:,} more" if len(pids) > NAMED else ""
         return f"{self._selection} leaves out everything; the processes are {', '.join(pids[:NAMED])}{more}"
 
+    def _find_unmatched(self) -> str | None:
+        """What is said of globs that chose no kernel, where others did."""
+        from gpt.screen.demangle import readable
+
+        wanted = self._selection.kernels if self._selection else ()
+        if len(wanted) < 2 or not self._names:
+            return None
+        names = {*self._names, *readable([*self._names])}
+        unmatched = [one for one in wanted if not any(fnmatchcase(name, one) for name in names)]
+        return f"matches no kernel: {', '.join(map(repr, unmatched))}" if unmatched else None
+
     def _lines(self) -> list[str]:
         """What of the input is missing."""
         lines = [*self._missing]
@@ -393,6 +405,8 @@ class Passage:
         left_out = self._find_left_out() if idle else None
         if lack and self._selection and self._selection.chooses:
             lack = f"{lack} (of what {self._selection} chooses)"
+        elif idle and not (lack or left_out) and (fact := self._find_unmatched()):
+            self._write(self._stage.warn("--kernel", fact))
         if lack := left_out or lack:
             self._seen = None  # no picture of something else
             if not (self._told or self._stage.faults):

@@ -204,6 +204,7 @@ def _select(given: dict[str, Any]) -> Selection:
     from gpt.trace.select import Selection
 
     chosen = {name: given[name] for name in FILTERS}
+    cli.check_names("--kernel", chosen["kernels"] or ())
     begin, end = _parse_time(chosen["time"]) if chosen["time"] else _parse_time(",")
     sets: dict[str, Any] = {
         name: frozenset(chosen[name] or ()) for name in ("pids", "ranks", "hosts", "threads", "devices")

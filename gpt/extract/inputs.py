@@ -60,6 +60,8 @@ class Extraction:
     def _report_idle(self) -> Records:
         if not self._stage.status and (fact := self._listing.find_idle()):  # a file that is broken was an error
             yield self._stage.error(GptError(fact, self._paths[0] if len(self._paths) == 1 else ""))
+        elif self._listing.matched and (unmatched := self._listing.unmatched):
+            yield self._stage.warn("--kernel", f"matches no kernel: {', '.join(map(repr, sorted(unmatched)))}")
 
     def write_names(self, produce: Records, demangled: bool) -> int:
         """Writes the names of all kernels as text, each once, sorted. Returns the status."""

@@ -56,6 +56,11 @@ class Listing:
     found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
     named: dict[str, None] = field(default_factory=dict)  # some kernels that there are, as long as none was wanted
     matched: bool = False  # whether anything was as wanted
+    unmatched: set[str] = field(init=False)  # of `kernels`, that chose nothing
+
+    def __post_init__(self) -> None:
+        """Begin with no kernel seen."""
+        self.unmatched = set(self.kernels)
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
         """The records of a file; none if it holds no GPU code. Raises MalformedError."""
@@ -158,7 +163,10 @@ class Listing:
         return not self.kernels or any(fnmatchcase(name, glob) for glob in self.kernels)
 
     def _has_kernel(self, item: Opened) -> bool:
-        return not self.kernels or any(self.wants_kernel(symbol["name"]) for symbol in item.contents.kernels)
+        names = [symbol["name"] for symbol in item.contents.kernels]
+        found = {glob for glob in self.kernels if any(fnmatchcase(name, glob) for name in names)}
+        self.unmatched -= found
+        return not self.kernels or bool(found)
 
     def _element(self, source: Source, item: Opened) -> Records:
         placed, element, contents = item.placed, item.placed.element, item.contents

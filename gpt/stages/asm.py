@@ -88,6 +88,7 @@ def asm(
         tool = Tools(ptxas).first()
         cli.show(printable(f"{tool.path} ({tool.name})"))
         return 0
+    cli.check_names("--kernel", kernel or ())
     targets = parse_targets(arch)
     if fatbin and any(target.family != "sm" for target in targets):
         raise UsageError("--fatbin: code for host cannot be packed")

@@ -63,6 +63,7 @@ def extract(
     from gpt.extract.inputs import Extraction, is_stream
     from gpt.extract.listing import Listing
 
+    cli.check_names("--kernel", kernel or ())
     types = set(filter(None, type_.split(",")))
     if types - TYPES:
         raise UsageError(f"--type: not a type: '{min(types - TYPES)}' (there are {', '.join(sorted(TYPES))})")

@@ -70,6 +70,7 @@ def locate(
         if spans_json is None:
             raise UsageError("--used FILE or --arch SM is required (or --spans-json DIR, to read spans)")
         return stage.filter(Given(stage, spans_json).handle, files or (), wants=ELEMENT)
+    cli.check_names("--keep", keep or ())
     by_kernel = granularity == Granularity.kernel
     for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
         if is_given and not used:

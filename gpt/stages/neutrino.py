@@ -34,11 +34,13 @@ def neutrino(
     ] = None,
     trace: Annotated[str | None, Option("--trace", metavar="DIR", help="Make them in DIR (./trace).")] = None,
     kernel: Annotated[
-        str, Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name.")
-    ] = "",
+        list[str] | None,
+        Option("--kernel", "-k", metavar="NAME:...", help="Probe kernels with such a part in their name."),
+    ] = None,
     drop: Annotated[
-        str, Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name.")
-    ] = "",
+        list[str] | None,
+        Option("--filter", metavar="NAME:...", help="Probe no kernels with such a part in their name."),
+    ] = None,
     callback: Annotated[str | None, Option("--callback", metavar="FILE", help="Run this on each result.")] = None,
     benchmark: Annotated[
         bool, Option("--benchmark", help="Run each kernel without probes too, and time both; save nothing.")
@@ -68,4 +70,7 @@ def neutrino(
     if device not in ("real", "sim"):
         raise UsageError(f"'{device}' is neither real nor sim", "--device")
     parent = find_parent(tracedir, trace)
-    return start(Asked(probe, parent, kernel, drop, callback, driver, python, device, benchmark, memusage), command)
+    kernels, dropped = (
+        ":".join(cli.split_parts(option, given or ())) for option, given in (("-k", kernel), ("--filter", drop))
+    )
+    return start(Asked(probe, parent, kernels, dropped, callback, driver, python, device, benchmark, memusage), command)

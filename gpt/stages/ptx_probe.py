@@ -28,11 +28,13 @@ def ptx_probe(
         Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
     ] = None,
     kernel: Annotated[
-        str, Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name.")
-    ] = "",
+        list[str] | None,
+        Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name."),
+    ] = None,
     filter_: Annotated[
-        str, Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name.")
-    ] = "",
+        list[str] | None,
+        Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name."),
+    ] = None,
     no_verify: Annotated[bool, Option("--no-verify", help="Do not prove probes harmless.")] = False,
     show: Annotated[bool, Option("--show", help="Print the probes as TOML, as they were read; weave nothing.")] = False,
     count: Annotated[bool, Option("--count", help="Only count records.")] = False,
@@ -53,6 +55,7 @@ def ptx_probe(
         raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
     if show and (kernel or filter_ or count or relocatable or table or json or from_json):
         raise UsageError("--show can be combined with -p and --no-verify only")
+    keep, drop = cli.split_parts("-k", kernel or ()), cli.split_parts("--filter", filter_ or ())
     loaded = load_all(probe)
     if not no_verify:
         for file in loaded:
@@ -62,7 +65,7 @@ def ptx_probe(
     from gpt.probe.weave.stream import Weaving  # gpt-hook waits for --show, which needs nothing of it
 
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
-    weaving = Weaving(stage, loaded, _parts(kernel), _parts(filter_), not no_verify, count, relocatable)
+    weaving = Weaving(stage, loaded, keep, drop, not no_verify, count, relocatable)
     return stage.filter(weaving.handle, files or (), wants=PTX)
 
 
@@ -76,7 +79,3 @@ def _show(loaded: list[ProbeFile], files: list[Path]) -> int:
         stage.write_text(f"# {file.path}\n" if len(loaded) > 1 else "")
         stage.write_text(to_toml(file))
     return stage.close()
-
-
-def _parts(text: str) -> list[str]:
-    return [part for part in text.split(":") if part]

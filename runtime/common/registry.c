@@ -1,5 +1,9 @@
 // The pipelines that weave probes, by the digest that questions have: what the supervisor was started with,
 // and what gpt-hook ctl passed to it. They stay until it ends, as a process may ask for any of them again.
+//
+// A digest is taken as it comes: it covers more than the text, the versions and the probe files that it was
+// made of, which aren't here. A wrong one gives nobody anything. Who may register a text may have any text
+// run, and may write to the same user's cache; the first text of a digest stays, and another one is refused.
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,9 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -38,12 +40,19 @@ static const char *check_elf(int file) {
     return "a statically linked program";
 }
 
+// The dynamic linker ignores LD_PRELOAD where the kernel sets AT_SECURE: if a program has another effective
+// user or group than the real one, whether its file or who starts it brings that about, or more capabilities.
 static const char *check_rights(int file, const struct stat *status) {
-    if (status->st_mode & S_ISUID && status->st_uid != geteuid())
-        return "a setuid program";
-    if (status->st_mode & S_ISGID && status->st_mode & S_IXGRP && status->st_gid != getegid())
-        return "a setgid program";
-    if (getuid() && fgetxattr(file, "security.capability", NULL, 0) > 0)
+    struct statvfs system;
+    bool gives =
+        !prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) && (fstatvfs(file, &system) || !(system.f_flag & ST_NOSUID));
+    bool user = gives && status->st_mode & S_ISUID;
+    bool group = gives && status->st_mode & S_ISGID && status->st_mode & S_IXGRP;
+    if ((user ? status->st_uid : geteuid()) != getuid())
+        return user ? "a setuid program" : "a program that is started with the rights of another user";
+    if ((group ? status->st_gid : getegid()) != getgid())
+        return group ? "a setgid program" : "a program that is started with the rights of another group";
+    if (gives && getuid() && fgetxattr(file, "security.capability", NULL, 0) > 0)
         return "a program with capabilities";
     return NULL;
 }

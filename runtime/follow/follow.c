@@ -22,6 +22,7 @@
 
 #include "../common/apart.h"
 #include "../common/broker.h"
+#include "../common/selection.h"
 #include "../records.h"
 #include "../say.h"
 #include "follow.h"
@@ -207,8 +208,11 @@ static void put_empty_segment(pid_t pid, bool whole) {
 // Whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
 static bool is_removed(void) {
     struct stat own, found;
-    return !fstat(folder, &own) &&
-           (lstat(self->folder, &found) || own.st_dev != found.st_dev || own.st_ino != found.st_ino);
+    if (fstat(folder, &own))
+        return false;
+    if (lstat(self->folder, &found))
+        return errno == ENOENT || errno == ENOTDIR; // else it's out of reach
+    return own.st_dev != found.st_dev || own.st_ino != found.st_ino;
 }
 
 static void say_removed(void) {
@@ -275,7 +279,10 @@ static _Noreturn void follow(pid_t root, int root_file) {
         else if (!removed && !self->quiet)
             say_nothing();
     }
-    leave(output_flush(&output) ? 0 : errno);
+    int error = output_flush(&output) ? 0 : errno;
+    if (!error && !stopped && !self->quiet)
+        gpt_say_names();
+    leave(error);
 }
 
 // The beginning
@@ -296,6 +303,7 @@ static void put_zeros(int signal, siginfo_t *info, void *context) {
 
 static void helper(pid_t root, int root_file) {
     output.file = self->output;
+    gpt_selection_setup();
     for (int signal = 1; signal < NSIG; signal++)
         if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT)
             sigaction(signal, &(struct sigaction){.sa_handler = stop}, NULL);

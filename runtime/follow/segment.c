@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/selection.h"
 #include "../records.h"
 #include "follow.h"
 #include "hook/write/chunk.h"
@@ -118,6 +119,15 @@ static void take_end(struct segment *segment, struct cursor body, uint64_t keys)
     segment->ended = true;
 }
 
+// A kernel that the program looked up.
+static void note_function(struct cursor body, uint64_t keys) {
+    for (uint64_t i = 0; i < keys && !body.bad; i++) {
+        struct value key = take_value(&body), value = take_value(&body);
+        if (is(key, "name") && value.type == TEXT && !body.bad)
+            gpt_add_kernel((const char *)value.data, value.number);
+    }
+}
+
 // Passes on the record at the cursor; `mapped` is where it is in the file.
 static void take_record(struct segment *segment, struct chunk *chunk, struct cursor *cursor,
                         const unsigned char *mapped, struct output *output) {
@@ -133,6 +143,8 @@ static void take_record(struct segment *segment, struct chunk *chunk, struct cur
     }
     body.end = cursor->at;
     size_t size = (size_t)(cursor->at - start);
+    if (is(kind, "function"))
+        note_function(body, map.number);
     if (is(kind, "header") && chunk->at) {
         chunk->over = true;
     } else if (is(kind, "end")) {

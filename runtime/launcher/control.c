@@ -281,8 +281,6 @@ static void add_text(struct asking *asking, const char *text) {
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
-    check_parts("-k", probing->kernels);
-    check_parts("--filter", probing->filter);
     char digest[65] = "";
     if (!any && (probing->kernels || probing->filter))
         fail(USAGE, "probe", "kernels, and no probes");
@@ -318,10 +316,10 @@ static void read_options(struct asking *asking, int argc, char **argv) {
             asking->json = true;
             break;
         case 'k':
-            asking->probing.kernels = optarg;
+            asking->probing.kernels = add_parts("-k", asking->probing.kernels, optarg);
             break;
         case 'x':
-            asking->probing.filter = optarg;
+            asking->probing.filter = add_parts("--filter", asking->probing.filter, optarg);
             break;
         case 'J':
             asking->probing.jit = optarg;

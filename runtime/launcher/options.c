@@ -135,13 +135,13 @@ static void parse_options(struct request *request, int argc, char **argv) {
             probing->probes[probing->probe_count++] = optarg;
             break;
         case 'k':
-            probing->kernels = optarg;
+            probing->kernels = add_parts("-k", probing->kernels, optarg);
             break;
         case 'j':
             probing->jit = optarg;
             break;
         case 'x':
-            probing->filter = optarg;
+            probing->filter = add_parts("--filter", probing->filter, optarg);
             break;
         case 'w':
             probing->wait = optarg;

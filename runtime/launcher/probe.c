@@ -261,9 +261,15 @@ static const char *check_sample(const char *text) {
     return rest;
 }
 
-void check_parts(const char *option, const char *parts) {
-    if (parts && *parts && !parts[strspn(parts, ":")])
+const char *add_parts(const char *option, const char *known, const char *parts) {
+    char *all;
+    if (!parts[strspn(parts, ":")]) // a variable of a script that is empty, say: it would mean every kernel
         fail(USAGE, option, "'%s' names no part of a kernel's name", parts);
+    if (!known)
+        return parts;
+    if (asprintf(&all, "%s:%s", known, parts) < 0)
+        fail(BAD, NULL, "%s", strerror(errno));
+    return all;
 }
 
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
@@ -316,8 +322,6 @@ const char *use_probing(const struct probing *probing) {
         fail(USAGE, probing->benchmark ? "--benchmark" : "--memusage", "no -p or --jit");
     if (probing->memusage && probing->benchmark)
         fail(USAGE, "--memusage", "cannot be combined with --benchmark");
-    check_parts("-k", probing->kernels);
-    check_parts("--filter", probing->filter);
     if (checked.wait)
         check_number("--wait", checked.wait, true);
     if (checked.skip)

@@ -21,8 +21,9 @@ extern bool probes_call_back; // one names a file that is to be run on what each
 // probed. Fails for what makes no sense, and for probes that cannot be read.
 const char *use_probing(const struct probing *probing);
 
-// Fails for a list of parts, as -k takes it, that is only colons.
-void check_parts(const char *option, const char *parts);
+// Adds a list of parts, as -k and --filter take it, to those of the same option before, or NULL. Fails for
+// one that has none.
+const char *add_parts(const char *option, const char *known, const char *parts);
 
 // The text of the pipeline for probes or --jit, and its digest with theirs. Fails as the above.
 const char *make_pipeline(const struct probing *probing, char digest[65]);

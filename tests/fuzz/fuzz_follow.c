@@ -2,6 +2,7 @@
 //
 // Input: how many chunks, what happens between steps; for each chunk the size of its records, and they.
 
+#include "../../runtime/common/selection.c"
 #include "../../runtime/follow/rows.c"
 #include "../../runtime/follow/segment.c"
 #include "harness.h"
@@ -40,6 +41,8 @@ static void check_stream(int stream) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int file = -1;
     if (file < 0) {
+        setenv("GPT_HOOK_PROBE", "1", 1); // names of kernels are looked at
+        gpt_selection_setup();
         snprintf(trace, sizeof(trace), "trace-%d", getpid());
         file = open(trace, O_RDWR | O_CREAT | O_EXCL, 0600);
     }

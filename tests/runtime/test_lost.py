@@ -4,6 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +158,54 @@ def test_a_setuid_program(tmp_path, folder):
     _, lines = said(tmp_path, "sh", "-c", f"{program}; true")
     what = f"of {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
     assert lines == [f"warning: {NOT_WRITTEN}nothing was recorded {what}"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root becomes another user by setpriv")
+@pytest.mark.parametrize("folders", ["shared", "closed"])
+def test_a_program_that_another_user_starts(tmp_path, folder, folders):
+    """A note of another user's isn't believed, and one can't be left in root's folder: it's said at once."""
+    copied = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where others may look
+    try:
+        copied.chmod(0o755)
+        (notes := copied / "notes").mkdir()
+        notes.chmod(0o1777 if folders == "shared" else 0o755)
+        for file in ("gpt-hook", "libgpthook.so"):
+            shutil.copy(hooked.runtime() / file, copied)
+        shutil.copy("/bin/true", copied)
+        script = (
+            f"setpriv --reuid 2001 --regid 2001 --clear-groups sh -c 'env -i {copied}/true; env -i {copied}/true'; true"
+        )
+        line = [copied / "gpt-hook", "run", "-fo", copied / "t.mp", "--", "sh", "-c", script]
+        env = os.environ | {"TMPDIR": str(notes)}
+        done = subprocess.run(line, stderr=subprocess.PIPE, text=True, env=env, timeout=60, check=True)
+        assert not os.listdir(notes)
+    finally:
+        shutil.rmtree(copied)
+    fact = f"gpt-hook: warning: nothing was recorded of {copied}/true, which env started without LD_PRELOAD{BEFORE}"
+    assert done.stderr.splitlines()[:-1] == [fact] * (1 if folders == "shared" else 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another effective user")
+@pytest.mark.parametrize("call", ["os.setresuid(2001, 0, 0)", "os.setresgid(2001, 0, 0)"])
+def test_rights_that_a_program_is_started_with(tmp_path, folder, call):
+    """The dynamic linker ignores LD_PRELOAD for it, as for a setuid one: gpt-hook ran it without a word."""
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--", "true")
+    code = f"import os, sys; {call}; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, *line], stderr=subprocess.PIPE, text=True, check=False)
+    who = "user" if "uid" in call else "group"
+    assert done.returncode == 4
+    assert f"a program that is started with the rights of another {who}: it cannot be watched\n" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_setuid_program_that_gets_no_rights(tmp_path, folder):
+    program = tmp_path / "setuid"
+    shutil.copy("/bin/true", program)
+    os.chown(program, 2001, 2001)
+    program.chmod(0o4755)
+    line = ["setpriv", "--no-new-privs", *hooked.command("run", "-o", tmp_path / "t.mp", "--", program)]
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_part_of_the_run_is_recorded(tmp_path, folder):

@@ -143,13 +143,6 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
     assert said(tmp_path, program, ptx, name, options=("-k", "x"))[-1].endswith(f"{'z' * 252}...")
 
 
-@pytest.mark.parametrize("option", ["-k", "--filter"])
-def test_a_list_without_a_part_is_refused(tmp_path, program, option):
-    done = hooked.run(tmp_path / "t.mp", program, options=("-p", "block_sched", option, "::"))
-    assert done.returncode == 2
-    assert done.stderr == f"gpt-hook: error: {option}: '::' names no part of a kernel's name\n"
-
-
 @pytest.mark.parametrize("kernels", ["foo foo exec", "foo -bar exec foo"])
 def test_another_program_takes_the_place(tmp_path, program, kernels):
     """What is only counted until the end is written before."""
@@ -165,3 +158,37 @@ def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
     lines = said(tmp_path, "sh", "-c", script, options=("--launch-skip", "7"))
     told = "2 of processes whose trace has no end, so that nothing is known of them"
     assert lines == ["Killed", f"0 launches with probes, 0 without, {told}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["-k", "zzz"], ["warning: -k zzz matches no kernel; the program looked up: foo, bar"]),
+        (["-k", "fo", "-k", "zzz:yyy"], ["warning: -k zzz:yyy matches no kernel; the program looked up: foo, bar"]),
+        (["--filter", "o", "--filter", "a"], ["warning: --filter leaves no kernel; it drops: foo, bar"]),
+        (["-k", "fo", "-k", "ba"], []),
+        (["-q", "-k", "zzz"], []),
+    ],
+)
+@pytest.mark.parametrize("output", ["-", "|cat >/dev/null", "t.mp"])
+def test_live_streams_say_it_and_options_add_up(tmp_path, program, output, options, expected):
+    """The last of two -k won, and a stream had no word about any."""
+    words = ("run", "-o", output, "--device", "sim", "-p", "block_sched", *options, "--")
+    env = os.environ | {"XDG_CACHE_HOME": probing.kept(), "GPT_SIM_RUN": "all"}
+    line = [*hooked.command(*words, quiet=False), program, program.with_name("few.ptx"), "foo", "bar"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path) as process:
+        _, err = process.communicate(timeout=120)  # until the helper has ended too
+    lines = [line.removeprefix("gpt-hook: ") for line in err.decode().splitlines()]
+    assert [line for line in lines if line.startswith("warning")] == expected
+    assert process.returncode == 3
+
+
+@pytest.mark.parametrize("option", ["-k", "--filter"])
+@pytest.mark.parametrize("value", ["", ":", "::"])
+@pytest.mark.parametrize("before", [[], ["-k", "foo"]])
+def test_an_empty_filter_is_wrong_usage(tmp_path, option, value, before):
+    """As a script's variable that is empty: it meant every kernel."""
+    for words in (("run", "-p", "block_sched", *before, option, value, "true"), ("ctl", option, value, "1", "probe")):
+        done = subprocess.run(hooked.command(*words), stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+        fact = f"gpt-hook: error: {option}: '{value}' names no part of a kernel's name\n"
+        assert (done.returncode, done.stderr) == (2, fact)

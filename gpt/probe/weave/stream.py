@@ -69,6 +69,7 @@ class Weaving:
         self._stage = stage
         self._files = files
         self._keep, self._drop = keep, drop
+        self._idle = dict.fromkeys(keep)  # parts that no name so far has
         self._verified = verified
         self._count = count
         self._relocatable = relocatable
@@ -105,6 +106,7 @@ class Weaving:
         self._seen += 1
         left: dict[str, str] = {}
         names = [item.name for item in module.entries if item.name in record.get("only", [item.name])]
+        self._idle = {part: None for part in self._idle if not any(part in name for name in names)}
         self._names += [name for name in names if not self._wants(name)][: NAMED - len(self._names)]
         for kernel in filter(self._wants, names):
             self._kernels += 1
@@ -207,6 +209,8 @@ class Weaving:
             elif not self._names:
                 yield from self._tell("no kernel", "")
             return
+        if self._idle:
+            yield from self._tell(f"matches no kernel: '{':'.join(self._idle)}'", "-k")
         for file in self._files:
             places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
             places = [place for place in places if place[1] != "kernel"]

@@ -75,7 +75,8 @@ static void note(const char *name, char *const *environment, bool search, bool r
     if (name && hook_notes_losses() && !prctl(PR_GET_SECCOMP) && find_program(name, search, path)) {
         const char *how = find_dropped(environment);
         enum loss loss = how ? LOSS_DROPPED : LOSS_PROGRAM;
-        if (!how && (how = gpt_find_unwatchable(path)) && (strstr(how, "set") || strstr(how, "capabilities")))
+        if (!how && (how = gpt_find_unwatchable(path)) &&
+            (strstr(how, "set") || strstr(how, "capabilities") || strstr(how, "rights")))
             loss = LOSS_RIGHTS;
         if (how)
             hook_note_loss(loss, name, how);

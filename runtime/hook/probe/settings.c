@@ -7,9 +7,9 @@
 
 #include "common/broker.h"
 #include "common/control.h"
+#include "common/selection.h"
 #include "hook/write/naming.h"
 #include "hook/write/recording.h"
-#include "hook/write/selection.h"
 #include "hook/write/thread.h"
 #include "settings.h"
 
@@ -113,8 +113,8 @@ void hook_probe_setup(void) {
 
 bool hook_is_wanted(const char *kernel, const struct order *order) {
     size_t size = strlen(kernel);
-    return (!order->kernels || !*order->kernels || hook_has_part(kernel, size, order->kernels)) &&
-           (!order->filter || !hook_has_part(kernel, size, order->filter));
+    return (!order->kernels || !*order->kernels || gpt_has_part(kernel, size, order->kernels)) &&
+           (!order->filter || !gpt_has_part(kernel, size, order->filter));
 }
 
 bool hook_is_closed(const char *path) {

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "clock.h"
+#include "common/selection.h"
 #include "coverage.h"
 #include "say.h"
-#include "selection.h"
 
 enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
 
@@ -84,8 +84,8 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
                          reasons[i].text, reasons[i].launches);
     if (!probed && !unprobed && launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
-                 hook_is_choosing() ? "kernels that -k and --filter leave out"
-                                    : "processes whose trace has no end, so that nothing is known of them");
+                 gpt_is_choosing() ? "kernels that -k and --filter leave out"
+                                   : "processes whose trace has no end, so that nothing is known of them");
     else if (!probed && !unprobed)
         snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
     if (reasons[SHOWN].launches)

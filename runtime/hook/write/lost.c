@@ -27,18 +27,44 @@ struct note {
 
 static const char *notes; // the names of the files begin so
 static pid_t root;
+static uint64_t device, inode; // of the standard error that the run began with
 
-void hook_lost_setup(pid_t of_run) {
+void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) {
+    device = error_device, inode = error_inode;
     const char *path = hook_keep_variable("GPT_HOOK_NOTES");
     notes = path && *path == '/' ? path : NULL;
     root = of_run;
 }
 
+// Whether the root process is another user's by now, who would not believe a note of ours.
+static bool is_foreign(void) { return kill(root, 0) && errno == EPERM; }
+
 // The root process is there, so the note will be removed.
-bool hook_notes_losses(void) { return notes && !kill(root, 0); }
+bool hook_notes_losses(void) { return notes && (!kill(root, 0) || errno == EPERM); }
 
 static void name_note(enum loss loss, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s.%d", notes, (int)loss);
+}
+
+static const char *advice_of(enum loss loss) {
+    return loss == LOSS_DROPPED  ? "; put 'gpt-hook run' right before that program"
+           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+                                 : " cannot be watched";
+}
+
+static void describe(enum loss loss, const struct note *note, char *text, size_t size) {
+    snprintf(text, size, "nothing was recorded of %s, which %s started%s %s%s", note->program, note->by,
+             loss == LOSS_DROPPED ? "" : ":", note->how, advice_of(loss));
+}
+
+static void say(enum loss loss, const struct note *note) {
+    char line[2 * TEXT] = "gpt-hook: warning: ";
+    struct stat error;
+    if (fstat(STDERR_FILENO, &error) || error.st_dev != device || error.st_ino != inode)
+        return;
+    size_t at = strlen(line);
+    describe(loss, note, line + at, sizeof(line) - at);
+    gpt_write_line(line);
 }
 
 void hook_note_loss(enum loss loss, const char *program, const char *how) {
@@ -49,9 +75,13 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
     snprintf(note.how, sizeof(note.how), "%s", how);
     name_note(loss, path);
     int file = gpt_create(AT_FDCWD, path, O_WRONLY, 0600);
+    if (file < 0 && errno != EEXIST) // the folder isn't for this user, say
+        say(loss, &note);
     if (file < 0)
         return;
-    if (write(file, &note, sizeof(note)) != sizeof(note))
+    if (is_foreign()) // the file stays, so that the next one is silent
+        say(loss, &note);
+    else if (write(file, &note, sizeof(note)) != sizeof(note))
         unlink(path);
     close(file);
 }
@@ -72,12 +102,6 @@ static bool take(enum loss loss, struct note *note) {
     return read_all;
 }
 
-static const char *advice_of(enum loss loss) {
-    return loss == LOSS_DROPPED  ? "; put 'gpt-hook run' right before that program"
-           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' behind it"
-                                 : " cannot be watched";
-}
-
 enum loss hook_take_loss(char *text, size_t size) {
     enum loss found = LOSS_NONE;
     for (enum loss loss = LOSS_DROPPED; loss > LOSS_NONE; loss--) {
@@ -85,8 +109,7 @@ enum loss hook_take_loss(char *text, size_t size) {
         if (!take(loss, &note) || found)
             continue;
         found = loss;
-        snprintf(text, size, "nothing was recorded of %s, which %s started%s %s%s", note.program, note.by,
-                 loss == LOSS_DROPPED ? "" : ":", note.how, advice_of(loss));
+        describe(loss, &note, text, size);
     }
     return found;
 }

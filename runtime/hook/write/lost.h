@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 // Why a program is started without the hook; the later, the likelier it is a fault.
@@ -15,8 +16,8 @@ enum loss {
     LOSS_DROPPED, // its environment doesn't bring the hook in
 };
 
-void hook_lost_setup(pid_t root); // that reports
-bool hook_notes_losses(void);     // whether somebody will report them
+void hook_lost_setup(pid_t root, uint64_t error_device, uint64_t error_inode); // that reports, and where
+bool hook_notes_losses(void); // whether somebody will report them
 void hook_note_loss(enum loss loss, const char *program, const char *how);
 
 // Remove all notes, and write what the worst of them says. Returns what it is.

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "calm.h"
+#include "common/selection.h"
 #include "coverage.h"
 #include "errors.h"
 #include "lost.h"
@@ -24,7 +25,6 @@
 #include "report.h"
 #include "reread.h"
 #include "say.h"
-#include "selection.h"
 #include "thread.h"
 
 static struct {
@@ -109,12 +109,13 @@ static void say(const struct trace_totals *found) {
                  needed.value < 10, needed.value, needed.unit);
         gpt_write_line(line);
     }
-    if (found->probed || found->unprobed || (found->processes && hook_is_selecting() && !found->needing))
+    if (found->probed || found->unprobed || (found->processes && gpt_is_selecting() && !found->needing))
         hook_say_coverage(found->probed, found->unprobed, found->launches);
     if (found->dropped)
         say_logs(found);
-    if (found->processes && hook_is_selecting())
-        hook_say_selection(found->launches, found->probed + found->needing, found->unprobed);
+    if (found->processes && gpt_is_selecting())
+        gpt_say_selection(found->launches, found->probed + found->needing, found->unprobed,
+                          hook_count_reason("it was left out"));
 }
 
 static bool is_error(const struct stat *status) {
@@ -178,9 +179,9 @@ void hook_report_setup(void) {
         sscanf(wanted, "%d %llu %llu%n", &root.pid, &root.device, &root.inode, &size) != 3)
         return;
     snprintf(root.error, sizeof(root.error), "%s", wanted + size + (wanted[size] == ' '));
-    hook_lost_setup(root.pid);
+    hook_lost_setup(root.pid, root.device, root.inode);
     if (root.pid != getpid())
         return;
     snprintf(root.path, sizeof(root.path), "%s", path);
-    hook_selection_setup();
+    gpt_selection_setup();
 }

@@ -12,11 +12,11 @@
 #include <unistd.h>
 
 #include "chunk.h"
+#include "common/selection.h"
 #include "counts.h"
 #include "coverage.h"
 #include "layout.h"
 #include "reread.h"
-#include "selection.h"
 #include "unpack.h"
 
 #define AHEAD 512 // bytes that are seen of a value: names are shorter
@@ -127,11 +127,11 @@ static void count_file(unsigned depth);
 // A kernel that the program looked up. Names of C++ may be longer than what is looked at.
 static void add_kernel(struct trace_file *trace, struct value name) {
     static char text[64 << 10];
-    if (name.type != TEXT || name.number > sizeof(text) || !hook_is_selecting())
+    if (name.type != TEXT || name.number > sizeof(text) || !gpt_is_selecting())
         return;
     ssize_t size = pread(trace->file, text, name.number, (off_t)(trace->at - name.number));
     if (size == (ssize_t)name.number)
-        hook_add_kernel(text, name.number);
+        gpt_add_kernel(text, name.number);
 }
 
 // Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any

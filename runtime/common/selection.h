@@ -1,0 +1,23 @@
+// What -k, --filter, --launch-skip and the like leave of a run's launches, for the report at its end.
+
+#ifndef GPT_SELECTION_H
+#define GPT_SELECTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Return whether one of the parts, which colons separate, is in the name.
+bool gpt_has_part(const char *name, size_t size, const char *parts);
+
+void gpt_selection_setup(void);
+bool gpt_is_choosing(void);  // whether -k or --filter was given
+bool gpt_is_selecting(void); // the run was started with probes
+void gpt_add_kernel(const char *name, size_t size);
+
+// What matched no name, which is all that is known of a live stream; and with counts of launches, of which
+// `left_out` by --launch-skip and the like.
+void gpt_say_names(void);
+void gpt_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed, uint64_t left_out);
+
+#endif
