@@ -26,7 +26,7 @@ mv "stage$PWD/prefix" prefix
 if grep -rq "$PWD/stage" prefix; then exit 1; fi
 prefix/bin/gpt-hook check >check.txt || test $? = 1
 grep -q "^runtime  *$PWD/prefix/lib/gpt/lib/python3.*/gpt/_runtime/libgpthook.so$" check.txt
-head -n 1 prefix/bin/gpt-extract | grep -q "$PWD/prefix/lib/gpt/bin/python"
+head -n 3 prefix/bin/gpt-extract | grep -q "$PWD/prefix/lib/gpt/bin/python"
 
 # What fails leaves it.
 if PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/none" make -s -C tree install PREFIX="$PWD/prefix" >err.txt 2>&1; then exit 1; fi
