@@ -54,7 +54,9 @@ def test_the_wheels_of_cuda_12_and_11(places, tmp_path):
 
 
 def test_none_says_what_to_install(places):
-    with pytest.raises(MissingError, match=r"no ptxas: give --ptxas FILE, or install one: .* -m pip install nvidia-cuda-nvcc"):
+    with pytest.raises(
+        MissingError, match=r"no ptxas: give --ptxas FILE, or install one: .* -m pip install nvidia-cuda-nvcc"
+    ):
         find.Tools(None, places()).first()
 
 
