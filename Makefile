@@ -81,7 +81,7 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
+	@$(CC) $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
 	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) $(OLD_LIBS) -o $@
 
 $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/portable.h runtime/say.h

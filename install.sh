@@ -135,6 +135,9 @@ install_all() {
         put_back
         fail "$folder: not installed: see above"
     }
+    # From here on the new one stays: the old one goes.
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
     [ ! "$destination" ] || forget_destination
     remove_installed "$folder.old"
     say "install: $prefix/bin, $prefix/share: man pages, completion of bash, zsh and fish"

@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -283,3 +284,14 @@ def test_force_deletes_nothing_of_another_user(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("t.mp*")) == ["t.mp", "t.mp.7", "t.mp.buffers", "t.mp.note"]
     assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_path_with_a_blank(tmp_path):
+    """LD_PRELOAD is split there. Programs that the command starts are watched too."""
+    shutil.copytree(hooked.runtime(), tmp_path / "a  b")
+    call = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+    line = [tmp_path / "a  b" / "gpt-hook", "run", "-q", "-o", tmp_path / "t.mp", "--device", "sim", "--"]
+    line += ["sh", "-c", f'{sys.executable} -c "{call}"; {sys.executable} -c "{call}"']
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("t.mp")]) == 2
