@@ -178,7 +178,8 @@ def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
     first = np.full(len(sms), np.iinfo(np.int64).max)
     np.minimum.at(first, which, since)
-    return (since - first[which] + 1).astype(np.uint64)
+    aligned: npt.NDArray[np.uint64] = (since - first[which] + 1).astype(np.uint64)
+    return aligned
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:

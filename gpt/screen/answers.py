@@ -32,6 +32,7 @@ MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
 INDENT = "    "  # of a text that has lines of its own
 TITLE = 32  # columns of a title
+TOLD = 16  # values of a single row that stand below its table
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
 COUNTS = ("u8", "u16", "u32", "u64")  # types of columns that can be added up
@@ -98,9 +99,9 @@ class AnswerTable:
             heads = split if self._count_fitting(columns, width, split) == len(columns) else heads
         room = self._count_fitting(columns, width, heads)
         columns, left = columns[:room], columns[room:]
-        texts = sum(at < self.texts for at in columns)
+        count = max(1, sum(at < self.texts for at in columns))
         kernels = [place for place, at in enumerate(columns) if at in self._kernels]
-        grid = Grid(*(heads[0][at] for at in columns), texts=max(1, texts), kernels=kernels)
+        grid = Grid(*(heads[0][at] for at in columns), texts=count, kernels=kernels)
         for head in heads[1:]:
             grid.add(*(head[at] for at in columns), style="dim")
         for row, bold in zip(self.rows, self.bold, strict=True):
@@ -110,7 +111,7 @@ class AnswerTable:
             yield row_line
             for text in texts:
                 yield from fold(text, width, INDENT)
-        if left and len(self.rows) == 1:
+        if left and len(self.rows) == 1 and len(left) <= TOLD:
             yield from fold(", ".join(f"{self.titles[at]} {self.rows[0][at]}" for at in left), width)
         elif left:
             yield from fold(f"no room for {', '.join(self.titles[at] for at in left)}", width)
