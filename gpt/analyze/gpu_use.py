@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """An idle period of a GPU in ns, and what ran before and after it."""
+    """An idle period of a GPU, what ran before and after it; in ns, without time that wasn't recorded."""
 
     begin: int
     took: int
@@ -109,7 +109,7 @@ class Use:
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
         self.longest: list[Idle] = []
-        self._ender: Work | None = None  # what ended last of all before
+        self._ender: tuple[Work, int] | None = None  # what ended last of all before, and when
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
@@ -161,14 +161,15 @@ class Use:
         least = self.longest[-1].took if len(self.longest) == LISTED else 0
         places = np.flatnonzero(gaps > least)
         for at in places[np.argsort(-gaps[places], kind="stable")[:LISTED]].tolist():
-            after = _work(rows[ender[at - 1]]) if at else self._ender
-            if after:
-                begin = int(rows["begin"][at])
-                self.longest.append(Idle(begin - int(gaps[at]), int(gaps[at]), after, _work(rows[at])))
+            before = [(_work(rows[ender[at - 1]]), int(reach[at - 1]))] if at else []
+            before += [self._ender] if self._ender else []
+            if before:
+                after, end = max(before, key=lambda one: one[1])
+                self.longest.append(Idle(end, int(gaps[at]), after, _work(rows[at])))
         self.longest.sort(key=lambda idle: -idle.took)
         del self.longest[LISTED:]
         if int(reach[-1]) >= self._reach[group]:
-            self._ender = _work(rows[ender[-1]])
+            self._ender = _work(rows[ender[-1]]), int(reach[-1])
 
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
         """Where the GPU goes from a process to another, each by its name."""

@@ -94,9 +94,11 @@ class AnswerTable:
             yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width))
         columns = [at for at in range(len(self.titles)) if at not in equal]
         heads = [self.titles]
-        if self._count_fitting(columns, width, heads) < len(columns):
+        if self._total(columns, heads) > width:
             split = [list(part) for part in zip(*map(_split_title, _iter_titles(self.titles, self.rows)), strict=True)]
-            heads = split if self._count_fitting(columns, width, split) == len(columns) else heads
+            fit = [self._count_fitting(columns, width, one) for one in (heads, split)]
+            if fit[0] < fit[1] == len(columns) or self._total(columns, split) <= width:
+                heads = split
         room = self._count_fitting(columns, width, heads)
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
@@ -122,19 +124,24 @@ class AnswerTable:
         """Return the columns to fold: those equal in all rows where some don't fit, ids where a text would be cut."""
         everything = list(range(len(self.titles)))
         equal = [at for at in everything[1:] if len(self.rows) > 1 and len({row[at] for row in self.rows}) == 1]
+        ids = [at for at in equal if at in self._ids]
         if self._count_fitting(everything, width, [self.titles]) < len(everything):
-            return equal
+            left = [at for at in everything if at not in ids]
+            return ids if self._count_fitting(left, width, [self.titles]) == len(left) else equal
         sizes = self._widths(everything, [self.titles])
         plain = [size for at, size in enumerate(sizes[: self.texts]) if at not in self._kernels]
         most = (width - sum(size + GAP for size in sizes[self.texts :])) // max(1, self.texts) - GAP
-        is_cut = sum(sizes) + GAP * (len(sizes) - 1) > width and max(plain, default=0) > most
-        return [at for at in equal if at in self._ids] if is_cut else []
+        is_cut = self._total(everything, [self.titles]) > width and max(plain, default=0) > most
+        return ids if is_cut else []
 
     def _count_fitting(self, columns: Sequence[int], width: int, heads: Sequence[Sequence[str]]) -> int:
         """Return how many of these columns there's room for if texts are cut as far as possible."""
         sizes = zip(columns, self._widths(columns, heads), strict=True)
         least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
+
+    def _total(self, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> int:
+        return sum(size + GAP for size in self._widths(columns, heads)) - GAP
 
     def _widths(self, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> list[int]:
         return [max(cell_len(row[at]) for row in (*heads, *self.rows)) for at in columns]
