@@ -102,7 +102,7 @@ def test_the_picture_of_accesses(tmp_path):
 
 @pytest.mark.full
 def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
-    """`fill` and `attn` are launched once: of 384 accesses of the latter 33 fit. gpt-analyze reads that of the folder."""
+    """Of 384 accesses 33 fit; gpt-analyze says the same of the folder."""
     pytest.importorskip("matplotlib")
     text = (TOOLS / "dmat.toml").read_text()
     (tmp_path / "dmat.toml").write_text(text.replace("budget = 268435456", "budget = 808"))
