@@ -95,10 +95,7 @@ class AnswerTable:
         columns = [at for at in range(len(self.titles)) if at not in equal]
         heads = [self.titles]
         if self._total(columns, heads) > width:
-            split = [list(part) for part in zip(*map(_split_title, _iter_titles(self.titles, self.rows)), strict=True)]
-            fit = [self._count_fitting(columns, width, one) for one in (heads, split)]
-            if fit[0] < fit[1] == len(columns) or self._total(columns, split) <= width:
-                heads = split
+            heads = self._split_titles(columns, width) or heads
         room = self._count_fitting(columns, width, heads)
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
@@ -139,6 +136,18 @@ class AnswerTable:
         sizes = zip(columns, self._widths(columns, heads), strict=True)
         least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
+
+    def _split_titles(self, columns: Sequence[int], width: int) -> list[list[str]] | None:
+        """Return titles on two lines, as few of them as possible and the last ones, if all columns fit then."""
+        parts = [*map(_split_title, _iter_titles(self.titles, self.rows))]
+        heads = [[""] * len(parts), [*self.titles]]
+        is_left_out = self._count_fitting(columns, width, heads) < len(columns)
+        for at in reversed(columns):
+            heads[0][at], heads[1][at] = parts[at]
+            fits = is_left_out and self._count_fitting(columns, width, heads) == len(columns)
+            if fits or self._total(columns, heads) <= width:
+                return heads
+        return None
 
     def _total(self, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> int:
         return sum(size + GAP for size in self._widths(columns, heads)) - GAP

@@ -208,8 +208,8 @@ def test_a_trace_without_such_maps():
 
 def test_a_simulated_device_has_no_peaks():
     """Its clocks and its memory are made up, so nothing is a share of what it could do."""
-    card = dict(index=0, name="GPT simulated device", arch="sm_90", sms=2, clock_hz=1_980_000_000,
-                memory_hz=3_201_000_000, bus_bits=6144)  # fmt: skip
+    card = {"index": 0, "name": "GPT simulated device", "arch": "sm_90", "sms": 2, "clock_hz": 1_980_000_000,
+                "memory_hz": 3_201_000_000, "bus_bits": 6144}  # fmt: skip
     for runs, known in (("ptx", False), ("sass", True)):
         segment = trace(
             moved(600_000), computed(2_000_000), took(1000), device=records.make("device", runs=runs, **card)
