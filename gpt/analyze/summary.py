@@ -132,7 +132,7 @@ class Summary:
 
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
     process, header = totals.process, totals.process.header
-    duration = process.known_until(totals.last) - process.clock.monotonic  # of which a part is `recorded`
+    duration = totals.last - process.clock.monotonic
     counts = header["realtime"], len(process.threads), totals.calls
     return header, (*counts, duration, process.recorded(totals.last), process.exit_status)
 

@@ -295,20 +295,15 @@ class Process:
         changes = list(zip(times, [on for _, on in self.changes], strict=True))
         return find_unrecorded(self.clock.monotonic, changes)
 
-    def known_until(self, last: int) -> int:
-        """Return `last` of CLOCK_MONOTONIC, or when recording was switched on or off after that."""
-        if not self.changes:
-            return last
-        return max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
-
     def recorded(self, last: int) -> int | None:
-        """Return for how many ns it was recorded, `known_until` a time.
+        """Return for how many ns it was recorded, until `last` of CLOCK_MONOTONIC or the last change if that is later.
 
         None if that was all the time.
         """
         if not self.changes:
             return None
-        began, last = self.clock.monotonic, self.known_until(last)
+        began = self.clock.monotonic
+        last = max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
         return max(0, last - began - self.unrecorded.within_one(began, last))
 
 
