@@ -40,8 +40,10 @@ RUNS: dict[str, Keys] = {
         "fields": ("[field]", "layout of a record"),
         "wanted": ("u64?", "of an array or total that is counted only: the capacity that it would have"),
         "callback": ("str?", "the file that its probe file wants to be run on each launch: an absolute path"),
-        "keeps": ("str?", "last, of an array that keeps the last records if the lowest bit of its address is set"),
-        "grows": ("u64?", "1, of a log that is larger than its capacity if the lowest bits of its address say so"),
+        "keeps": (
+            "str?",
+            "last, of an array, or all, of a log: what it keeps if the lowest bits of its address say so",
+        ),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),

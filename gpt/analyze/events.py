@@ -1,4 +1,4 @@
-"""gpt-analyze events: every call, a line each, oldest first.
+"""gpt-analyze events: every call, a line each, oldest or slowest first.
 
 Threads write chunks of their own, and processes files of their own, so all of a trace has to be read before the
 first call is known. Rows are put aside in a temporary file; in memory are 24 bytes a call: when it began, as it is
@@ -11,6 +11,7 @@ import json
 import mmap
 import tempfile
 from collections.abc import Iterator
+from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -36,16 +37,40 @@ RECORDING = {0: "off", (1 << 31) - 1: "on"}  # what stands for a function where 
 TIMED = ("start", "duration", "result")  # fields that every line has in a form of its own
 
 
+class Order(StrEnum):
+    """Orders of lines."""
+
+    START = "start"
+    TOOK = "took"
+
+
+class Form(StrEnum):
+    """What is written in place of text."""
+
+    CSV = "csv"
+
+
 class Events:
     """The calls of all processes that were read."""
 
     streams = False
 
-    def __init__(self, stage: Stage, json: bool, notes: bool = False) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        json: bool,
+        notes: bool = False,
+        sort: Order = Order.START,
+        top: int | None = None,
+        form: Form | None = None,
+    ) -> None:
         from gpt.trace.kinds import CALLS
 
         if notes and not json:
             raise UsageError("--notes requires --json")
+        if form and json:
+            raise UsageError("--format cannot be combined with --json")
+        self._sort, self._top, self._csv = sort, top, form is Form.CSV
         self._notes: Notes | None = None
         self.kinds = CALLS
         if notes:
@@ -72,7 +97,8 @@ class Events:
             self._file.flush()
         except OSError as error:
             raise OutputError.of(error, tempfile.gettempdir()) from None
-        self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy()))
+        took = rows["duration"].copy() if self._sort is Order.TOOK else rows["duration"][:0]
+        self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy(), took))
 
     def end(self, process: Process) -> None:
         """Puts aside when recording was turned on and off, as rows; another process may have earlier calls."""
@@ -98,17 +124,17 @@ class Events:
             for lines in chain(around[0], self.iter_lines(), around[1]):
                 self._stage.write_text(lines)
         else:
-            from gpt.screen.events import HEADER, EventText
+            from gpt.screen.events import HEADER, EventCsv, EventText
 
-            text = EventText()
-            self._stage.write_text(HEADER)
+            text = EventCsv() if self._csv else EventText()
+            self._stage.write_text(text.head() if isinstance(text, EventCsv) else HEADER)
             for lines in self.iter_lines():
                 for line in text.iter_lines(lines):
                     self._stage.write_text(line)
         yield from ()
 
     def iter_lines(self) -> Iterator[str]:
-        """All calls, oldest first, some thousand lines at a time."""
+        """All calls, or the first `top` of them in the order that is wanted, some thousand lines at a time."""
         import numpy as np
 
         if not self._batches:
@@ -121,6 +147,10 @@ class Events:
             [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
         order = np.argsort(times, kind="stable")
+        if self._sort is Order.TOOK:  # calls that did not return come last
+            took = np.concatenate([b.process.clock.durations(b.took) for b in self._batches])
+            order = order[np.argsort(-took[order], kind="stable")]
+        order = order[: self._top]
         edges = np.cumsum([0, *(len(batch.starts) for batch in self._batches)])
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for at in range(0, len(order), WINDOW):
@@ -143,6 +173,7 @@ class _Batch(NamedTuple):
     layout: np.dtype[np.void]
     offset: int  # in the file, of the threads; the rows follow
     starts: npt.NDArray[np.uint64]
+    took: npt.NDArray[np.uint64]  # empty unless calls are sorted by it
 
     def read(self, data: mmap.mmap, wanted: npt.NDArray[np.intp]) -> tuple[Threads, Rows]:
         """Some of its rows."""
@@ -225,6 +256,9 @@ def _quoted(text: str) -> str:
 
 
 OPTIONS: dict[str, Any] = {
-    "notes": Annotated[bool, Option("--notes", help="With --json: what else is known, in lines that begin with #.")]
+    "notes": Annotated[bool, Option("--notes", help="With --json: what else is known, in lines that begin with #.")],
+    "sort": Annotated[Order, Option("--sort", help="By start, or by took: the slowest calls first.")],
+    "top": Annotated[int | None, Option("--top", metavar="NUMBER", min=1, help="Only the first so many calls.")],
+    "form": Annotated[Form | None, Option("--format", help="CSV: times in us, a column for each argument.")],
 }
-ANALYSIS = Analysis("List every call, oldest first.", Events, OPTIONS, lines=True)
+ANALYSIS = Analysis("List calls: all, or the slowest first.", Events, OPTIONS, lines=True)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, Who, describe, tell_apart
+from gpt.printable import shorten
+from gpt.screen.units import human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
     from gpt.analyze.between import Between, Gap
-    from gpt.analyze.gpu_use import Switches, Use
+    from gpt.analyze.gpu_use import Switches, Use, Work
     from gpt.analyze.numbers import Numbers
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
@@ -30,6 +32,7 @@ GAPS = (
     *TIMES,
 )
 LONGEST = (
+    Column("label", "text", shown="never"),  # of the picture
     Column("after", "text", "kernel", "long gap after"),
     Column("before", "text", "kernel"),
     Column("reason", "text", title="mostly in"),
@@ -52,6 +55,14 @@ IDLE = (
     *TIMES[:1],
     *TIMES[3:],
 )
+PERIODS = (
+    Column("gpu", "text", title="idle period"),
+    Column("after", "text", "kernel"),
+    Column("before", "text", "kernel"),
+    *WHO,
+    Column("start", "u64", "ns", "at"),
+    Column("took", "u64", "ns", "idle"),
+)
 SWITCHES = (
     Column("place", "text", title="switches of"),
     Column("source", "text", title="from"),
@@ -68,9 +79,10 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
+BRIEF = 18  # columns of a name in a picture
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 MOST_OF = 0.5  # of a gap: what covers less isn't named as its reason
-HOST_CODE, SHORT_CALLS = "host code, no CUDA call", "short CUDA calls"
+HOST_CODE, SHORT_CALLS, GRAPH = "host code, no CUDA call", "short CUDA calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
@@ -100,12 +112,15 @@ def gaps(trace: TraceModel) -> Answers:
         yield make_answer("gaps", GAPS, rows, verdict)
     longest.sort(key=lambda row: -row[-1])
     if longest:
-        drawn = plot("bars", "after", "gap", title="longest gaps between launches, by the kernel before")
+        drawn = plot("bars", "label", "gap", title="longest gaps between launches: from, to, when")
         yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
     if idle:
         firsts = {row[0]: row for row in reversed(idle)}  # of each GPU, what stands for all of it
         lines = [f"{name}: idle {row[-6]:.1f} % of its time" for name, row in sorted(firsts.items())]
         yield make_answer("idle", IDLE, idle, lines[:TOP], top=TOP_IDLE)
+        periods = sorted((row for use in uses for row in _iter_periods(trace, use, who)), key=lambda row: -row[-1])
+        if periods:
+            yield make_answer("periods", PERIODS, periods[:LISTED], top=TOP)
     yield from _answer_switches(switches, who)
 
 
@@ -195,13 +210,19 @@ def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
 
 def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns LONGEST, of a process."""
+    from gpt.screen.brief import brief_name
+
     kernels = process.kernels()
     for thread, found in sorted(between.longest.items()):
         for gap in found:
-            names = (kernels.get(function, f"#{function}") for function in (gap.after, gap.before))
+            names = [
+                kernels.get(function, f"#{function}") if function else GRAPH for function in (gap.after, gap.before)
+            ]
+            briefs = (shorten(brief_name(name), BRIEF, middle=False) for name in names)
+            label = f"{' to '.join(briefs)}, {human_time(max(0, gap.start))}"
             reason, share, call = _explain(process, gap)
             in_calls = _percent(gap.calls.time, gap.time)
-            yield *names, reason, share, call, in_calls, *who, thread, max(0, gap.start), gap.time
+            yield label, *names, reason, share, call, in_calls, *who, thread, max(0, gap.start), gap.time
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
@@ -229,6 +250,19 @@ def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
         streams = sorted(use.streams[process])
         for stream in streams if len(streams) > 1 else ():
             yield use.name, f"{stream:#x}", *who[process], *_idle(use, (process, stream))
+
+
+def _iter_periods(trace: TraceModel, use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
+    """The columns PERIODS, of the longest idle periods of a GPU; the process is that which ended it."""
+    kernels = {process: trace.processes[process].kernels() for process in use.processes}
+
+    def name(work: Work) -> str:
+        if work.function:
+            return kernels[work.process].get(work.function, f"#{work.function}")
+        return trace.processes[work.process].api(work.api).name
+
+    for idle in use.longest:
+        yield use.name, name(idle.after), name(idle.before), *who[idle.before.process], max(0, idle.begin), idle.took
 
 
 def _idle(use: Use, group: Hashable) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,11 +73,28 @@ class Switches:
         self.sums = dict(sorted(self.sums.items(), key=lambda one: one[1].first))
 
 
+class Work(NamedTuple):
+    """What ran on a GPU: of a process, the id of the kernel's function, 0 for what is no kernel, and of the call."""
+
+    process: int
+    function: int
+    api: int
+
+
+class Idle(NamedTuple):
+    """An idle period of a GPU, what ran before and after it; in ns, without time that wasn't recorded."""
+
+    begin: int
+    took: int
+    after: Work
+    before: Work
+
+
 class Use:
     """What ran on a GPU: how long nothing did, by group.
 
     A group is all of it (ALL), a process, or a stream of a process. `gaps` has how long each idle period of it was,
-    without the time that wasn't recorded.
+    without the time that wasn't recorded. `longest` are the longest of all of it.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
@@ -91,6 +108,8 @@ class Use:
         self._reach: dict[Hashable, int] = {}  # when all before had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
+        self.longest: list[Idle] = []
+        self._ender: tuple[Work, int] | None = None  # what ended last of all before, and when
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
@@ -103,11 +122,15 @@ class Use:
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
         """Takes GPU times in that follow those of the last time; processes have `names`."""
         if len(self.processes) > 1:
-            self._add_switches(rows, self._add(ALL, rows), names, switches)
+            gaps = self._add(ALL, rows)
+            self._keep_longest(ALL, rows, gaps)
+            self._add_switches(rows, gaps, names, switches)
         for process in self.processes:
             mine = rows if len(self.processes) == 1 else rows[rows["process"] == process]
             if len(mine):
-                self._add(process, mine)
+                gaps = self._add(process, mine)
+                if len(self.processes) == 1:
+                    self._keep_longest(process, mine, gaps)
                 for stream, order in self._groups.iter(mine["stream"]):
                     self.streams[process].add(stream)
                     self._add((process, stream), mine[order])
@@ -130,6 +153,24 @@ class Use:
         self.gaps.add(group, gaps[gaps > 0])
         return gaps
 
+    def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
+        """Keep the LISTED longest idle periods, of rows that were just added."""
+        ends = rows["begin"] + rows["duration"].astype(np.int64)
+        reach = np.maximum.accumulate(ends)
+        ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # of all rows up to each
+        least = self.longest[-1].took if len(self.longest) == LISTED else 0
+        places = np.flatnonzero(gaps > least)
+        for at in places[np.argsort(-gaps[places], kind="stable")[:LISTED]].tolist():
+            before = [(_work(rows[ender[at - 1]]), int(reach[at - 1]))] if at else []
+            before += [self._ender] if self._ender else []
+            if before:
+                after, end = max(before, key=lambda one: one[1])
+                self.longest.append(Idle(end, int(gaps[at]), after, _work(rows[at])))
+        self.longest.sort(key=lambda idle: -idle.took)
+        del self.longest[LISTED:]
+        if int(reach[-1]) >= self._reach[group]:
+            self._ender = _work(rows[ender[-1]]), int(reach[-1])
+
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
         """Where the GPU goes from a process to another, each by its name."""
         process = rows["process"].astype(np.int64)
@@ -138,6 +179,10 @@ class Use:
             source, target = names[int(before[at])], names[int(process[at])]
             switches.add(Switch(self.name, None, source, target, int(rows["begin"][at]), int(gaps[at])))
         self._last = int(process[-1])
+
+
+def _work(row: Any) -> Work:
+    return Work(int(row["process"]), int(row["function"]), int(row["api"]))
 
 
 def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[Use]:

@@ -110,7 +110,8 @@ def memory(trace: TraceModel) -> Answers:
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
-    yield from _iter_fragments(found[0])
+    if not _is_simulated(found[0]):  # whose memory is the host's, and in no such pages
+        yield from _iter_fragments(found[0])
     yield from _iter_left(found, names)
 
 
@@ -322,9 +323,17 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     if len(chosen) < len(time):
         all_ = amount(len(time), "moment")
         verdict.append(f"{len(chosen):,} of {all_}, the highest and the last of those that lie together")
-    drawn = plot("levels", "time", "gpu", "held", "host", title=f"memory of process {pieces.process.pid}")
+    title = f"memory of process {pieces.process.pid}"
+    y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # what is drawn last is in front
+    drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
+    if columns[2].any():  # on an axis of its own: it is much less, or much more
+        drawn.append(plot("levels", "time", "host", title=f"pinned host {title}"))
     values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
-    return make_array_answer("live", LIVE, values, verdict, top=0, plots=[drawn])
+    return make_array_answer("live", LIVE, values, verdict, top=0, plots=drawn)
+
+
+def _is_simulated(pieces: Pieces) -> bool:
+    return any(runs == "ptx" for _, runs in pieces.process.devices)
 
 
 def _at(line: tuple[Whole, Any], times: Whole) -> Any:
@@ -350,5 +359,5 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & (CALLS - {"clock", "function"} | {"child"}) else NONE
 
 
-ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | GRAPHS | SITES, _find_lack,
+ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | GRAPHS | SITES | {"device"}, _find_lack,
                     types=frozenset(("memory", "context", "graph")))  # fmt: skip

@@ -51,12 +51,20 @@ class Peak(NamedTuple):
 
 
 UNKNOWN = Peak(None, "not known")
+SIMULATED = Peak(None, "none, as its times mean nothing")
+
+
+def is_simulated(card: Mapping[str, Any]) -> bool:
+    """Return whether the device of this record runs PTX itself."""
+    return bool(card.get("runs") == "ptx")
 
 
 def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
     """The operations of a device of this record; `given` on the command line comes first."""
     if given:
         return Peak(given, "--peak-flops")
+    if is_simulated(card):
+        return SIMULATED
     arch, name = card.get("arch", ""), card.get("name", "")
     sms, clock, each = card.get("sms"), card.get("clock_hz"), PER_CLOCK.get(arch)
     if sms and clock and each:
@@ -71,6 +79,8 @@ def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:
     """The bytes of its memory, likewise."""
     if given:
         return Peak(given, "--peak-bytes")
+    if is_simulated(card):
+        return SIMULATED
     clock, bits, name = card.get("memory_hz"), card.get("bus_bits"), card.get("name", "")
     if clock and bits:
         return Peak(2 * clock * bits / 8, f"2 x {clock / 1e9:.4g} GHz x {bits:,} bits")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
-from gpt.analyze.peaks import find_bytes, find_flops
+from gpt.analyze.peaks import find_bytes, find_flops, is_simulated
 from gpt.analyze.timed_launches import TimedLaunches
 from gpt.errors import UsageError
 from gpt.options import Option
@@ -190,7 +190,8 @@ class Roofline(MapAnalysis):
             ridge = flops.rate / bytes_.rate if flops.rate and bytes_.rate else None
             rates = _scale(flops.rate, 1e12), _scale(bytes_.rate, 1e9)
             devices.append((device, flops.source, bytes_.source, *rates, ridge))
-        unknown = any(peak.rate is None for pair in peaks.values() for peak in pair)
+        known = (pair for device, pair in peaks.items() if not is_simulated(self._cards.get(device, {})))
+        unknown = any(peak.rate is None for pair in known for peak in pair)
         lines = [*_describe(peaks)]
         lines += ["not known of all devices: --peak-flops and --peak-bytes say it"] if unknown else []
         yield make_answer("devices", DEVICES, devices, lines)

@@ -22,7 +22,7 @@ from gpt.neutrino import events
 from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import ResultSection, make_section, write_result
 from gpt.outputs import replacing
-from gpt.trace.buffers import Buffer, MapLayout, Probes, Saved
+from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, Saved
 from gpt.trace.kinds import CALLS, LOADS
 from gpt.trace.process import LoadedFunction, Process
 from gpt.trace.whole import WholeLaunch
@@ -233,10 +233,10 @@ class TraceFolder:
         realtime = self.process.clock.realtime_at(probed["start"])
         return events.iter_launch(probed, realtime, self._kernels.get(probed["kernel"], {}).get("params", []))
 
-    def _needed_line(self, probed: Record) -> str:
+    def _needed_line(self, probed: Record, grown: int = 0) -> str:
         blocks, threads = math.prod(probed["grid"]), math.prod(probed["block"])
         maps = self._kernels.get(probed["kernel"], {}).get("maps", [])
-        needed = sum(self._layouts[map_].size(blocks, threads) for map_ in maps)
+        needed = grown + sum(self._layouts[map_].size(blocks, threads) for map_ in maps)
         return f"[exec] probe-mem {needed} (bytes)"
 
     def _write_launch(self, launch: WholeLaunch) -> None:
@@ -247,6 +247,7 @@ class TraceFolder:
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
         found: list[tuple[ResultSection, Saved]] = []
+        grown = 0  # bytes that logs hold beyond what their maps say
         order = self._kernels.get(probed["kernel"], {}).get("maps", [])
         for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
             size = self._settings.sizes.get(buffer.map.name, 0)
@@ -254,6 +255,8 @@ class TraceFolder:
                 saved = buffer.read()
                 found.append((make_section(buffer.launch, buffer.map, saved, size), saved))
                 if saved.units is not None:
+                    more = len(saved.units) - buffer.map.capacity
+                    grown += max(0, more) * (COUNT + buffer.map.stride)
                     counts = {"kept": len(saved.units), "dropped": saved.dropped, "launches": 1}
                     log = self.logs.setdefault(buffer.map.name, Counter())
                     log.update(counts, full=int(saved.dropped > 0))
@@ -266,7 +269,7 @@ class TraceFolder:
             with replacing(path) as file:
                 written = write_result(file, probed, found, self._settings.second)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
-            entry.lines += [self._needed_line(probed), "[exec] succeed 0", f"[exec] save {path} size {written}"]
+            entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             entry.result = path
         entry.done = True
 

@@ -32,6 +32,7 @@ MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table
 INDENT = "    "  # of a text that has lines of its own
 TITLE = 32  # columns of a title
+TOLD = 16  # values of a single row that stand below its table
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
 MARKDOWN_SIZE = 8000  # bytes of all answers together
 COUNTS = ("u8", "u16", "u32", "u64")  # types of columns that can be added up
@@ -64,6 +65,7 @@ class AnswerTable:
         self.texts = len(texts)
         titles = [told.get("title", told["name"]) for _, _, told in texts + numbers]
         self.titles = [shorten(printable(title), TITLE, middle=False) for title in titles]
+        self._ids = {at for at, (_, _, told) in enumerate(texts + numbers) if told.get("unit") == "id"}
         self._kernels = {at for at, (_, _, told) in enumerate(texts) if told.get("unit") == "kernel"}
         self.bold = [under is not None and row[under] is None for row in first]
         cells = [_cells(field, told, [row[at] for row in first]) for at, field, told in texts + numbers]
@@ -78,27 +80,80 @@ class AnswerTable:
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:
-        """What to print on a screen of so many columns. Numbers for which there is no room are left out, and named."""
+        """What to print on a screen of so many columns.
+
+        Columns that are equal in all rows stand above the table if it's too wide, and titles on two lines if all
+        columns fit then. What is left out of a table after that is named; of a single row, the values are, too.
+        """
         if self.hidden:
             yield from (line for text in self.verdict for line in fold(text, width))
             return
-        columns = zip(self.titles, *self.rows, strict=True)
-        widest = [max(map(cell_len, cells)) for cells in columns]
-        least = [min(LEAST, size) if at < self.texts else size for at, size in enumerate(widest)]
-        room = max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
-        kernels = [at for at in self._kernels if at < room]
-        grid = Grid(*self.titles[:room], texts=max(1, min(self.texts, room)), kernels=kernels)
+        equal = self._find_equal(width)
+        if equal:
+            told = ", ".join(f"{self.titles[at]} {self.rows[0][at].strip()}" for at in equal)
+            yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width))
+        columns = [at for at in range(len(self.titles)) if at not in equal]
+        heads = [self.titles]
+        if self._total(columns, heads) > width:
+            heads = self._split_titles(columns, width) or heads
+        room = self._count_fitting(columns, width, heads)
+        columns, left = columns[:room], columns[room:]
+        count = max(1, sum(at < self.texts for at in columns))
+        kernels = [place for place, at in enumerate(columns) if at in self._kernels]
+        grid = Grid(*(heads[0][at] for at in columns), texts=count, kernels=kernels)
+        for head in heads[1:]:
+            grid.add(*(head[at] for at in columns), style="dim")
         for row, bold in zip(self.rows, self.bold, strict=True):
-            grid.add(*row[:room], style="bold" if bold else "")
-        below = [[], *self.folded]
+            grid.add(*(row[at] for at in columns), style="bold" if bold else "")
+        below = [*([] for _ in heads), *self.folded]
         for row_line, texts in zip(grid.lines(width), below, strict=True):
             yield row_line
             for text in texts:
                 yield from fold(text, width, INDENT)
-        if left := self.titles[room:]:
-            yield from fold(f"no room for {', '.join(left)}", width)
+        if left and len(self.rows) == 1 and len(left) <= TOLD:
+            yield from fold(", ".join(f"{self.titles[at]} {self.rows[0][at]}" for at in left), width)
+        elif left:
+            yield from fold(f"no room for {', '.join(self.titles[at] for at in left)}", width)
         for line in self.verdict:
             yield from fold(line, width)
+
+    def _find_equal(self, width: int) -> list[int]:
+        """Return the columns to fold: those equal in all rows where some don't fit, ids where a text would be cut."""
+        everything = list(range(len(self.titles)))
+        equal = [at for at in everything[1:] if len(self.rows) > 1 and len({row[at] for row in self.rows}) == 1]
+        ids = [at for at in equal if at in self._ids]
+        if self._count_fitting(everything, width, [self.titles]) < len(everything):
+            left = [at for at in everything if at not in ids]
+            return ids if self._count_fitting(left, width, [self.titles]) == len(left) else equal
+        sizes = self._widths(everything, [self.titles])
+        plain = [size for at, size in enumerate(sizes[: self.texts]) if at not in self._kernels]
+        most = (width - sum(size + GAP for size in sizes[self.texts :])) // max(1, self.texts) - GAP
+        is_cut = self._total(everything, [self.titles]) > width and max(plain, default=0) > most
+        return ids if is_cut else []
+
+    def _count_fitting(self, columns: Sequence[int], width: int, heads: Sequence[Sequence[str]]) -> int:
+        """Return how many of these columns there's room for if texts are cut as far as possible."""
+        sizes = zip(columns, self._widths(columns, heads), strict=True)
+        least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
+        return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
+
+    def _split_titles(self, columns: Sequence[int], width: int) -> list[list[str]] | None:
+        """Return titles on two lines, as few of them as possible and the last ones, if all columns fit then."""
+        parts = [*map(_split_title, _iter_titles(self.titles, self.rows))]
+        heads = [[""] * len(parts), [*self.titles]]
+        is_left_out = self._count_fitting(columns, width, heads) < len(columns)
+        for at in reversed(columns):
+            heads[0][at], heads[1][at] = parts[at]
+            fits = is_left_out and self._count_fitting(columns, width, heads) == len(columns)
+            if fits or self._total(columns, heads) <= width:
+                return heads
+        return None
+
+    def _total(self, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> int:
+        return sum(size + GAP for size in self._widths(columns, heads)) - GAP
+
+    def _widths(self, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> list[int]:
+        return [max(cell_len(row[at]) for row in (*heads, *self.rows)) for at in columns]
 
     def markdown(self) -> Iterator[str]:
         """The lines of a table in Markdown, and what is to be said below it."""
@@ -118,6 +173,22 @@ class AnswerTable:
         for line in self.verdict:
             yield ""
             yield _escape(line)
+
+
+def _iter_titles(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, int]]:
+    """Yield each title, and how wide the cells below it are."""
+    for at, title in enumerate(titles):
+        yield title, max((cell_len(row[at]) for row in rows), default=0)
+
+
+def _split_title(column: tuple[str, int]) -> tuple[str, str]:
+    """Return a title on two lines where that makes its column narrower."""
+    title, cells = column
+    cuts = [at for at, letter in enumerate(title) if letter == " "]
+    if cell_len(title) <= cells or not cuts:
+        return "", title
+    cut = min(cuts, key=lambda at: max(at, len(title) - at - 1))
+    return title[:cut], title[cut + 1 :]
 
 
 def _is_shown(at: int, field: packed.RowField, told: Record, rows: list[list[Any]]) -> bool:

@@ -5,11 +5,13 @@ The name of a kernel comes last, for it is the one thing of a line that may be c
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpt.printable import printable, shorten
+from gpt.printable import as_cell, printable, shorten
 from gpt.screen.demangle import readable
 from gpt.screen.grid import screen_width
 from gpt.screen.units import human_time
@@ -19,6 +21,33 @@ HEADER = FORM.format("seconds", "took", "pid/tid", "result", "call") + "\n"
 SAID = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "pid", "tid", "kernel")  # not as KEY=VALUE
 LEAST = 24  # columns of a kernel's name
 KNOWN = 1 << 16  # names of kernels that are kept
+
+
+CSV = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "host", "pid", "rank", "tid", "size", "ptr",
+       "handle", "dst", "src", "object", "stream", "kernel", "grid", "block", "cluster", "shared",
+       "cooperative")  # fmt: skip
+
+
+class EventCsv:
+    """Makes CSV of lines of JSON: their keys are its columns, sizes of a grid are joined by x."""
+
+    def head(self) -> str:
+        """The first line."""
+        return ",".join(CSV) + "\n"
+
+    def iter_lines(self, lines: str) -> Iterator[str]:
+        """The line of each line of JSON."""
+        for line in lines.splitlines():
+            event, file = json.loads(line), io.StringIO()
+            cells = (event.get(key, "") for key in CSV)
+            csv.writer(file, lineterminator="\n").writerow(map(_as_cell, cells))
+            yield file.getvalue()
+
+
+def _as_cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    return as_cell(value) if isinstance(value, str) else value
 
 
 class EventText:

@@ -25,6 +25,7 @@ from gpt.screen.marks import (
 FILLED = 0.35  # how opaque a histogram is
 GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and height, with which an axis is logarithmic
 BARS = 30  # that are drawn
+SEEN = 1 / 500  # of the longest bar: one that is shorter is not seen
 ROOM = 0.1  # right of the longest bar, for what it says
 LABELS = 40  # of rows, at most
 NUMBER = 16  # columns of what a bar says
@@ -40,27 +41,50 @@ Record = Mapping[str, Any]
 Columns = dict[str, Any]  # an array each, NaN for no value; of text a list
 
 
-def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Bars of the first BARS rows, and what each of them says: of some no more than a line is seen."""
+def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
+    """Return the rows that get a bar, and those that are drawn together as one more.
+
+    Where each bar is one value, the longest come first, what has no value has no bar, and what nobody would see is
+    drawn together.
+    """
     import numpy as np
 
     rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # the others are sums
-    places, more = rows[:BARS], len(rows) - BARS
-    names = _label_bars(plot, columns, told, places) + ([f"and {more:,} more"] if more > 0 else [])
+    if len(plot["y"]) > 1:
+        return rows[:BARS], rows[BARS:]
+    size = np.abs(np.nan_to_num(columns[plot["y"][0]]))
+    known = sorted((at for at in rows if size[at]), key=lambda at: -size[at])
+    if not known:
+        return rows[:BARS], rows[BARS:]
+    seen = [at for at in known[:BARS] if size[at] >= SEEN * size[known[0]]]
+    return (seen, known[len(seen) :]) if len(known) > len(seen) + 1 else (known, [])
+
+
+def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
+    """Draw bars with names and values, and what is left as one gray bar."""
+    import numpy as np
+
+    places, rest = choose_bars(plot, columns)
+    names = _label_bars(plot, columns, told, places) + ([f"and {len(rest):,} more"] if rest else [])
     shown = [name for name in plot["y"] if np.nan_to_num(columns[name][places]).any()] or plot["y"][:1]
     values = np.stack([columns[name][places] for name in shown])
+    if rest:
+        values = np.column_stack((values, [np.nansum(columns[name][rest]) for name in shown]))
     first = told[plot["y"][0]]
     unit, scale = unit_of(first.get("unit", ""), float(np.nanmax(np.abs(values), initial=0)))
-    left = np.zeros(len(places))
+    left = np.zeros(len(names))
     for number, (name, row) in enumerate(zip(shown, values, strict=True)):
         title = told[name].get("title", name)
-        axes.barh(range(len(places)), row / scale, left=left, height=0.8, label=title, color=hue(number))
+        drawn = axes.barh(range(len(names)), row / scale, left=left, height=0.8, label=title, color=hue(number))
+        if rest:
+            drawn[-1].set_alpha(PALEST)
         left += np.nan_to_num(row) / scale
     human = human_of(first)
     sums = np.where(np.isnan(values).all(axis=0), np.nan, np.nansum(values, axis=0))
     ends = [human(value) if value == value else "" for value in sums.tolist()]
     if "end" in plot:
         ends = [f"{value:.2f}x" if value == value else "" for value in columns[plot["end"]][places].tolist()]
+        ends += [""] * bool(rest)
     for at, text in enumerate(text_of(end, NUMBER) for end in ends):
         back = left[at] < 0
         form: Any = {"va": "center", "ha": "right" if back else "left", "fontsize": SMALL - 1, "color": GRAY}

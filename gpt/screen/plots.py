@@ -17,7 +17,7 @@ from gpt.errors import GptError, UsageError
 from gpt.install import missing_package
 from gpt.outputs import replacing
 from gpt.printable import printable
-from gpt.screen.forms import BARS, FORMS, GRAY, Columns, Record
+from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
 from gpt.screen.marks import SMALL, text_of
 
 SUFFIXES = (".png", ".svg")
@@ -131,7 +131,8 @@ def _height(plot: Record, columns: Columns) -> float:
         return HEAT
     rows = 0
     if plot["form"] == "bars":
-        rows = 2 * min(BARS + 1, sum(label is not None for label in columns[plot["x"]]))
+        places, rest = choose_bars(plot, columns)
+        rows = 2 * (len(places) + bool(rest))
     elif plot["form"] == "spans":
         rows = len(set(columns[plot["y"][0]]))
     return min(MOST, max(LEAST, MARGIN + ROW * rows))

@@ -70,7 +70,7 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # in launches that repeat
-        self.grows = self.type == "log" and bool(record.get("grows"))
+        self.grows = self.type == "log" and record.get("keeps") == "all"
         self.types = {field.name: field.type for field in fields}
         self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # its fields
         self._slot = np.dtype(

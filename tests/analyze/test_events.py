@@ -1,5 +1,6 @@
 """gpt-analyze events: each call a line, in order of time; every recipe of the eBPF tracer's guide works on them."""
 
+import csv
 import json
 import os
 import re
@@ -52,6 +53,36 @@ def test_lines_tell_what_the_rows_tell():
         {"ts": 4.0, "type": "sync", "op": "stream", "name": "cuStreamSynchronize", "symbol": "cuStreamSynchronize_v2",
          "pid": 10, "tid": 22, "stream": "0xabc"},
     ]  # fmt: skip
+
+
+SLOW = [(1000, 2500, ALLOC, 0, 0x7F00, 0, 4096, 0), (5000, 10, ALLOC, 0, 0, 0, 1, 0), (6000, 0, ALLOC, 0, 0, 0, 2, 0),
+        (7000, 9000, ALLOC, 0, 0, 0, 3, 0), (9000, 2500, ALLOC, 0, 0, 0, 4, 0)]  # fmt: skip
+
+
+def test_the_slowest_calls_come_first_where_that_is_asked_for():
+    data = forge.pack(forge.trace(*APIS, forge.calls(SLOW, forge.MEMORY, thread=21)))
+
+    def sizes(*args):
+        return [json.loads(line)["size"] for line in run("--json", *args, data=data).stdout.splitlines()]
+
+    assert sizes() == [4096, 1, 2, 3, 4] and sizes("--top", "2") == [4096, 1]
+    assert sizes("--sort", "took") == [3, 4096, 4, 1, 2]  # what did not return is last
+    assert sizes("--sort", "took", "--top", "1") == [3]
+    lines = run("--sort", "took", "--top", "1", data=data).stdout.decode().splitlines()
+    assert len(lines) == 2 and lines[1].split()[:2] == ["0.000007", "9.00us"]
+
+
+def test_csv_has_a_column_for_each_key():
+    kernel = records.make("function", id=6, name="=cmd")
+    calls = forge.calls(SLOW[:1], forge.MEMORY, thread=21)
+    launch = forge.calls([forge.launch(3000, 1, LAUNCH, 6, 0xABC)], forge.LAUNCH, thread=22)
+    done = run("--format", "csv", data=forge.pack(forge.trace(*APIS, calls, launch, kernel)))
+    alloc, launched = csv.DictReader(done.stdout.decode().splitlines())
+    assert (alloc["ts"], alloc["duration_us"], alloc["size"], alloc["ptr"]) == ("1.0", "2.5", "4096", "0x7f00")
+    assert alloc["grid"] == "" and launched["grid"] == "1x2x3" and launched["tid"] == "22"
+    assert launched["kernel"].lstrip("'") == "=cmd" and launched["kernel"] != "=cmd"
+    done = run("--format", "csv", "--json", data=b"")
+    assert done.returncode == 2 and b"--format cannot be combined with --json" in done.stderr
 
 
 def test_threads_and_processes_are_in_one_order():

@@ -204,3 +204,21 @@ def test_a_trace_without_such_maps():
         "gpt-analyze: error: no map 'gmem_bytes' in the trace: 'gpt-hook run -p gmem_bytes' records one, "
         "with -p tensorop_count and --gpu-time\n"
     )
+
+
+def test_a_simulated_device_has_no_peaks():
+    """Its clocks and its memory are made up, so nothing is a share of what it could do."""
+    card = {"index": 0, "name": "GPT simulated device", "arch": "sm_90", "sms": 2, "clock_hz": 1_980_000_000,
+                "memory_hz": 3_201_000_000, "bus_bits": 6144}  # fmt: skip
+    for runs, known in (("ptx", False), ("sass", True)):
+        segment = trace(
+            moved(600_000), computed(2_000_000), took(1000), device=records.make("device", runs=runs, **card)
+        )
+        found = ask("roofline", segment)
+        (row,), (device,) = found.rows["kernels"], found.rows["devices"]
+        assert [key in row and row[key] is not None for key in ("share", "bound", "peak_tflops")] == [known] * 3
+        assert (device.get("peak_gbytes") is not None) == known
+        said = "GPT simulated device: FLOPs: none, as its times mean nothing; memory: none, as its times mean nothing"
+        assert (found.verdicts["devices"] == [said]) != known
+    found = ask("roofline", trace(moved(1), took(1), device=records.make("device", runs="ptx", **card)), args=PEAKS)
+    assert found.rows["devices"][0]["peak_gbytes"] == 2000  # that was asked for

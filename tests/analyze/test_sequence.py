@@ -91,6 +91,9 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     (idle,) = found.rows["idle"]
     assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
     assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
+    periods = [(row["start"], row["took"]) for row in found.rows["periods"]]
+    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from where the work before ended
+    assert periods == wanted
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
@@ -165,6 +168,9 @@ def test_the_gpu_is_idle_where_no_stream_has_work():
     idle = [(r["stream"], r["busy"], r["count"], r["total"]) for r in found.rows["idle"]]
     assert idle == [("all streams", 7 * MS, 1, 4 * MS), ("0x0", 6 * MS, 1, 5 * MS), ("0x7", 3 * MS, 0, 0)]
     assert found.rows["idle"][0]["share"] == pytest.approx(100 * 4 / 11)
+    (period,) = found.rows["periods"]
+    assert (period["gpu"], period["pid"], period["start"], period["took"]) == ("GPU 0", 10, 6 * MS, 4 * MS)
+    assert period["after"] != period["before"]
 
 
 def test_gaps_of_a_trace_without_calls():

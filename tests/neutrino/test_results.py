@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpt.neutrino.reader import BEGIN, END, ReadMap, make_reader
-from gpt.neutrino.results import fields_of, make_section, write_result
+from gpt.neutrino.results import align_clocks, fields_of, make_section, write_result
 from gpt.trace.buffers import MapLayout, Probes
 from tests.trace import forge
 
@@ -177,3 +177,11 @@ def test_names_of_any_kind(tmp_path):
             header, _, records = names["parse"](tmp_path / "r.bin")
             found = [blocks[0][0] if single else blocks[0][0][0] for blocks in records.values()]
             assert header.numProbes == 3 and [tuple(one) for one in found] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)], name
+
+
+def test_clocks_count_from_the_first_record_of_their_sm():
+    """One clock wraps around within the launch."""
+    clocks = np.array([5, (1 << 54) - 3, 2, 100, 90], np.uint64)
+    sms = np.array([1, 1, 1, 1023, 1023], np.uint64)
+    assert align_clocks(sms << np.uint64(54) | clocks).tolist() == [9, 1, 6, 11, 1]
+    assert align_clocks(np.zeros(0, np.uint64)).tolist() == []

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gpt.analyze.dmat import Dmat
 from gpt.neutrino.command import PACKAGE, TOOLS
 from tests.tiers import first
+from tests.trace import folders
 
 PROGRAM = Path(__file__).with_name("program.py")
 SUM = "gmem_bytes:{}\n"
@@ -95,6 +98,29 @@ def test_the_picture_of_accesses(tmp_path):
     assert all(len(line) == 8 and line[0] == "[call]" and line[3] == "1024" for line in lines)
     addresses = {line.split()[4] for line in events(folder) if line.startswith("[mem] cuMemAlloc_v2")}
     assert {f"{int(line[4]):#x}" for line in lines} <= addresses
+
+
+@pytest.mark.full
+def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
+    """Of 384 accesses 33 fit; gpt-analyze says the same of the folder."""
+    pytest.importorskip("matplotlib")
+    text = (TOOLS / "dmat.toml").read_text()
+    (tmp_path / "dmat.toml").write_text(text.replace("budget = 268435456", "budget = 808"))
+    script = (TOOLS / "dmat.py").read_text()
+    (tmp_path / "dmat.py").write_text(script.replace("figure.savefig(", "print(title)\n    figure.savefig("))
+    done = run(tmp_path, "neutrino", "-p", "./dmat.toml", "-k", "attn", "python", PROGRAM)
+    warning, trace = done.stderr.splitlines()
+    assert warning.startswith(
+        "gpt-neutrino: warning: dmat: 8.6 % of 384 records were kept: the log of 1 of 1 launch was"
+    )
+    assert "8.6 % of 384 accesses were kept" in done.stdout.splitlines()
+    folder = tmp_path / trace.split(" ")[-1]
+    rows, verdicts = folders.answer(Dmat, folder)
+    assert (rows["launches"][0]["accesses"], rows["launches"][0]["dropped"]) == (33, 351)
+    assert verdicts["launches"][0].startswith("8.6 % of 384 records were kept")
+    (result,) = (folder / "result").glob("*.bin")
+    clocks = {clock for clock, address in struct.iter_unpack("<2Q", result.read_bytes()[48:]) if address}
+    assert min(clocks) == 1 and max(clocks) < 1 << 40
 
 
 @pytest.mark.full

@@ -175,3 +175,40 @@ def test_a_report_has_the_last_answer_of_each_name_and_names_what_is_wrong():
     assert report.add({"kind": "library"}) is None
     assert report.add({"kind": "answer", "name": "x"}) == "answer without columns"
     assert report.text() == "n\n2\n"
+
+
+WIDE = [("kernel", "text", {}), ("pid", "u64", {"unit": "id"}), ("thread", "u64", {"unit": "id"}),
+        *((f"number{n}", "u64", {}) for n in range(6)), ("longest gap", "u64", {"unit": "ns"})]  # fmt: skip
+
+
+def test_columns_that_are_equal_in_all_rows_fold_where_others_would_be_left_out():
+    rows = [("a", 77, 78, 1, 2, 3, 4, 5, at, 7000 * at) for at in range(3)]
+    folded, head, *lines = table(answer(WIDE, rows))  # ids first: the others have room then
+    assert folded == "all rows: pid 77, thread 78" and len(lines) == 3
+    assert head.split() == ["kernel", *(f"number{n}" for n in range(6)), "longest", "gap"]
+    folded, _, *lines = table(answer(WIDE, rows), 60)
+    assert folded == "all rows: pid 77, thread 78, number0 1, number1 2, number2" and len(lines) == 4
+    assert lines[0].split() == ["kernel", "number5", "longest", "gap"]
+    wide = table(answer(WIDE, rows), 120)
+    assert wide[0].split()[:3] == ["kernel", "pid", "thread"] and "all rows" not in wide[0]
+
+
+def test_ids_fold_where_a_text_would_be_cut():
+    columns = [("gap", "text", {}), *WIDE[1:6], ("call", "text", {})]
+    rows = [("from launch to launch", 12345, 12345, at, at, at, "cuStreamSynchronize, mostly") for at in (1, 2)]
+    folded, head, first, _ = table(answer(columns, rows), 78)
+    assert folded == "all rows: pid 12345, thread 12345" and head.split()[:2] == ["gap", "call"]
+    assert "from launch to launch" in first and "cuStreamSynchronize, mostly" in first
+
+
+def test_titles_take_two_lines_if_all_columns_fit_then():
+    columns = [("kernel", "text", {}), *((f"resident warps {n}", "u64", {}) for n in range(6))]
+    top, bottom, row, _ = table(answer(columns, [("a", *range(6)), ("b", *range(1, 7))]))
+    assert top.split() == ["resident"] * 5 and bottom.split()[:4] == ["kernel", "resident", "warps", "0"]
+    assert row.split() == ["a", *map(str, range(6))]
+
+
+def test_of_a_single_row_values_stand_below_where_columns_have_no_room():
+    columns = [("kernel", "text", {}), *((f"quantity {n}", "u64", {"unit": "ns"}) for n in range(9))]
+    *_, line = table(answer(columns, [("a", *range(1000, 1009))]), 60)
+    assert line.endswith("quantity 8 1.01us") and "no room" not in line

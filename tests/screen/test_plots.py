@@ -20,13 +20,25 @@ def drawn(folder, columns, rows, *told, name="kernels"):
     return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]
 
 
-def test_bars_say_their_names_numbers_and_how_many_are_left_out(tmp_path):
-    rows = [(LONG.format("add"), 3_000_000), (LONG.format("mul"), 2_000), ("_attn_fwd", None)]
-    rows += [(f"k{n}", 5) for n in range(31)]
+def test_the_longest_bars_come_first_and_those_that_nobody_sees_are_one(tmp_path):
+    rows = [(f"k{n}", 5) for n in range(31)] + [("none", None)]
+    rows += [(LONG.format("mul"), 20_000), (LONG.format("add"), 3_000_000), ("_attn_fwd", 9_000)]
     texts = drawn(tmp_path, [NAME, TIME], rows)
-    names = [text for text in texts if text.startswith("vectorized")]
-    assert len({*names}) == 2 and max(map(len, names)) <= 48
-    assert {"_attn_fwd", "and 4 more", "3.00ms", "2.00\N{MICRO SIGN}s", "5ns", "time (ms)"} <= {*texts}
+    names = [text for text in texts if text.startswith(("vectorized", "_attn", "and", "k1", "none"))]
+    assert len({*names}) == 4 and max(map(len, names)) <= 48
+    assert list(dict.fromkeys(names))[2:] == ["_attn_fwd", "and 31 more"]
+    assert {"3.00ms", "20.0\N{MICRO SIGN}s", "9.00\N{MICRO SIGN}s", "155ns", "time (ms)"} <= {*texts}
+
+
+def test_as_many_bars_as_there_is_room_for(tmp_path):
+    texts = drawn(tmp_path, [NAME, TIME], [(f"k{n}", 100 + n) for n in range(40)])
+    assert {"k39", "k10", "and 10 more", "1.04\N{MICRO SIGN}s"} <= {*texts} and "k9" not in texts
+
+
+def test_bars_of_several_parts_stay_in_their_order(tmp_path):
+    columns = [NAME, TIME, TIME._replace(name="more")]
+    texts = drawn(tmp_path, columns, [("a", 1, 1), ("b", 9, 9)], plot("bars", "name", "time", "more"))
+    assert [text for text in texts if text in "ab"] == ["a", "b"]
 
 
 @pytest.mark.full

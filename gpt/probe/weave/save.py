@@ -46,13 +46,10 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """As a `map` record has it: what an array keeps if the lowest bit of its address is set."""
+        """As a `map` record has it: what an array or a log keeps if the lowest bits of its address say so."""
+        if self.type == "log":
+            return "all" if self.capacity else None
         return "last" if self.may_fill and self.type == "array" and not self.counted else None
-
-    @property
-    def grows(self) -> int | None:
-        """As a `map` record has it: 1 if the lowest bits of a log's address say how large it is."""
-        return 1 if self.type == "log" and self.capacity else None
 
     @property
     def wanted(self) -> int:
@@ -303,7 +300,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
 
 def _open_log(code: Code, placed: PlacedMap, base: str) -> tuple[str, int | str]:
     """A log's address without its lowest bits, and the capacity that they say: gpt-stream(5), PROBE BUFFERS."""
-    if not placed.grows:
+    if not placed.keeps:
         return base, placed.capacity
     step = code.once("b64", "and.b64", base, 255)
     low = code.once("b32", "cvt.u32.u64", step)

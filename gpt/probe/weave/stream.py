@@ -42,7 +42,6 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         wanted=placed.wanted if placed.counted and placed.type != "log" else None,
         callback=placed.callback,
         keeps=placed.keeps,
-        grows=placed.grows,
     )
 
 

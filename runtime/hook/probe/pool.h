@@ -55,8 +55,8 @@ struct claim {
 // Whoever has them gives them back by hook_issue, when the launch is in the stream or has failed.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
 // Waits until an earlier launch that shares the demand is counted: with --complete for that launch, else only
-// if something has ended and is not read yet. Returns the most bytes that its buffers may have: half of the memory
-// unless later launches can wait for it.
+// if something has ended and is not read yet. Returns the most bytes that its buffers may have: half of the
+// memory unless later launches can wait for it.
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand);
 void hook_wake_claims(void);
 uint64_t hook_slab_address(const struct slab *slab);

@@ -118,7 +118,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, reason, text, original, wanted, cluster, registers, registers_before, keeps, grows;
+        table, reason, text, original, wanted, cluster, registers, registers_before, keeps;
     struct cursor in_params, in_added, in_variables, in_cluster, start, end;
 };
 
@@ -131,7 +131,7 @@ static struct record read_record(struct cursor *cursor) {
                               &record.table,     &record.reason,    &record.text,
                               &record.variables, &record.original,  &record.wanted,
                               &record.cluster,   &record.registers, &record.registers_before,
-                              &record.keeps,     &record.grows};
+                              &record.keeps};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -142,8 +142,7 @@ static struct record read_record(struct cursor *cursor) {
          {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL},
          {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
          {"cluster", &record.cluster, &record.in_cluster}, {"registers", &record.registers, NULL},
-         {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL},
-         {"grows", &record.grows, NULL});
+         {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL});
     record.end = *cursor;
     return record;
 }
@@ -197,7 +196,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
                                              : LEVEL_BLOCK,
         .log = is(record->type, "log"),
         .keeps_last = is(record->type, "array") && is(record->keeps, "last"),
-        .grows = is(record->type, "log") && unsigned_of(record->grows),
+        .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
     bool known = is(record->type, "array") || is(record->type, "total") || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
