@@ -109,6 +109,23 @@ def test_a_version_of_ptx_that_is_newer_than_cuda(check):
     check(HEAD.format("9.5", "sm_90") + BAD, 218, f"kernel 'bad': {FAULT}")
 
 
+NO_VERSION = "no such version of PTX (the newest that is known is 9.5)"
+
+
+@pytest.mark.parametrize(
+    ("head", "fault"),
+    [
+        (".version 7.9\n.target sm_70", f"1:1: PTX: '.version 7.9': {NO_VERSION}"),
+        (".version 8.0\n.target sm_83", "2:1: PTX: '.target sm_83': no such target: 'sm_83'"),
+        (".version 7.0\n.target sm_90", "2:1: PTX: '.target sm_90': 'sm_90' needs .version 7.8 or later, not 7.0"),
+        (".version 7.0\n.target sm_70\n.address_size 63", "3:1: PTX: '.address_size 63': addresses have 32 or 64 bits"),
+        (".version 7.0", "2:1: PTX: no .target after .version"),
+    ],
+)  # fmt: skip
+def test_a_head_that_no_driver_takes(check, head, fault):
+    check(f"{head}\n{GOOD}", 218, f"kernel 'good': line {fault}")
+
+
 def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
     head = HEAD.format("7.0", "sm_70")
     (tmp_path / "one.ptx").write_text(head + GOOD + "\0")

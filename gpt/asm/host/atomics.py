@@ -65,7 +65,7 @@ _EXTREMES = "f16 f16x2 bf16 bf16x2: V=*"  # min and max of halves
 def _rows() -> Iterator[Row]:
     for name, types in TYPES_OF.items():
         for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
-            for hint, hinted in (("", "!L2::cache_hint"), (" h:b64", "L2::cache_hint")):
+            for hint, hinted in (("", "!L2::cache_hint"), (" h:u64", "L2::cache_hint")):
                 for opcode, written in (("atom", "d "), ("red", "")):
                     if opcode == "red" and name in ("exch", "cas"):
                         continue

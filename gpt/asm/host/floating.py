@@ -302,7 +302,7 @@ _CONVERSION = [
     ),
     Row(
         "cvt.R{.A}{.B}.tf32.f32",
-        "d:b32 = a:f32",
+        "d:tf32 = a:f32",
         f"write_tf32({{a}}, ROUND{{R}}, {_CLAMPED})",
         needs="rna: !relu; : sm_80; rn rz: sm_90; rn+satfinite rz+satfinite: sm_100",
         R="rn rz rna",
