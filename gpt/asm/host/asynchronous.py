@@ -296,8 +296,8 @@ ROWS = [
         )
         for to, of, end, more in _BULK
         for hint, needs in (
-            ("", ": sm_90; : !L2::cache_hint"),
-            (" h:u64", ": sm_90; : L2::cache_hint; shared::cta: global"),
+            ("", ": sm_90; D=shared::cta: W=global; : !L2::cache_hint"),
+            (" h:u64", ": sm_90; D=shared::cta: W=global; : L2::cache_hint; shared::cta: global"),
         )
     ),
     *(

@@ -280,7 +280,7 @@ class Table:
         return self._known[key]
 
     def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        if ".xorsign" in modifiers and ".abs" in modifiers:  # two words that say one thing
+        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # two words that say one thing
             at = modifiers.index(".xorsign")
             modifiers = (*modifiers[:at], ".xorsign.abs", *modifiers[at + 1 :])
             modifiers = tuple(word for word in modifiers if word != ".abs")

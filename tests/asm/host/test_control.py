@@ -178,7 +178,7 @@ def test_copies_within_a_cluster_of_one_block(thread):
         ("st.global.u32 [%p+2], 1;", "MISALIGNED 28: st.global.u32 [%p+2], 1 +2"),
         ("st.global.v4.u32 [%p+8], {1, 1, 1, 1};", "MISALIGNED"),
         ("ld.global.u8 %h1, [%p+-1];", "ADDRESS"),
-        ("ld.u8 %h1, [0];", "ADDRESS"),
+        ("mov.u64 %d1, 0; ld.u8 %h1, [%d1];", "ADDRESS"),
         (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u32 %r1, [%r1+320];", "SHARED"),
         (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u64 %d1, [%r1+-8];", "SHARED"),
         ("mov.u64 %d1, -8; ld.local.u64 %d1, [%d1];", "LOCAL"),
