@@ -83,14 +83,18 @@ def bracketed(operand: tree.Operand) -> tree.Operand:
     return operand.items[0]
 
 
+def _inside(address: tree.Operand) -> tree.Operand:
+    """Return an address without its brackets; an element of an array has brackets of its own."""
+    return address if isinstance(address, tree.Index) else bracketed(address)
+
+
 def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...], str, str]:
     """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     width = int(str(use.words.get("V", "")) or 1)
     items = tuple(use.vector(operand, width))
-    of = address if isinstance(address, tree.Index) else bracketed(address)  # an element has brackets of its own
-    where = pointer(use, str(use.words.get("W", "global")), of, type_.size * width)
+    where = pointer(use, str(use.words.get("W", "global")), _inside(address), type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 
 
@@ -107,7 +111,7 @@ def _load(use: Use) -> str:
 def store(use: Use) -> str:
     """Of an address and what is stored."""
     inputs = {parameter.declarator.name for parameter in use.body.head.params or ()}
-    where = bracketed(use.operands[0])
+    where = _inside(use.operands[0])
     if use.base(where) in inputs and (place := use.place(where)) and place.space == "param":
         raise Unsupported(f"'{where}' is a parameter of this function, which can't be written")
     type_, items, address, order = _access(use, use.operands[1], use.operands[0])
