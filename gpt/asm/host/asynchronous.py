@@ -183,7 +183,7 @@ def _matrix(use: Use) -> str:
     )
 
 
-_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; relaxed cluster: sm_90"
+_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; M=*: 8.0; relaxed cluster: sm_90"
 _LOCAL: dict[str, str | Mapping[str, str]] = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
 _LOCAL_STATE: dict[str, str | Mapping[str, str]] = _SETS | _LOCAL
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
@@ -238,7 +238,7 @@ ROWS = [
             f"mbarrier.{name}{form}{_STATE}",
             signature,
             _arrive,
-            needs=f"{_ORDERED}; : sm_80; acquire: !M=*{needs}",
+            needs=f"{_ORDERED}; : {'sm_90' if not form and 'c:u32' in signature else 'sm_80'}; acquire: !M=*{needs}",
             **_SETS,
         )
         for name in ("arrive", "arrive_drop")
@@ -254,7 +254,7 @@ ROWS = [
             f"mbarrier.{name}{form}{_STATE}",
             f"p:pred = a:address {state}{hint}",
             _wait,
-            needs=f"{needs}; M=*: 8.0",
+            needs=needs,
             **_LOCAL_STATE,
         )
         for name, hints, since in (("test_wait", ("",), "sm_80"), ("try_wait", ("", " hint:u32"), "sm_90"))
