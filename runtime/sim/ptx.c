@@ -169,17 +169,25 @@ void sim_read_ptx(struct code *code, const char *start, size_t size) {
     }
 }
 
-// Refuses by the first lines an architecture that the device has not, and PTX that is newer than CUDA 13.5's:
-// what of that is unknown here is refused by its name.
+// Returns true if there is a version of PTX, given by the text after `.version`, up to CUDA 13.5's.
+static bool is_version(const char *text) {
+    static const int last[] = {-1, 5, 3, 2, 3, 1, 5, 8, 8, 5}; // the last minor number of each major one
+    int major, minor, size = 0;
+    return sscanf(text, " %3d.%1d%n", &major, &minor, &size) == 2 && major >= 0 &&
+           (size_t)major < sizeof(last) / sizeof(*last) && minor <= last[major] &&
+           !(text[size] >= '0' && text[size] <= '9');
+}
+
+// Refuses by the first lines an architecture that the device doesn't have, and versions of PTX that don't
+// exist or are newer than what is known here.
 CUresult sim_check_target(const struct code *code) {
-    enum { NEWEST = 905 };
     struct text text = {.at = code->text, .end = code->text + code->text_size};
     int line = 1, major, minor;
     for (const char *seen = code->text; sim_next_token(&text); seen = text.token) {
         for (const char *at = seen; at < text.token; at++)
             line += *at == '\n';
         if (sim_is_token(&text, ".version")) {
-            if (sscanf(text.at, " %3d.%2d", &major, &minor) != 2 || 100 * major + minor <= NEWEST)
+            if (sscanf(text.at, " %3d.%d", &major, &minor) != 2 || is_version(text.at))
                 continue;
             sim_say("PTX: line %d: .version %d.%d: the newest that is known here is 9.5", line, major, minor);
             return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;

@@ -103,10 +103,24 @@ def test_a_function_that_is_not_there(check):
     )
 
 
-def test_a_version_of_ptx_that_is_newer_than_cuda(check):
+def test_a_version_of_ptx_that_is_not_known(check):
     log = "PTX: line 2: .version 9.6: the newest that is known here is 9.5"
     check("// one\n" + HEAD.format("9.6", "sm_70") + GOOD, 222, log)
+    check(HEAD.format("7.9", "sm_70") + GOOD, 222, "PTX: line 1: .version 7.9: the newest that is known here is 9.5")
     check(HEAD.format("9.5", "sm_90") + BAD, 218, f"kernel 'bad': {FAULT}")
+
+
+@pytest.mark.parametrize(
+    ("head", "fault"),
+    [
+        (".version 8.0\n.target sm_83", "2:1: PTX: '.target sm_83': no such target: 'sm_83'"),
+        (".version 7.0\n.target sm_90", "2:1: PTX: '.target sm_90': 'sm_90' needs .version 7.8 or later, not 7.0"),
+        (".version 7.0\n.target sm_70\n.address_size 63", "3:1: PTX: '.address_size 63': addresses have 32 or 64 bits"),
+        (".version 7.0", "2:1: PTX: no .target after .version"),
+    ],
+)  # fmt: skip
+def test_a_head_that_no_driver_takes(check, head, fault):
+    check(f"{head}\n{GOOD}", 218, f"kernel 'good': line {fault}")
 
 
 def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):

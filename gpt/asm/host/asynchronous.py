@@ -26,6 +26,8 @@ _SETS: dict[str, str | Mapping[str, str]] = {
 
 
 def _barrier(use: Use, operand: tree.Operand) -> str:
+    if (place := use.place(bracketed(operand))) and place.space != "shared":
+        raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
     return f"(uint64_t *){pointer(use, str(use.words.get('W', '')), bracketed(operand), 8)}"
 
 
@@ -41,6 +43,10 @@ def _arrive(use: Use) -> str:
     operands = list(use.operands)
     result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
     name = use.instruction.modifiers[0]
+    if use.words["W"] and ".shared::cluster" in use.instruction.modifiers and result != tree.Name("_"):
+        raise Unsupported(f"'{result}' where '_' is expected for another block's mbarrier")
+    if len(operands) > 1 and ".expect_tx" not in use.instruction.modifiers and _is_below(operands[1], 1):
+        raise Unsupported(f"'{operands[1]}' where a count of 1 or more is expected")
     drop = int(use.instruction.opcode + name == "mbarrier.arrive_drop")
     number = use.value(operands[1], _U32) if len(operands) > 1 else "1u"
     count, bytes_ = ("1u", number) if ".expect_tx" in use.instruction.modifiers else (number, "0")
@@ -48,10 +54,19 @@ def _arrive(use: Use) -> str:
     return use.assign(result, _U64, call)
 
 
+def _is_below(operand: tree.Operand, least: int) -> bool:
+    """Whether an operand is a constant below a number."""
+    return isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) < least
+
+
 def _wait(use: Use) -> str:
     """Whether a phase is complete; if it is not, other threads go on first."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
+    if result == tree.Name("_"):
+        raise Unsupported("'_' where a predicate is expected")
+    if parity and isinstance(state, tree.Number | tree.Prefixed) and evaluate(state) not in (0, 1):
+        raise Unsupported(f"'{state}' where 0 or 1 is expected")
     asked = f"{use.value(state, _U32)} & 1" if parity else f"{use.value(state, _U64)} >> 63"
     return (
         f"{{ bool p_ = *{_barrier(use, address)} >> 63 != ({asked}); if (!p_) t->services->turn(t, {use.site}); "
@@ -84,6 +99,9 @@ def _given(use: Use, operand: tree.Operand, count: int) -> str:
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
+    use.check(operand, _U32)
+    if isinstance(operand, tree.Number | tree.Prefixed) and not 0 <= evaluate(operand) <= count:
+        raise Unsupported(f"'{operand}' is not from 0 to {count}")
     return use.value(operand, _U64)
 
 
@@ -105,9 +123,21 @@ def _remote(use: Use) -> str:
     )
 
 
+def _check_size(operand: tree.Operand) -> None:
+    """Refuse constant sizes that no bulk copy has."""
+    if isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) not in range(0, 1 << 20, 16):
+        raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
+
+
+def _prefetch(use: Use) -> str:
+    _check_size(use.operands[1])
+    return ";"
+
+
 def _bulk(use: Use) -> str:
     """cp.async.bulk of bytes in a row, or cp.reduce.async.bulk; an mbarrier counts those that came."""
     to, of, size, *rest = use.operands
+    _check_size(size)
     places = use.words["D"], use.words["W"]
     lines = [f"uint64_t n_ = {use.value(size, _U32)};"]
     for name, space, operand in (("d_", places[0], to), ("s_", places[1], of)):
@@ -153,7 +183,7 @@ def _matrix(use: Use) -> str:
     )
 
 
-_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; relaxed cluster: sm_90"
+_ORDERED = "M=*: S=*; S=*: M=*; M=*: sm_80; M=*: 8.0; relaxed cluster: sm_90"
 _LOCAL: dict[str, str | Mapping[str, str]] = {"W": dict.fromkeys(("shared", "shared::cta"), "shared")}
 _LOCAL_STATE: dict[str, str | Mapping[str, str]] = _SETS | _LOCAL
 _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::cluster": "shared"}, "V": VECTORS}
@@ -169,11 +199,12 @@ _BULK = (  # where to and where from, what shows that the bytes came, its operan
     ("shared::cluster", "global", f"{_BYTES}.multicast::cluster", " bar:address mask:u16"),
 )
 _REDUCED = (
-    "noftz: add; noftz: f16 bf16; add+f16 add+bf16: noftz; shared::cluster: u32 s32 u64 b32; shared::cluster: !max+u64"
+    "add: !s64; noftz: add; noftz: f16 bf16; add+f16 add+bf16: noftz;"
+    "shared::cluster: u32 s32 u64 b32; shared::cluster: !max+u64"
 )
 _BULK_REDUCTIONS = (
     ("global", "shared::cta", f"bulk_group{_HINT}", ""),
-    ("global", "shared::cta", f"bulk_group{_HINT}", " h:b64"),
+    ("global", "shared::cta", f"bulk_group{_HINT}", " h:u64"),
     ("shared::cluster", "shared::cta", _BYTES, " bar:address"),
 )
 
@@ -203,12 +234,18 @@ ROWS = [
         for name, count in (("expect_tx", "n_"), ("complete_tx", "-(int64_t)n_"))
     ),
     *(
-        Row(f"mbarrier.{name}{form}{_STATE}", signature, _arrive, needs=f"{_ORDERED}; acquire: !M=*{needs}", **_SETS)
+        Row(
+            f"mbarrier.{name}{form}{_STATE}",
+            signature,
+            _arrive,
+            needs=f"{_ORDERED}; : {'sm_90' if not form and 'c:u32' in signature else 'sm_80'}; acquire: !M=*{needs}",
+            **_SETS,
+        )
         for name in ("arrive", "arrive_drop")
         for form, needs, signatures in (
             ("", "; shared::cluster: sm_90", ("= a:b64 b:address", "= a:b64 b:address c:u32")),
             (".expect_tx", "; : sm_90", ("= a:b64 b:address c:u32",)),
-            (".noComplete", "; relaxed cluster: !noComplete", ("= a:b64 b:address c:u32",)),
+            (".noComplete", "; relaxed cluster shared::cluster: !noComplete", ("= a:b64 b:address c:u32",)),
         )
         for signature in signatures
     ),
@@ -217,7 +254,7 @@ ROWS = [
             f"mbarrier.{name}{form}{_STATE}",
             f"p:pred = a:address {state}{hint}",
             _wait,
-            needs=f"{needs}; M=*: 8.0",
+            needs=needs,
             **_LOCAL_STATE,
         )
         for name, hints, since in (("test_wait", ("",), "sm_80"), ("try_wait", ("", " hint:u32"), "sm_90"))
@@ -236,7 +273,7 @@ ROWS = [
             D=_SHARED,
             P=PREFETCHES,
         )
-        for more in ("", " from", " hint:b64", " from hint:b64")
+        for more in ("", " from", " hint:u64", " from hint:u64")
     ),
     Row("cp.async.commit_group", "", "", needs=": sm_80"),
     Row("cp.async.wait_group", "= n:number", "", needs=": sm_80"),
@@ -259,8 +296,8 @@ ROWS = [
         )
         for to, of, end, more in _BULK
         for hint, needs in (
-            ("", ": sm_90; : !L2::cache_hint"),
-            (" h:b64", ": sm_90; : L2::cache_hint; shared::cta: global"),
+            ("", ": sm_90; D=shared::cta: W=global; : !L2::cache_hint"),
+            (" h:u64", ": sm_90; D=shared::cta: W=global; : L2::cache_hint; shared::cta: global"),
         )
     ),
     *(
@@ -268,10 +305,10 @@ ROWS = [
             f"cp.reduce.async.bulk.D.W.{end}.O{{.noftz}}.T",
             f"= a:address b:address size:u32{more}",
             _bulk,
-            needs=f": sm_90; : {'' if 'h:b64' in more else '!'}L2::cache_hint; {_REDUCED}",
+            needs=f": sm_90; : {'' if 'h:u64' in more else '!'}L2::cache_hint; {_REDUCED}",
             **_between(to, of),
             O=name,
-            T=types,
+            T=" ".join(type_ for type_ in types.split() if "x2" not in type_),
         )
         for name, types in TYPES_OF.items()
         if name not in ("exch", "cas")
@@ -314,8 +351,8 @@ ROWS = [
     Row("cp.async.bulk.commit_group", "", "", needs=": sm_90"),
     Row("cp.async.bulk.wait_group{.read}", "= n:number", "", needs=": sm_90"),
     *(
-        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, lambda _: ";", needs=": sm_90")
-        for hint, signature in (("", "= a:address b:u32"), (".L2::cache_hint", "= a:address b:u32 h:b64"))
+        Row(f"cp.async.bulk.prefetch.L2.global{hint}", signature, _prefetch, needs=": sm_90")
+        for hint, signature in (("", "= a:address b:u32"), (".L2::cache_hint", "= a:address b:u32 h:u64"))
     ),
     *(
         Row(

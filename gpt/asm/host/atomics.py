@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpt.asm.host.memory import SCOPES, SPACES, VECTORS, bracketed, pointer
-from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import Row, Type
 from gpt.asm.host.use import Use, convert
 from gpt.ptx import tree
@@ -45,10 +44,11 @@ def atomic(use: Use) -> str:
     lines = [f"{raw} *m_ = ({raw} *){where};"]
     values = [use.vector(one, width) for one in given[: 1 + (name == "cas")]]
     results = use.vector(result, width) if result else [tree.Name("_")] * width
-    if width == 1 and len(values[0]) != 1:
-        raise Unsupported("a vector")
-    for number, (to, *of) in enumerate(zip(results, *values, strict=True)):
-        arguments = ", ".join(["t", f"m_ + {number}", *(use.value(one, raw) for one in of)])
+    locals_ = ("v_", "w_")[: len(values)]
+    for name_, items in zip(locals_, values, strict=True):  # all are read before a result is written
+        lines.append(f"{raw} {name_}[] = {{{', '.join(use.value(one, raw) for one in items)}}};")
+    for number, to in enumerate(results):
+        arguments = ", ".join(["t", f"m_ + {number}", *(f"{name_}[{number}]" for name_ in locals_)])
         lines.append(use.assign(to, type_, convert(f"atomic_{name}_{type_.name}({arguments})", raw, type_)))
     return " ".join(["{", *lines, "}"])
 
@@ -65,7 +65,7 @@ _EXTREMES = "f16 f16x2 bf16 bf16x2: V=*"  # min and max of halves
 def _rows() -> Iterator[Row]:
     for name, types in TYPES_OF.items():
         for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
-            for hint, hinted in (("", "!L2::cache_hint"), (" h:b64", "L2::cache_hint")):
+            for hint, hinted in (("", "!L2::cache_hint"), (" h:u64", "L2::cache_hint")):
                 for opcode, written in (("atom", "d "), ("red", "")):
                     if opcode == "red" and name in ("exch", "cas"):
                         continue

@@ -302,9 +302,9 @@ _CONVERSION = [
     ),
     Row(
         "cvt.R{.A}{.B}.tf32.f32",
-        "d:b32 = a:f32",
+        "d:tf32 = a:f32",
         f"write_tf32({{a}}, ROUND{{R}}, {_CLAMPED})",
-        needs="rna: !relu; : sm_80; rn rz: sm_90; rn+satfinite rz+satfinite: sm_100",
+        needs="rna: !relu; : sm_80; satfinite: 8.1; rn rz: sm_90; rn+satfinite rz+satfinite: sm_100",
         R="rn rz rna",
         **_CLAMPS,
     ),
@@ -313,7 +313,7 @@ _CONVERSION = [
         "d:D = a:f32 b:f32",
         f"PAIR(write_{{D.name}}((double){{b}}, ROUND{{R}}, {_CLAMPED}),"
         f" write_{{D.name}}((double){{a}}, ROUND{{R}}, {_CLAMPED}))",
-        needs=": sm_80",
+        needs=": sm_80; satfinite: 8.1",
         R="rn rz",
         D=PAIRS,
         **_CLAMPS,

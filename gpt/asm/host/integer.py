@@ -34,9 +34,7 @@ _OF_TWO = (
 def _lop3_value(use: Use, operands: tuple[tree.Operand, ...]) -> str:
     """The bits that a table of eight chooses for those of three operands."""
     a, b, c = (use.value(operand, TYPES["b32"]) for operand in operands[:3])
-    table = evaluate(operands[3])
-    if not 0 <= table < 256:
-        raise Unsupported(f"lop3 with the table {table:#x}")
+    table = evaluate(operands[3]) & 255
     low, high = (_OF_TWO[bits].format(b=b, c=c) for bits in (table & 15, table >> 4))
     return low if low == high else f"(({a} & {high}) | (~{a} & {low}))"
 

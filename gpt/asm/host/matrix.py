@@ -29,6 +29,7 @@ _MMA_NEEDS: dict[
     object, str
 ] = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
     ("f16", (16, 8, 16)): ": sm_80",
+    "f16": ": sm_75",
     ("f64", (8, 8, 4)): ": sm_80",
     "f64": ": sm_90; : 7.8",
     "bf16": ": sm_80",
@@ -45,7 +46,13 @@ _MMA_NEEDS: dict[
     ("b1", (8, 8, 128)): ": sm_75; and: sm_80",
     "b1": ": sm_80",
 }
-_WMMA_NEEDS = dict.fromkeys(("bf16", "tf32", "f64"), ": sm_80") | {"b1": ": sm_75; and: sm_80"}
+_WMMA_NEEDS = {
+    **dict.fromkeys(("bf16", "tf32", "f64"), ": sm_80"),
+    "f16": ": sm_70",
+    **dict.fromkeys(("s8", "u8"), ": sm_72"),
+    **dict.fromkeys(("s4", "u4"), ": sm_75"),
+    "b1": ": sm_75; and: sm_80",
+}
 _TALL = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
 _WMMA: dict[str, tuple[tuple[int, int, int], ...]] = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), _TALL),
@@ -143,7 +150,7 @@ def _mma() -> Iterator[Row]:
             continue
         more = f", .column_a = {int(a == 'col')}, .column_b = {int(b == 'col')}"
         shape = Shape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
-        yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}")
+        yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}", needs=": sm_70")
 
 
 def _wmma() -> Iterator[Row]:
@@ -174,19 +181,24 @@ def _wmma() -> Iterator[Row]:
                 for matrix, kind in (("a", type_), ("b", type_), ("c", c)):
                     if (matrix, shape.name, kind, shape.elements(matrix)) not in seen:
                         seen.add((matrix, shape.name, kind, shape.elements(matrix)))
-                        yield from _moves(shape, matrix, kind)
+                        layouts = "row col" if matrix == "c" else sets["L" if matrix == "a" else "M"]
+                        yield from _moves(shape, matrix, kind, layouts, sets["needs"])
 
 
-def _moves(shape: Shape, matrix: str, type_: str) -> Iterator[Row]:
+_WHERE = {word: SPACES[word] for word in ("global", "shared", "shared::cta")}
+
+
+def _moves(shape: Shape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
     """Loads of a matrix; for C also stores, of D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
-    for stride in ("", " stride"):
+    layout = {word: str(int(word == "row")) for word in layouts.split()}
+    for stride in ("", " stride:u32"):
         fragment = shape.slot(matrix)[2:]
-        load = f"wmma.load.{matrix}.{words}", f"d:{fragment} = a{stride}"
-        yield Row(*load, lambda use: _move(use, shape, matrix, type_), L={"row": "1", "col": "0"}, W=SPACES)
+        load = f"wmma.load.{matrix}.{words}", f"d:{fragment} = a:address{stride}"
+        yield Row(*load, lambda use: _move(use, shape, matrix, type_), needs=needs, L=layout, W=_WHERE)
         if matrix == "c":
-            store = f"wmma.store.d.{words}", f"= a d:{fragment}{stride}"
-            yield Row(*store, lambda use: _move(use, shape, matrix, type_), L={"row": "1", "col": "0"}, W=SPACES)
+            store = f"wmma.store.d.{words}", f"= a:address d:{fragment}{stride}"
+            yield Row(*store, lambda use: _move(use, shape, matrix, type_), needs=needs, L=layout, W=_WHERE)
 
 
 def _move(use: Use, shape: Shape, matrix: str, type_: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpt.asm.host.names import Unsupported, evaluate
+from gpt.asm.host.names import Unsupported, evaluate, float_bits
 from gpt.asm.host.table import TYPES, Row, Type
 from gpt.asm.host.use import Use, convert
 from gpt.ptx import tree
@@ -83,14 +83,18 @@ def bracketed(operand: tree.Operand) -> tree.Operand:
     return operand.items[0]
 
 
+def _inside(address: tree.Operand) -> tree.Operand:
+    """Return an address without its brackets; an element of an array has brackets of its own."""
+    return address if isinstance(address, tree.Index) else bracketed(address)
+
+
 def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...], str, str]:
     """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
     type_ = use.words["T"]
     assert isinstance(type_, Type)
     width = int(str(use.words.get("V", "")) or 1)
     items = tuple(use.vector(operand, width))
-    of = address if isinstance(address, tree.Index) else bracketed(address)  # an element has brackets of its own
-    where = pointer(use, str(use.words.get("W", "global")), of, type_.size * width)
+    where = pointer(use, str(use.words.get("W", "global")), _inside(address), type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 
 
@@ -106,9 +110,13 @@ def _load(use: Use) -> str:
 
 def store(use: Use) -> str:
     """Of an address and what is stored."""
-    type_, items, where, order = _access(use, use.operands[1], use.operands[0])
+    inputs = {parameter.declarator.name for parameter in use.body.head.params or ()}
+    where = _inside(use.operands[0])
+    if use.base(where) in inputs and (place := use.place(where)) and place.space == "param":
+        raise Unsupported(f"'{where}' is a parameter of this function, which can't be written")
+    type_, items, address, order = _access(use, use.operands[1], use.operands[0])
     raw = type_.unsigned
-    lines = [f"{raw} *m = ({raw} *){where};"]
+    lines = [f"{raw} *m = ({raw} *){address};"]
     for number, item in enumerate(items):
         value = use.value(item, raw)
         plain = not order or type_.size == 16
@@ -147,6 +155,22 @@ def _change_space(use: Use) -> str:
     return use.assign(use.operands[0], _ADDRESS, value)
 
 
+def _policy(use: Use) -> str:
+    """createpolicy: 0, which nothing looks at. Constants that ptxas refuses are refused."""
+    given = use.operands[1:]
+    if len(given) == 1 and isinstance(given[0], tree.Number | tree.Prefixed):
+        text = str(given[0])
+        bits = 0 if text[0] == "-" else float_bits(text, TYPES["f32"])
+        if not 0 < bits <= float_bits("1.0", TYPES["f32"]):
+            raise Unsupported(f"'{text}' is not over 0 and at most 1")
+    if len(given) == 3 and not any(isinstance(one, tree.Name) for one in given[1:]):
+        first, whole = (evaluate(one) & 0xFFFFFFFF for one in given[1:])
+        if first > whole:
+            raise Unsupported(f"{first} bytes of {whole}")
+    return use.assign(use.operands[0], _ADDRESS, "0")
+
+
+_GENERIC = {word: space for word, space in SPACES.items() if word != "param::func"}
 _SETS: dict[str, str | Mapping[str, str]] = {
     "O": ORDERS,
     "S": SCOPES,
@@ -184,7 +208,7 @@ _WORDS = "{.E}{.F}{.L2::cache_hint}{.P}{.V}.T"
 ROWS = [
     *(
         row
-        for more, needs in (("", _PLAIN_NEEDS), (" h:b64", _HINTED))
+        for more, needs in (("", _PLAIN_NEEDS), (" h:u64", _HINTED))
         for row in (
             Row(
                 f"ld{{.mmio}}{{.O}}{{.S}}{{.W}}{{.C}}{{.nc}}{_WORDS}",
@@ -239,7 +263,7 @@ ROWS = [
         Row(
             "createpolicy.fractional.P{.Q}.b64",
             signature,
-            "0",
+            _policy,
             needs=": sm_80; : 7.4",
             P=EVICTIONS_2 + " L2::evict_unchanged",
             Q=_UNCHANGED,
@@ -249,11 +273,11 @@ ROWS = [
     Row(
         "createpolicy.range{.global}.P{.Q}.b64",
         "d:u64 = a:address b:u32 c:u32",
-        "0",
+        _policy,
         needs=": sm_80; : 7.4",
         P=EVICTIONS_2,
         Q=_UNCHANGED,
     ),
     Row("createpolicy.cvt.L2.b64", "d:u64 = a:u64", "{a}", needs=": sm_80; : 7.4"),
-    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=SPACES),
+    Row("cvta{.to}.W.u64", "d:u64 = a:u64", _change_space, needs="param: 7.7", W=_GENERIC),
 ]

@@ -7,7 +7,7 @@ what it does.
 
 The form: words as they stand; `{.sat}` may be absent; one that names a set, by a capital letter, is any word of it,
 `{.R}` any or none. The first row that fits the instruction, modifiers and number of operands, is taken; if none does,
-the first that fits with modifiers in another order, but for that of types: ptxas takes any.
+the first that fits with modifiers in another order, but for that of types and state spaces: ptxas takes any.
 
 The signature: what the instruction writes, then what it reads, each `name:type`. The type is a PTX type, a set with
 types, or one derived of it (`T.wide`, `T.signed`, `T.unsigned`); without one it is T. `a[4]` is a vector of four
@@ -38,7 +38,7 @@ from gpt.ptx.types import PACKED, SIZES
 
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
-_TYPE = re.compile(r"(?:[busf]|bf|tf)\d|u?e\dm\d")
+_TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|u?e\d+m\d+(?:x\d)?")
 _ORDERED = {"mma", "wmma"}  # words say of which operand they are by their order
 _PHRASES = {
     "bar",
@@ -50,6 +50,14 @@ _PHRASES = {
     "red",
     "st",
 }  # first words belong to the opcode
+_FIRST = {  # words that stand before all others, in this order
+    **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc"), (".lo", ".hi", ".wide")),
+    **dict.fromkeys(("bar", "barrier"), (".cta", ".cluster", ".arrive", ".red")),
+    "div": (".full",),
+    "dp2a": (".lo", ".hi"),
+    "cvta": (".to",),
+}
+_SPACE = re.compile(r"\.(?:global|local|const|(?:shared|param)(?:::\w+)?)")  # a copy has two, and their order counts
 _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 
@@ -177,23 +185,29 @@ class Row:
         return self._match(given)
 
     def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
-        """The same in any order, but for that of types."""
+        """The same in any order, but for that of types and state spaces."""
+        first = tuple(word for word in _FIRST.get(self.opcode, ()) if word in modifiers)
+        if modifiers[: len(first)] != first:
+            return None
         if self.opcode in _PHRASES and modifiers[: len(self._phrase)] != self._phrase:
             return None
         types = [word for word in modifiers if _is_type(word[1:])]
-        others = [word for word in modifiers if not _is_type(word[1:])]
+        spaces = [word for word in modifiers if _SPACE.fullmatch(word)]
+        others = [word for word in modifiers if word not in types and word not in spaces]
         given: dict[str, str | None] = {}
         for part, optional in self.parts:
             fits = self.words.get(part) or {part: ""}
             if types and types[0][1:] in fits:
                 text: str | None = types.pop(0)
+            elif spaces and spaces[0][1:] in fits:
+                text = spaces.pop(0)
             elif text := next((other for other in others if other[1:] in fits), None):
                 others.remove(text)
             elif not optional:
                 return None
             if optional or part in self.words:
                 given[part] = text and text[1:]
-        return None if types or others else self._match(given)
+        return None if types or spaces or others else self._match(given)
 
     def _match(self, given: Mapping[str, str | None]) -> Match:
         words = {_c_name(part): self._word(part, text) for part, text in given.items()}
@@ -228,7 +242,7 @@ class Row:
 
 
 def _is_type(word: str) -> bool:
-    return word in TYPES or bool(_TYPE.match(word))
+    return word in TYPES or bool(_TYPE.fullmatch(word))
 
 
 def _c_name(word: str) -> str:
@@ -266,9 +280,10 @@ class Table:
         return self._known[key]
 
     def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        if ".xorsign" in modifiers and ".abs" in modifiers:  # two words that say one thing
+        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # two words that say one thing
             at = modifiers.index(".xorsign")
-            modifiers = (*modifiers[:at], ".xorsign.abs", *(word for word in modifiers[at + 1 :] if word != ".abs"))
+            modifiers = (*modifiers[:at], ".xorsign.abs", *modifiers[at + 1 :])
+            modifiers = tuple(word for word in modifiers if word != ".abs")
         rows = [row for row in self.rows.get(opcode, ()) if row.takes(count)]
         refused = ""
         for way in (Row.match,) if opcode in _ORDERED else (Row.match, Row.match_any_order):

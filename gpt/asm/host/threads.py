@@ -24,10 +24,7 @@ _VOTE = (
     "uint32_t m_ = t->services->meet({thread}, {site}, %s, host_ballot, &x_); {p} = %s;"
 )
 _VOTES = {"all": "x_.result == m_", "any": "x_.result != 0", "uni": "x_.result == 0 || x_.result == m_"}
-_MATCH = (
-    "struct host_match x_ = {{{a}, 0, 0}}; t->services->meet({thread}, {site}, {m}, host_match, &x_); "
-    "{d} = %s; {p} = x_.all;"
-)
+_MATCH = "struct host_match x_ = {{{a}, 0, 0}}; t->services->meet({thread}, {site}, {m}, host_match, &x_); {d} = %s;"
 _REDUCE = (
     "struct host_reduce x_ = {{{a}}}; t->services->meet({thread}, {site}, {m}, host{O}_{T.name}, &x_); {d} = x_.value;"
 )
@@ -110,8 +107,13 @@ ROWS = [
     ),
     Row("vote.sync.ballot.b32", "p:b32 = a:pred m:u32", _VOTE % ("{m}", "x_.result")),
     Row("vote.ballot.b32", "p:b32 = a:pred", _VOTE % ("0", "x_.result"), needs=_UNSYNCED),
-    Row("match.any.sync.T", "d:u32 p:pred = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
-    Row("match.all.sync.T", "d:u32 p:pred = a:T m:u32", _MATCH % "x_.all ? x_.same : 0", T="b32 b64"),
+    Row("match.any.sync.T", "d:u32 = a:T m:u32", _MATCH % "x_.same", T="b32 b64"),
+    Row(
+        "match.all.sync.T",
+        "d:u32 p:pred = a:T m:u32",
+        f"{_MATCH % 'x_.all ? x_.same : 0'} {{p}} = x_.all;",
+        T="b32 b64",
+    ),
     Row("redux.sync.O.T", "d = a m:u32", _REDUCE, needs=": sm_80", O="add min max", T="u32 s32"),
     Row("redux.sync.O.T", "d:u32 = a:u32 m:u32", _REDUCE, needs=": sm_80", O="and or xor", T="b32"),
     Row(

@@ -16,8 +16,10 @@ from gpt.ptx.types import BYTES, FLOAT, PACKED, takes, takes_constant
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
 _NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once: `mov` cuts them off
-_TAKE_VARIABLES = {"mov", "cvta", "mapa", "getctarank"}
+_ON_SHARED = {"mapa", "getctarank"}
+_TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
 _DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # whose first result may be `_`
+_TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
 
@@ -83,11 +85,18 @@ class Use:
             if isinstance(operands[place], tree.Number | tree.Prefixed) and not 0 <= evaluate(operands[place]) < 256:
                 raise Unsupported(f"'{operands[place]}' is not from 0 to 255")
         written = _parts(operands.pop(0)) if row.written and operands else []
-        if written[:1] == [tree.Name("_")] and opcode not in _DISCARD:
+        if written == [tree.Name("_")] * 2:
+            raise Unsupported("'_|_' where a register is expected")
+        discards = opcode in _DISCARD and ".any" not in self.instruction.modifiers
+        if written[:1] == [tree.Name("_")] and not discards:
             raise Unsupported("'_' where a register is expected")
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
             if slot.type == "address" and not isinstance(operand, tree.Address | tree.Index):
                 raise Unsupported(f"address '{operand}' without brackets")
+            if slot.type != "address" and isinstance(operand, tree.Address):
+                raise Unsupported(f"'{operand}' where a register or constant is expected")
+            if isinstance(operand, tree.Address) and ".local" not in self.instruction.modifiers:
+                _refuse_number(operand)
             if (slot.type == "number" or slot.type.isdecimal()) and slot.type not in ("number", str(evaluate(operand))):
                 raise Unsupported(f"'{operand}' where {slot.type} is expected")
             type_ = self.match.find_type(slot)
@@ -100,7 +109,7 @@ class Use:
                     raise Unsupported(f"'{operand}' where one register is expected")
                 self._check_vector(operand, type_)
             else:
-                self._check(operand, type_)
+                self.check(operand, type_)
 
     def _check_vector(self, vector: tree.Vector, type_: Type) -> None:
         """Refuse elements that don't go together, and those of another type than the vector's. Raises Unsupported.
@@ -144,9 +153,11 @@ class Use:
             raise Unsupported(f"'{item}' is a variable: 'mov' its address to a register first")
         return ""
 
-    def _check(self, operand: tree.Operand, type_: Type) -> None:
+    def check(self, operand: tree.Operand, type_: Type) -> None:
         """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
         opcode = self.instruction.opcode
+        if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
+            raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
         match operand:
             case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
                 types = [word for word in self.words.values() if isinstance(word, Type)]
@@ -165,7 +176,8 @@ class Use:
                 if not found and opcode not in _TAKE_VARIABLES and self.body.find_place(name):
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
             case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
-                if not takes_constant(type_.name, text):
+                exact = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
+                if exact or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
     def _takes(self, type_: Type, declared: str) -> bool:
@@ -253,11 +265,16 @@ class Use:
             value = convert(f"({type_}){value if value[0] == '(' else f'({value})'}", type_, register.type)
         return f"{register.name} = {value};"
 
-    def place(self, operand: tree.Operand) -> Place | None:
-        """The variable that an address or operand names, None if it names none."""
+    def base(self, operand: tree.Operand) -> str:
+        """Return the name that an address or operand begins with, or "" if it begins with none."""
         first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
         first = first.base if isinstance(first, tree.Index) else first
-        return self.body.find_place(first.name) if isinstance(first, tree.Name) else None
+        return first.name if isinstance(first, tree.Name) else ""
+
+    def place(self, operand: tree.Operand) -> Place | None:
+        """The variable that an address or operand names, None if it names none."""
+        name = self.base(operand)
+        return self.body.find_place(name) if name else None
 
     def address_of(self, operand: tree.Operand, least: int = 0) -> str:
         """An address, of what stands in brackets, as a C expression of 64 bits. A register in it has at least so many
@@ -272,6 +289,8 @@ class Use:
                     raise Unsupported(f"'{operand}' of type .{found.type.name} as an address")
                 return self.value(operand, ADDRESS)
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
+                if sign == "-":
+                    raise Unsupported(f"'{base}-': PTX has '{base}+-' for that")
                 offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
                 return f"{self.address_of(base, least)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
@@ -306,6 +325,14 @@ def convert(value: str, given: Type, wanted: Type) -> str:
     if wanted.is_float:
         return f"as_{wanted.name}({value})"
     return f"({wanted})bits_{given.name}({value})" if given.is_float else f"({wanted}){value}"
+
+
+def _refuse_number(address: tree.Address) -> None:
+    """Refuse an address that begins with a number. Raises Unsupported."""
+    first = address.items[0] if address.items else None
+    first = first.operands[0] if isinstance(first, tree.Expression) else first
+    if isinstance(first, tree.Number | tree.Prefixed | tree.Group):
+        raise Unsupported(f"'{address}' without a register or variable: only .local has such addresses")
 
 
 def _number(item: tree.Operand) -> str:

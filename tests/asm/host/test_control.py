@@ -165,6 +165,22 @@ def test_atomics_and_asynchronous_copies(thread):
     )
 
 
+def test_results_that_are_operands_of_a_vector_atomic(thread):
+    """All elements are read before the first result is written, also if they are one register."""
+    body = """mov.b32 %f1, 0f3F800000; atom.global.add.v4.f32 {%f1, %f2, %f3, %f4}, [%p], {%f1, %f1, %f1, %f1};
+    st.global.v4.f32 [%p+16], {%f1, %f2, %f3, %f4};"""
+    found = struct.unpack("<8f", thread.run(kernel(body), struct.pack("<8f", 1, 2, 3, 4, *bytes(4))))
+    assert found == (2, 3, 4, 5, 1, 2, 3, 4)
+
+
+def test_tables_of_more_than_eight_bits(thread):
+    """`lop3` takes the lowest eight bits of a constant: ptxas makes 0x96 of 0x196 and 0x80 of -128."""
+    body = """mov.b32 %r1, 0xF0; mov.b32 %r2, 0xCC; mov.b32 %r3, 0xAA; lop3.b32 %r4, %r1, %r2, %r3, 0x196;
+    lop3.b32 %r5, %r1, %r2, %r3, -128; prmt.f4e.b32 %r6, %r1, %r2, 1; st.global.v2.b32 [%p], {%r4, %r5};
+    st.global.b32 [%p+8], %r6;"""
+    assert struct.unpack("<3I", thread.run(kernel(body), bytes(12))) == (0x96, 0x80, 0xCC << 24)
+
+
 def test_copies_within_a_cluster_of_one_block(thread):
     found = struct.unpack("<4I2Q4I2I2H", thread.run(kernel(REMOTE).replace("sm_90", "sm_100a"), bytes(60)))
     tile = (10 ^ 1, 20 ^ 2, 3, 4)
@@ -178,7 +194,7 @@ def test_copies_within_a_cluster_of_one_block(thread):
         ("st.global.u32 [%p+2], 1;", "MISALIGNED 28: st.global.u32 [%p+2], 1 +2"),
         ("st.global.v4.u32 [%p+8], {1, 1, 1, 1};", "MISALIGNED"),
         ("ld.global.u8 %h1, [%p+-1];", "ADDRESS"),
-        ("ld.u8 %h1, [0];", "ADDRESS"),
+        ("mov.u64 %d1, 0; ld.u8 %h1, [%d1];", "ADDRESS"),
         (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u32 %r1, [%r1+320];", "SHARED"),
         (".shared .b8 x[64]; mov.u32 %r1, x; ld.shared.u64 %d1, [%r1+-8];", "SHARED"),
         ("mov.u64 %d1, -8; ld.local.u64 %d1, [%d1];", "LOCAL"),
