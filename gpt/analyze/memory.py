@@ -359,5 +359,10 @@ def _find_lack(kinds: set[str]) -> str | None:
     return None if kinds & (CALLS - {"clock", "function"} | {"child"}) else NONE
 
 
-ANALYSIS = of_model(memory, "Show who allocates memory, and what is left.", CALLS | GRAPHS | SITES | {"device"}, _find_lack,
-                    types=frozenset(("memory", "context", "graph")))  # fmt: skip
+ANALYSIS = of_model(
+    memory,
+    "Show who allocates memory, and what is left.",
+    CALLS | GRAPHS | SITES | {"device"},
+    _find_lack,
+    types=frozenset(("memory", "context", "graph")),
+)
