@@ -28,7 +28,7 @@ class Progress:
     """`done/total` on standard error, from the first second on, when it is a terminal."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._what = what  # shortened when it is shown, which needs modules that a quick run does not
         self._next = time.monotonic() + 1 if os.isatty(2) else float("inf")
         self._shown = False
 

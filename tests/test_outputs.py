@@ -132,9 +132,9 @@ def test_a_part_that_somebody_exchanges_is_not_ours(tmp_path, monkeypatch):
 
 def test_a_name_that_is_taken_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "_open_nameless", lambda folder, mode: None)
-    monkeypatch.setattr(outputs.secrets, "token_hex", lambda size: "0")
+    monkeypatch.setattr(outputs.os, "urandom", lambda size: b"\0" * size)
     (tmp_path / "victim").write_bytes(b"victim")
-    (tmp_path / ".gpt-0.part").symlink_to("victim")
+    (tmp_path / f".gpt-{'00' * 16}.part").symlink_to("victim")
     with pytest.raises(FileExistsError), replacing(tmp_path / "x"):
         pass
     assert (tmp_path / "victim").read_bytes() == b"victim"

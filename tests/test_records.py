@@ -33,7 +33,7 @@ static unsigned char out[128 << 20];
 #define BIN(at, size) {bytes + at, size}
 #define ARRAY(type, count, ...) {(const type[]){__VA_ARGS__}, count}
 
-// Packs a record, and tries it in less room than it needs: then nothing may be written after the end.
+// Writes a record, and tries it in less room than it needs: then nothing may be written after the end.
 #define SAMPLE(kind, ...) do { \\
     struct gpt_##kind record = {__VA_ARGS__}; \\
     unsigned char *before = buffer.at; \\
@@ -46,6 +46,8 @@ static unsigned char out[128 << 20];
         for (size_t i = room; i < 256; i++) \\
             if (buffer.at[i] != 0xee) abort(); \\
     } \\
+    buffer.at = before; \\
+    if (fwrite(before, 1, size, stdout) != size) abort(); \\
 } while (0)
 
 int main(void) {
@@ -61,7 +63,7 @@ int main(void) {
     unsigned char *before = buffer.at;
     if (gpt_pack_ptx(&buffer, &large) || buffer.at != before) abort();
     if (!gpt_pack_sync(&buffer, &sync)) abort(); // the buffer is as good as before
-    return fwrite(out, 1, before - out, stdout) != (size_t)(before - out);
+    return fflush(stdout);
 }
 """
 

@@ -22,7 +22,7 @@ def test_each_command_is_there(command):
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
     declared = [*analysis.options.values(), *({} if analysis.lines else ANSWERED).values(), *COMMON.values()]
     infos = [info for one in [*declared, *FILTERS.values()] for info in one.__metadata__]
-    known = {flag for info in infos for flag in (info.default, *(info.param_decls or ()))} | {"--format"}
+    known = {flag for info in infos for flag in info.names} | {"--format"}
     assert [word for word in words if word.startswith("-") and word not in known] == []
 
 

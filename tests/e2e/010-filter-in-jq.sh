@@ -24,7 +24,7 @@ printf 'cubin sm_90\nptx sm_90\nptx sm_90\n' | diff - left
 
 # README's line does what README says: the PTX is out of reach, and stays.
 grep -q 'hides the PTX from' "$PYTHONPATH/README.md"
-filter=$(sed -n "s/^    gpt-extract --json .* | jq -c '\([^']*\)' | gpt-locate --from-json .*/\1/p" "$PYTHONPATH/README.md")
+filter=$(sed -n "s/^    [$] gpt-extract --json .* | jq -c '\([^']*\)' |.*/\1/p" "$PYTHONPATH/README.md")
 [ "$filter" ]
 gpt-extract --json libdemo.so | jq -c "$filter" | gpt-locate --from-json --used names.txt --arch sm_90 |
     gpt-patch -o again >again.mp

@@ -1,9 +1,8 @@
-// A kernel of threads and two of tiles: nvcc -enable-tile makes a fatbin of the one and another of the others.
+// A kernel of threads and two of tiles: nvcc -enable-tile makes a fatbin of the one and another of the
+// others.
 #include "cuda_tile.h"
 
-extern "C" __global__ void simt(float *x) {
-    x[threadIdx.x] += 1;
-}
+extern "C" __global__ void simt(float *x) { x[threadIdx.x] += 1; }
 
 extern "C" __tile_global__ void tiled(int *a, int *b, int *c) {
     auto index = ::cuda::tiles::bid().x;

@@ -32,8 +32,8 @@ NUMBERS = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 
 WRONG = [-1, -(1 << 63), 1.5, float("nan"), float("inf"), True, None, b"\xff", {}, [], [[[1]], {}], "text", ABSENT]
 TEXTS = ["", "\x1b[2J\u202e\n", "=1+1", "</script>", "x" * 3000, "\udcff", "9" * 400]
 KINDS = {*records.KINDS} - {  # of traces; the others are of streams of code
-    "resume", "library_end", "element", "span", "trim", "trimmed", "tally", "repacked", "patched", "ptx", "cubin",
-    "object", "fatbin",
+    "resume", "library_end", "element", "span", "trim", "trimmed", "recompressed", "tally", "repacked",
+    "patched", "ptx", "cubin", "object", "fatbin",
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def saves() -> list[Record]:
     return [
         *maps, kernel, plain, node, *(forge.buffer(1, data[map_["id"]], map_["id"]) for map_ in maps),
         *(forge.buffer(2, data[map_["id"]], map_["id"]) for map_ in maps[3:]),
-        forge.buffer(2, data[1], 1, path="absent", offset=0, packed=9, codec="zstd"),
+        forge.buffer(2, data[1], 1, entries=3, dropped=2, path="absent", offset=0, packed=9, codec="zstd"),
         forge.buffer(2, data[2], 2, lost="no room"),
         records.make("buffer", launch=2, map=3, size=whole, at=0, length=whole, units=1, codec="zstd", data=frame),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ bool hook_has_tsc, hook_gpu_time;
 _Atomic bool hook_probing;
 const char *hook_stacks;
 bool hook_has_probed(void) { return hook_probing; }
+bool hook_has_captured(void) { return hook_probing; }
 
 ABSENT(hook_after_attribute)
 ABSENT(hook_after_block_size)
@@ -64,6 +65,7 @@ ABSENT(hook_before_replay)
 ABSENT(hook_before_stream_ends)
 ABSENT(hook_before_stream_gone)
 ABSENT(hook_before_unload)
+ABSENT(hook_on_capture)
 ABSENT(hook_on_captured)
 ABSENT(hook_on_context_destroyed)
 ABSENT(hook_on_context_made)
@@ -73,8 +75,10 @@ ABSENT(hook_on_context_retained)
 ABSENT(hook_on_enumerate_functions)
 ABSENT(hook_on_enumerate_kernels)
 ABSENT(hook_on_exec_child)
+ABSENT(hook_on_exec_copy)
 ABSENT(hook_on_exec_kernel)
 ABSENT(hook_on_exec_node)
+ABSENT(hook_on_exec_set)
 ABSENT(hook_on_exec_update)
 ABSENT(hook_on_function)
 ABSENT(hook_on_function_attribute)

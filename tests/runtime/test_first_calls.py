@@ -86,7 +86,7 @@ def test_first_calls(tmp_path, built, way, mode, first):
     assert (done.returncode, done.stderr) == (0, "")
     assert told(done.stdout, mode) == told(bare.stdout, mode)
     trace = Trace(tmp_path / "t.mp")
-    assert trace.launches == {"scale": 4}  # with the captured one
+    assert trace.launches == {"scale": 3}  # without the captured one
     if mode in ("probe", "benchmark"):
         left = probing.unprobed(trace)
         assert len(trace.of("probed")) + sum(left.values()) == 4 and len(left) <= (mode == "benchmark"), left

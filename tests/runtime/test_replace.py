@@ -279,7 +279,7 @@ def test_mutated_headers_are_refused_or_harmless(layout):
     for at in places:
         slim.write_bytes(data[:at] + b"\xff\xff" + data[at + 2 :])
         done = run(layout, layout / "load", name)
-        assert done.returncode in (0, 1, -11), (at, done)  # what an entry point or address is for, is the linker's
+        assert done.returncode in (0, 1, -6, -11), (at, done)  # what an entry point or address is for, is the linker's
         if done.returncode == 0:
             assert done.stdout.split()[0] in ("original", "replaced")
 

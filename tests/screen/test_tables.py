@@ -240,5 +240,12 @@ def test_the_grid_is_as_wide_as_it_may_be(monkeypatch):
         assert max(line.cell_len for line in grid.lines(width)) <= width
 
 
-def test_a_progress_line_is_short():
-    assert len(messages.Progress("漢" * 500)._what) <= messages.PROGRESS_WIDTH
+def test_a_progress_line_is_short(monkeypatch):
+    monkeypatch.setattr(messages.os, "isatty", lambda file: True)
+    lines = []
+    monkeypatch.setattr(messages, "write", lines.append)
+    progress = messages.Progress("漢" * 500)
+    progress._next = 0
+    progress.show(1, 2)
+    (line,) = lines
+    assert "漢漢" in line and len(line) <= messages.PROGRESS_WIDTH + len("\r\x1b[K: 50 %")

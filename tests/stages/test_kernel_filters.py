@@ -6,7 +6,7 @@ nothing is named in a warning, and if nothing is left that is an error.
 
 import pytest
 
-from tests.analyze.test_answers import process
+from gpt import records
 from tests.stages.tools import run
 from tests.trace import forge
 
@@ -25,7 +25,9 @@ def kernels(tmp_path):
     """A file with two kernels, as PTX, as a stream, and a trace that has launched one."""
     (tmp_path / "k.ptx").write_bytes(PTX)
     (tmp_path / "k.mp").write_bytes(run("gpt-extract", "--ptx", "k.ptx", cwd=tmp_path).out)
-    (tmp_path / "t.mp").write_bytes(forge.pack(process()))
+    launches = forge.calls([forge.launch(1000, 10, 1, 2)], forge.LAUNCH)
+    known = [forge.api(1, "cuLaunchKernel"), records.make("function", id=2, name="alpha")]
+    (tmp_path / "t.mp").write_bytes(forge.pack(forge.trace(*known, launches, forge.launches({2: 1}))))
     return tmp_path
 
 

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "decode.h"
+#include "hook/watch/captures.h"
 #include "hook/write/recording.h"
 #include "stub.h"
 #include "switch.h"
@@ -34,6 +35,13 @@ void hook_find_all_flags(void) {
     for (struct slot *slot = hook_slots; slot < hook_slots + SLOTS; slot++)
         if (__atomic_load_n(&slot->id, __ATOMIC_SEQ_CST))
             hook_find_flags(slot);
+}
+
+// cuStreamBeginCapture, cuStreamBeginCaptureToGraph: launches are looked at from the first capture on.
+void hook_on_capture(struct frame *frame) {
+    (void)frame;
+    if (hook_begin_capture())
+        hook_find_all_flags();
 }
 
 // Before the first kernel has probes, calls are looked at that must know which buffers there are.

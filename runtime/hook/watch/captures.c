@@ -13,7 +13,6 @@
 
 #include "captures.h"
 #include "cuda_abi.h"
-#include "hook/entry/switch.h"
 #include "streamops.h"
 
 _Atomic uint32_t hook_captures;
@@ -28,12 +27,9 @@ bool hook_is_captured(uint64_t stream) {
            status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-// cuStreamBeginCapture, cuStreamBeginCaptureToGraph
-void hook_on_capture(struct frame *frame) {
-    (void)frame;
+bool hook_begin_capture(void) {
     atomic_fetch_add(&hook_captures, 1);
-    if (!atomic_exchange(&captured, true))
-        hook_find_all_flags(); // launches are looked at from now on
+    return !atomic_exchange(&captured, true);
 }
 
 void hook_end_capture(void) {

@@ -7,8 +7,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "call.h"
-
 extern _Atomic uint32_t hook_captures; // that may be under way
 
 static inline bool hook_is_capturing(void) {
@@ -20,7 +18,7 @@ bool hook_has_captured(void); // any stream was, at some time
 // Whether a stream is captured, which a call that has just returned well was about.
 bool hook_is_captured(uint64_t stream);
 
-extern handler hook_on_capture;
+bool hook_begin_capture(void); // whether it is the first
 void hook_end_capture(void);
 
 #endif
