@@ -16,6 +16,7 @@ _Atomic bool hook_probing;
 const char *hook_stacks;
 bool hook_has_probed(void) { return hook_probing; }
 bool hook_has_captured(void) { return hook_probing; }
+bool hook_begin_capture(void) { return true; }
 
 ABSENT(hook_after_attribute)
 ABSENT(hook_after_block_size)
@@ -65,7 +66,6 @@ ABSENT(hook_before_replay)
 ABSENT(hook_before_stream_ends)
 ABSENT(hook_before_stream_gone)
 ABSENT(hook_before_unload)
-ABSENT(hook_on_capture)
 ABSENT(hook_on_captured)
 ABSENT(hook_on_context_destroyed)
 ABSENT(hook_on_context_made)

@@ -1,14 +1,17 @@
-// A program that captures, makes graphs by hand, changes and replays them, and counts what it expects to have run.
-// It prints lines `WHAT NUMBER BYTES`: launches by kernel, copies by direction, memsets.
+// A program that captures, makes graphs by hand, changes and replays them, and counts what it expects to have
+// run. It prints lines `WHAT NUMBER BYTES`: launches by kernel, copies by direction, memsets.
 
 #include "cuda_abi.h"
 #define D(name) ((int (*)())dlsym(driver, #name))
-#define TEXT ".version 7.0\n.target sm_70\n.address_size 64\n" \
+#define TEXT                                                                                                 \
+    ".version 7.0\n.target sm_70\n.address_size 64\n"                                                        \
     ".visible .entry one(){ret;}\n.visible .entry two(){ret;}\n.visible .entry body(){ret;}\n"
 
 enum { ONE, TWO, BODY, HTOD, DTOH, DTOD, SET, WHATS };
 static const char *const names[WHATS] = {"one", "two", "body", "HtoD", "DtoH", "DtoD", "set"};
-static struct tally { long count[WHATS], bytes[WHATS]; } ran;
+static struct tally {
+    long count[WHATS], bytes[WHATS];
+} ran;
 static void *f[3], *stream, *other, *event;
 static CUdeviceptr p, q;
 static char *host;
@@ -21,7 +24,9 @@ static void start(int kernel, void *into, struct tally *tally) {
     OK(cuLaunchKernel(f[kernel], 1, 1, 1, 1, 1, 1, 0, into, 0, 0));
     tally->count[kernel]++;
 }
-static void count(struct tally *tally, int what, long bytes) { tally->count[what]++, tally->bytes[what] += bytes; }
+static void count(struct tally *tally, int what, long bytes) {
+    tally->count[what]++, tally->bytes[what] += bytes;
+}
 static void all(void *into, struct tally *tally) { // one of each
     start(ONE, into, tally), start(ONE, into, tally), start(TWO, into, tally);
     OK(D(cuMemcpyHtoDAsync_v2)(p, host, (size_t)400, into));
@@ -58,8 +63,13 @@ static void *kernel_node(void *graph, int kernel) {
     return node;
 }
 static CUDA_MEMCPY3D copy_of(size_t bytes) {
-    return (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
-                           .dstDevice = p, .WidthInBytes = bytes, .Height = 1, .Depth = 1};
+    return (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_HOST,
+                           .srcHost = host,
+                           .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                           .dstDevice = p,
+                           .WidthInBytes = bytes,
+                           .Height = 1,
+                           .Depth = 1};
 }
 
 static void captured(void) { // in each mode; another stream joins, and a free one goes on
@@ -141,12 +151,16 @@ static void by_hand(void) { // and changed: nodes put out, other kernels, other 
     OK(D(cuGraphNodeSetEnabled)(exec, nodes[2], 1));
     inside.count[HTOD] = 1, inside.bytes[HTOD] = 1000;
     replay(exec, &inside, 1);
-    CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .memcpy = {.copyCtx = context, .copyParams = copy}};
+    CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_MEMCPY,
+                              .memcpy = {.copyCtx = context, .copyParams = copy}};
     OK(D(cuGraphExecNodeSetParams)(exec, nodes[2], &node));
     inside.bytes[HTOD] = 80;
     replay(exec, &inside, 1);
     OK(D(cuGraphNodeSetEnabled)(exec, nodes[1], 1));
-    struct { int result; void *node, *from; } info;
+    struct {
+        int result;
+        void *node, *from;
+    } info;
     OK(D(cuGraphExecUpdate_v2)(exec, graph, &info)); // as at the beginning
     replay(exec, &before, 5);
 }
@@ -155,17 +169,20 @@ static void conditional(void) { // the body runs as often as the device says: it
     void *graph, *node;
     OK(D(cuGraphCreate)(&graph, 0));
     kernel_node(graph, ONE), inside.count[ONE]++;
-    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.type = 0, .size = 1}};
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
+                                .conditional = {.type = 0, .size = 1}};
     OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 1, 1));
     OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
     kernel_node(params.conditional.phGraph_out[0], BODY);
     CUDA_MEMCPY3D copy = copy_of(80);
     void *context;
     OK(D(cuCtxGetCurrent)(&context));
-    OK(D(cuGraphAddMemcpyNode)(&node, params.conditional.phGraph_out[0], (void *)0, (size_t)0, &copy, context));
+    OK(D(cuGraphAddMemcpyNode)(&node, params.conditional.phGraph_out[0], (void *)0, (size_t)0, &copy,
+                               context));
     replay(instantiate(graph), &inside, 4);
 }
-static void memory(void) { // an allocation of 1 MiB that is there while the graph runs, and a function of the host
+static void
+memory(void) { // an allocation of 1 MiB that is there while the graph runs, and a function of the host
     CUdeviceptr mine;
     OK(D(cuStreamBeginCapture_v2)(stream, 0));
     OK(D(cuMemAllocAsync)(&mine, (size_t)1 << 20, stream));
@@ -178,9 +195,11 @@ static void memory(void) { // an allocation of 1 MiB that is there while the gra
 }
 
 int main(int argc, char **argv) {
-    static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"captured", captured}, {"invalidated", invalidated}, {"legacy", legacy}, {"by_hand", by_hand},
-        {"conditional", conditional}, {"memory", memory}};
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {{"captured", captured}, {"invalidated", invalidated}, {"legacy", legacy},
+                 {"by_hand", by_hand},   {"conditional", conditional}, {"memory", memory}};
     begin();
     void *module;
     OK(cuModuleLoadData(&module, TEXT));

@@ -1,5 +1,5 @@
-// What the program tells of its tensors: gpt/tensors/__init__.py finds these functions among the symbols of the
-// process, and any other program may.
+// What the program tells of its tensors: gpt/tensors/__init__.py finds these functions among the symbols of
+// the process, and any other program may.
 
 #ifndef GPT_TENSORS_H
 #define GPT_TENSORS_H
