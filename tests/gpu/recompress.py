@@ -1,0 +1,98 @@
+"""Libraries packed again with zstd: they have to compute the same, and what it costs to load them.
+
+    python tests/gpu/recompress.py
+
+Builds recompress.cu for two architectures, once packed with LZ4 and once not packed at all, packs each again at level
+19, with all of its code and with this GPU's alone, and runs all six in processes of their own, with eager and with
+lazy loading in turns. Prints the size, the median times of the first call (which makes the context and loads) and of
+the second, and the sum that came out. Fails unless that's the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = HERE.parents[1] / "bin"
+OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
+BUILDS = {"lz4": ("--compress-mode=speed", "-Xfatbin", "-compress-all"), "raw": ("--compress-mode=none",)}
+TIMES = 5
+USE = """
+import ctypes, sys, time
+start = time.perf_counter()
+library = ctypes.CDLL(sys.argv[1])
+library.work.restype = ctypes.c_uint64
+library.work(1)
+first = time.perf_counter()
+total = library.work(1 << 16)
+print(f"{total:016x}", first - start, time.perf_counter() - first)
+"""
+
+
+def build(name: str, arch: str, folder: Path) -> Path:
+    """Compile the library for the GPU at hand and for sm_80."""
+    library = folder / f"{name}.so"
+    targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in sorted({arch, "80"})]
+    options = ["-O2", "-DCOUNT=80", "--shared", "-Xcompiler", "-fPIC", "-cudart", "static", *BUILDS[name], *targets]
+    subprocess.run(["nvcc", *options, "-o", library, HERE / "recompress.cu"], check=True)
+    return library
+
+
+def pack(library: Path, arch: str, folder: Path) -> list[Path]:
+    """Write the library packed again: whole, and with the code of one architecture."""
+    made = []
+    for name, stage in (("whole", ""), ("one", f"| {BIN}/gpt-locate --arch sm_{arch}")):
+        line = f"{BIN}/gpt-extract {shlex.quote(str(library))} {stage} | {BIN}/gpt-patch --recompress -o {name}"
+        subprocess.run(["bash", "-o", "pipefail", "-c", f"{line} >{name}.mp"], cwd=folder, check=True)
+        made.append(folder / name / library.name)
+    return made
+
+
+def use(library: Path, loading: str) -> tuple[str, float, float]:
+    """Run it in a process: the sum, and the seconds of the first and the second call."""
+    env = {**os.environ, "CUDA_MODULE_LOADING": loading}
+    words = subprocess.run(
+        [sys.executable, "-c", USE, library], env=env, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return words[0], float(words[1]), float(words[2])
+
+
+def main() -> int:
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
+    arch = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        libraries = []
+        for build_ in BUILDS:
+            library = build(build_, arch, folder)
+            libraries += [library, *pack(library, arch, folder)]
+        cases = [(library, loading) for library in libraries for loading in ("EAGER", "LAZY")]
+        runs = [[use(*case) for case in cases] for _ in range(TIMES)]
+        for number, (library, loading) in enumerate(cases):
+            sums, first, second = zip(*(run[number] for run in runs), strict=True)
+            found.append(
+                {"library": str(library.relative_to(folder)), "loading": loading, "bytes": library.stat().st_size,
+                 "sums": sorted(set(sums)), "first": first, "second": second}
+            )  # fmt: skip
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "recompress.json").write_text(json.dumps(found, indent=1) + "\n")
+    for one in found:
+        first, second = (1000 * statistics.median(one[key]) for key in ("first", "second"))
+        print(
+            f"{one['library']:14} {one['loading']:5} {one['bytes']:9,} bytes  first call {first:5.0f} ms  second {second:5.1f} ms  {' '.join(one['sums'])}"
+        )
+    same = len({total for one in found for total in one["sums"]}) == 1
+    print("recompress: the same sum everywhere" if same else "recompress: sums differ")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
