@@ -86,9 +86,8 @@ def main() -> int:
     (OUT / "recompress.json").write_text(json.dumps(found, indent=1) + "\n")
     for one in found:
         first, second = (1000 * statistics.median(one[key]) for key in ("first", "second"))
-        print(
-            f"{one['library']:14} {one['loading']:5} {one['bytes']:9,} bytes  first call {first:5.0f} ms  second {second:5.1f} ms  {' '.join(one['sums'])}"
-        )
+        name, size = f"{one['library']:14} {one['loading']:5}", f"{one['bytes']:9,} bytes"
+        print(f"{name} {size}  first call {first:5.0f} ms  second {second:5.1f} ms  {' '.join(one['sums'])}")
     same = len({total for one in found for total in one["sums"]}) == 1
     print("recompress: the same sum everywhere" if same else "recompress: sums differ")
     return 0 if same else 1
