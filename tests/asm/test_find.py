@@ -218,7 +218,7 @@ def test_a_compiler_whose_quote_is_not_closed():
     assert find.split_compiler({"CC": "ccache 'my gcc' -m64"}) == ["ccache", "my gcc", "-m64"]
     assert find.split_compiler({"CC": " "}) == find.split_compiler({}) == ["cc"]
     for text in ("'", "gcc 'x", "gcc \\"):
-        with pytest.raises(MissingError, match="^CC=.*: no "):
+        with pytest.raises(MissingError, match=r"^CC=.*: no "):
             find.split_compiler({"CC": text})
         with pytest.raises(MissingError):
             list(find.iter_files(None, {"CC": text}))
