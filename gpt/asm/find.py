@@ -117,11 +117,19 @@ def iter_files(given: str | None, environment: Mapping[str, str] = os.environ) -
 
     Raises MissingError if one that was named is not there.
     """
-    compiler = shutil.which((shlex.split(environment.get("CC", "")) or ["cc"])[0])
+    compiler = shutil.which(split_compiler(environment)[0])
     places = [_named(given, "--ptxas")] if given else _iter_places(environment)
     for path in dict.fromkeys(os.path.realpath(path) for path in [*places, *filter(None, [compiler])]):
         status = os.stat(path)
         yield f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the words of the C compiler's command, of `CC` or `cc`. Raises MissingError if a quote isn't closed."""
+    try:
+        return shlex.split(environment.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        raise MissingError(str(error).lower(), f"CC={environment['CC']}") from None
 
 
 def _named(path: str, what: str) -> str:

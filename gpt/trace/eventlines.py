@@ -26,7 +26,7 @@ from typing import IO, Any
 from gpt import jsonl, records
 from gpt.errors import MalformedError
 from gpt.mistaken import is_stream
-from gpt.stream import Segments
+from gpt.stream import Segments, pack
 from gpt.trace.apis import find_api
 from gpt.trace.follow import MISSING
 from gpt.trace.linecalls import LineCalls, text
@@ -139,6 +139,7 @@ class _Lines:
             kind = record["kind"]
             if kind not in NOTED:
                 return
+            pack(record)  # refuses what no record can hold, as half of a surrogate pair
             if kind == "header" and (fault := records.check(record)):
                 raise MalformedError(fault)
             place = self._noted.add(record)

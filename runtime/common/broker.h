@@ -240,6 +240,9 @@ enum gpt_wish {
 // refused: "a process of another user".
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
 
+// The same of the user alone, before a message has come.
+const char *gpt_refuse_user(int socket, enum gpt_wish wish);
+
 // folder.c
 
 // Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.

@@ -253,20 +253,33 @@ static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
                : NULL;
 }
 
+// Sets whether it's root's process, for another user's program.
+static const char *refuse_user(int socket, enum gpt_wish wish, struct ucred *peer, bool *is_root) {
+    socklen_t size = sizeof(*peer);
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size))
+        return "nobody known";
+    *is_root = wish != GPT_WISH_ANSWER && geteuid() && gpt_is_user(peer->uid, 0);
+    return *is_root || gpt_is_user(peer->uid, geteuid()) ? NULL : "a process of another user";
+}
+
+const char *gpt_refuse_user(int socket, enum gpt_wish wish) {
+    struct ucred peer;
+    bool is_root;
+    return refuse_user(socket, wish, &peer, &is_root);
+}
+
 // The kernel says who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). It must be one
 // process, and still be there after it was looked at, so that its number meant nobody else meanwhile.
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish) {
     struct ucred peer;
-    socklen_t size = sizeof(peer);
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size))
-        return "nobody known";
-    bool is_root = wish != GPT_WISH_ANSWER && geteuid() && gpt_is_user(peer.uid, 0);
-    if (!is_root && !gpt_is_user(peer.uid, geteuid()))
-        return "a process of another user";
+    bool is_root;
+    const char *foreign = refuse_user(socket, wish, &peer, &is_root);
+    if (foreign)
+        return foreign;
     if (peer.pid <= 0 || sender != peer.pid)
         return "a process that has the connection of another one";
     int process = -1;
-    size = sizeof(process);
+    socklen_t size = sizeof(process);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &process, &size))
         process = (int)syscall(SYS_pidfd_open, peer.pid, 0); // it may have ended already, and this be another
     const char *fault = look_at(peer.pid, is_root, wish);

@@ -117,6 +117,15 @@ static void set_output(const char *template) {
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
+// Opens a named pipe. In a folder that others may write to, another file can have its name by now.
+static int open_pipe(const char *path) {
+    struct stat status;
+    int file = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    if (file >= 0 && (fstat(file, &status) || !S_ISFIFO(status.st_mode)))
+        fail(BAD, path, "somebody else renames files in its folder");
+    return file;
+}
+
 // The traces go to a private folder, and a helper makes them one stream.
 static void begin_stream(const char *where, const char *path, const char *reader, bool quiet, char **argv) {
     struct follow follow = {
@@ -130,7 +139,7 @@ static void begin_stream(const char *where, const char *path, const char *reader
     if (reader)
         follow.output = start_reader(reader, *where == '|');
     else if (*path) // waits for its reader, as a shell does
-        follow.output = open(path, O_WRONLY | O_CLOEXEC);
+        follow.output = open_pipe(path);
     // As perf does: the program's own output goes to standard error.
     if (standard && follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
         fail(BAD, "standard error", "%s", strerror(errno));

@@ -87,10 +87,10 @@ static void tidy_folder(void) {
 }
 
 static _Noreturn void end_as(int status, int reader_status) {
-    if (!reader_counts && WIFSIGNALED(reader_status))
-        fprintf(stderr,
-                "gpt-hook: warning: gpt-dump was ended by signal %d: callbacks and the trace end there\n",
-                WTERMSIG(reader_status));
+    if (WIFSIGNALED(reader_status))
+        fprintf(stderr, "gpt-hook: warning: %s was ended by signal %d: %s there\n",
+                reader_counts ? "the command of -o" : "gpt-dump", WTERMSIG(reader_status),
+                reader_counts ? "the stream ends" : "callbacks and the trace end");
     if (WIFSIGNALED(status)) {
         setrlimit(RLIMIT_CORE, &(struct rlimit){0}); // there is one already
         signal(WTERMSIG(status), SIG_DFL);

@@ -211,3 +211,14 @@ def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
     assert tools.choose((8, 7), GpuTarget(7, 5, "")).versions == frozenset()
     with pytest.raises(MissingError, match="does not know sm_90"):
         tools.choose((8, 7), SM_90)
+
+
+def test_a_compiler_whose_quote_is_not_closed():
+    """A setting that is wrong is no internal error."""
+    assert find.split_compiler({"CC": "ccache 'my gcc' -m64"}) == ["ccache", "my gcc", "-m64"]
+    assert find.split_compiler({"CC": " "}) == find.split_compiler({}) == ["cc"]
+    for text in ("'", "gcc 'x", "gcc \\"):
+        with pytest.raises(MissingError, match=r"^CC=.*: no "):
+            find.split_compiler({"CC": text})
+        with pytest.raises(MissingError):
+            list(find.iter_files(None, {"CC": text}))

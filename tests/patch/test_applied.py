@@ -41,3 +41,18 @@ def test_lists_of_ones_own_are_read(tmp_path):
     (lists / "one").write_bytes(b"/nothing\0")
     assert restore(tmp_path).stdout == "libraries restored: 0, from 0B of backups\n"
     assert restore(tmp_path).returncode == 4
+
+
+@pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
+@pytest.mark.parametrize("option", ["-r", "--recursive="])
+def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
+    """find took '-delete' as what to do with everything in the current folder, and did it."""
+    (backup := tmp_path / name / "lib.so.gpt-orig").parent.mkdir()
+    backup.write_bytes(bytes(4096))
+    (tmp_path / "notes.txt").write_text("precious")
+    words = [option + name] if option.endswith("=") else [option, name]
+    line = ["gpt-debloat", "--restore", "-n", *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"./{name}/lib.so.gpt-orig" in done.stdout and "backups: 1," in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "notes.txt"])

@@ -411,6 +411,27 @@ except OSError:
     server.end()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_other_users_who_say_nothing_hold_nobody_up(tmp_path, program):
+    """Any user can connect to an abstract name; each such connection took the 5 s in which an order may come."""
+    server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
+    code = """
+import os, socket, sys
+os.setuid(65534)
+clients = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
+for client in clients:
+    client.connect("\\0" + sys.argv[1])
+print("connected", flush=True)
+sys.stdin.read()
+"""
+    line = [sys.executable, "-c", code, find_name(server.pid)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as silent:
+        assert silent.stdout.readline() == b"connected\n"
+        assert not status(server.pid)["recording"]
+        silent.stdin.close()
+    server.end()
+
+
 @pytest.mark.full
 def test_an_order_that_was_not_answered_is_not_followed_later(tmp_path, program):
     """A process that is stopped does not answer; going on, it does not do what gpt-hook ctl gave up."""

@@ -273,6 +273,13 @@ def test_a_reader_that_goes_away_harms_nobody(tmp_path):
     assert (process.wait(), process.stderr.read()) == (5, b"")
 
 
+def test_a_reader_that_is_killed_is_reported(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", LOOP)
+    process = live("|kill -9 $$", program, "3", stderr=subprocess.PIPE)
+    said = b"gpt-hook: warning: the command of -o was ended by signal 9: the stream ends there\n"
+    assert (process.wait(30), process.stderr.read()) == (128 + 9, said)
+
+
 def test_a_slow_reader_does_not_stop_the_program(tmp_path):
     program = hooked.compile_c(tmp_path / "client", LOOP)
     process = live("-", program, "100000", stdout=subprocess.PIPE)

@@ -160,3 +160,33 @@ def test_a_trace_that_is_damaged_or_gone_harms_nobody(tmp_path, loop):
     loops = f"{loop} 3; cat {tmp_path}/t.mp >{tmp_path}/u; truncate -s 9000 {tmp_path}/t.mp; true"
     (line,) = said(tmp_path, "sh", "-c", loops)
     assert numbers(line, tmp_path / "t.mp")[2] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its root directory and its user")
+@pytest.mark.parametrize(
+    ("does", "fact"),
+    [
+        ('assert(!chroot("/proc") && !chdir("/"));', "No such file or directory"),
+        ("assert(!setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534));", "Permission denied"),
+    ],
+)
+def test_a_trace_out_of_reach_is_not_called_unwritten(tmp_path, does, fact):
+    tmp_path.chmod(0o700)
+    program = hooked.compile_c(tmp_path / "leaves", ends(does))
+    (line,) = said(tmp_path, program, "3")
+    expected = f"cannot be read at the end ({fact}): what is in it is not counted"
+    assert line == f"gpt-hook: warning: {tmp_path}/t.mp: {expected}"
+    assert sum(Trace(tmp_path / "t.mp").launches.values()) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
+def test_a_trace_that_could_not_be_made_is_not_blamed_on_another_program(tmp_path):
+    """The simulated device runs a pipeline of its own here, whose shell the user knows nothing of."""
+    tmp_path.chmod(0o755)
+    leaves = LOOP.replace(
+        "begin();", "assert(!setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534)); begin();"
+    )
+    program = hooked.compile_c(tmp_path / "leaves", leaves)
+    first, *_, last = said(tmp_path, program, "3", env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "none")})
+    assert first == f"gpt-hook: error: {tmp_path}/t.mp: Permission denied; nothing more is recorded"
+    assert last.startswith(f"gpt-hook: warning: {tmp_path}/t.mp: cannot be read at the end (")

@@ -198,6 +198,7 @@ BAD = [
     ('{"ts": -1e15, "name": "cuInit"}', "line 2: a time that makes no sense"),
     ('{"ts": true, "name": "cuInit"}', "line 2: a time that makes no sense"),
     ("Lost 12 events", "the tracer lost 12 events"),
+    ('# {"kind":"api","id":9,"symbol":"x","name":"x","type":"\\ud800","op":"y"}', "line 2: broken"),
     ('# {"kind":', "line 2: broken"),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from typing import ClassVar
 
 import gpt
 from gpt.asm.backend import Faults, Made, Options
+from gpt.asm.find import split_compiler
 from gpt.asm.processes import Processes, signal_name
 from gpt.errors import GptError, MissingError, UsageError
 
@@ -122,7 +122,7 @@ def find_compiler() -> tuple[list[str], str]:
 
     Raises MissingError.
     """
-    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    words = split_compiler()
     path = shutil.which(words[0])
     if not path:
         raise MissingError("no C compiler (Debian: apt-get install gcc libc6-dev)", words[0])

@@ -164,6 +164,9 @@ static void hear(int client) {
     } message;
     int files[GPT_FILES];
     pid_t sender = 0;
+    // Any user can connect to an abstract name: nobody waits for what another one doesn't send.
+    if (gpt_refuse_user(client, GPT_WISH_ORDER))
+        return;
     setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
                sizeof(struct timeval));
     ssize_t got = gpt_receive(client, &message, sizeof(message), files, &sender);

@@ -20,6 +20,7 @@
 #include "common/selection.h"
 #include "coverage.h"
 #include "errors.h"
+#include "live.h"
 #include "lost.h"
 #include "naming.h"
 #include "report.h"
@@ -83,6 +84,11 @@ static void say_logs(const struct trace_totals *found) {
     gpt_write_line(line);
 }
 
+// This process has used the driver, and changed its root directory or its user since, or the file is gone.
+static bool is_out_of_reach(const struct trace_totals *found) {
+    return found->fault && (found->fault != ENOENT || (hook_live && *hook_live->path));
+}
+
 static void say(const struct trace_totals *found) {
     static char line[PATH_MAX + 256];
     struct quantity size = quantity_of(found->bytes), most = quantity_of(found->most),
@@ -92,6 +98,10 @@ static void say(const struct trace_totals *found) {
                  root.path, found->calls, found->calls == 1 ? "" : "s", found->launches,
                  found->launches == 1 ? "" : "es", found->processes, found->processes == 1 ? "" : "es",
                  size.value < 10, size.value, size.unit);
+    else if (is_out_of_reach(found))
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: %s: cannot be read at the end (%s): what is in it is not counted",
+                 root.path, hook_describe_error(found->fault));
     else if (say_loss(root.path, LOSS_PROGRAM))
         return;
     else

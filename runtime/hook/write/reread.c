@@ -3,6 +3,7 @@
 // it ends.
 
 #include <endian.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stddef.h>
@@ -250,6 +251,8 @@ static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
     struct stat status;
     trace->file = open(trace->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (trace->file < 0 && !depth)
+        found.fault = errno;
     shown = NULL;
     if (trace->file >= 0 && !fstat(trace->file, &status) && S_ISREG(status.st_mode) &&
         is_new(status.st_ino)) {
