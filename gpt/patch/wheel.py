@@ -131,6 +131,10 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
         fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
         raise GptError(fact, wheel.source.name)
+    if len(set(map(_plain, names))) < len(names):
+        raise MalformedError("zip: two members of one name", wheel.source.name)
+    if renaming.label and not any(_is_own(name, (RECORD,)) for name in names):
+        raise MalformedError("a wheel without RECORD, which pip refuses", wheel.source.name)
     replaced = {name: path for name, path in replaced.items() if not _is_same(path, names[name])}
     lines = {_plain(name): _line_of(path) for name, path in replaced.items()}
     metadata = next((info for info in wheel.all if renaming.label and _is_own(info.filename, (METADATA,))), None)
