@@ -245,6 +245,25 @@ def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
     assert not (tmp_path / "out.whl").exists()
 
 
+def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
+    """SIGKILL leaves unpacked members; the next wheel that is written there removes them, and no others."""
+    (tmp_path / "out").mkdir()
+    killed = "import os; from gpt.patch.wheel import Wheels; from pathlib import Path\n"
+    killed += f"Wheels().add(Path({str(wheel)!r}), 'pkg/lib/libone.so', Path('out')); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, check=False).returncode == -9
+    (left,) = (tmp_path / "out").iterdir()
+    working = Wheels()
+    working.add(wheel, "pkg/lib/libone.so", tmp_path / "out")
+    assert not left.exists()
+    (held,) = (tmp_path / "out").iterdir()
+    (tmp_path / "out" / ".gpt-wheel.theirs").mkdir(mode=0o755)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    assert done.status == 0, done.err
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {held.name, ".gpt-wheel.theirs", wheel.name}
+    working.close()
+    assert not held.exists()
+
+
 @pytest.mark.parametrize("blocks", [8, 64])
 def test_a_full_disk(wheel, tmp_path, blocks):
     """Too full for the library that is unpacked, and for the wheel."""
