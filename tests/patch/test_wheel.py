@@ -371,6 +371,16 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
         assert (done.status, fact in done.err, names) == (3, True, []), done.err
 
 
+def test_a_label_that_would_be_wrong(wheel, tmp_path):
+    """No code is for the device, so nothing is cut: a copy isn't called sm60."""
+    located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
+    assert located.status == 1
+    done = run("gpt-patch", "--label", "sm60", "--recompress", "-o", tmp_path / "out", data=located.out)
+    assert (done.status, "nothing was cut, as said before: not written" in done.err) == (1, True)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert run("gpt-patch", "-o", tmp_path / "out", data=located.out).status == 0
+
+
 def pip(*args):
     command = [sys.executable, "-m", "pip", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
