@@ -232,7 +232,7 @@ class Search:
 
     @property
     def _all_idle(self) -> bool:
-        """Whether the user named devices, and no code so far is for any of them."""
+        """Return whether no code so far is for any device of --arch."""
         return self._wanted.asked and len(self._idle_devices) == len(self._wanted.devices)
 
     def _misfits(self) -> list[GptError]:

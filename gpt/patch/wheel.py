@@ -120,7 +120,7 @@ class Wheels:
 
 
 def _make_folder(near: Path) -> tuple[Path, int]:
-    """Make a folder for members and lock it; remove those whose process was killed, for nobody holds their locks."""
+    """Make a folder for members and lock it. Nobody holds the lock of one that a killed process left: it goes."""
     for old in near.glob(f"{FOLDER}*"):
         with suppress(OSError):
             lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
