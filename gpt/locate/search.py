@@ -109,8 +109,7 @@ class Search:
         self._used = used
         self._wanted = wanted
         self._idle = dict(wanted.kept)  # patterns that matched nothing so far
-        # As long as none of them could run any code:
-        self._idle_devices: Sequence[Device] = wanted.devices if wanted.asked else ()
+        self._idle_devices = list(wanted.devices) if wanted.asked else []  # none of the code so far is for these
         self._there: set[tuple[str, str]] = set()  # types and architectures that there are
         self._lists = Listed(used.lists)
         self._files: list[tuple[str, Spans]] = []  # libraries and spans for --spans-json, not written
@@ -163,8 +162,7 @@ class Search:
         if maybe := self._lists.look(names, {function["name"] for function in element["functions"]}):
             library.maybe.append((candidate, maybe))
         self._there.add((element["type"], element["arch"]))
-        if self._idle_devices and any(fits(candidate, device) for device in self._wanted.devices):
-            self._idle_devices = ()
+        self._idle_devices = [device for device in self._idle_devices if not fits(candidate, device)]
         if self._settled:
             self._stage.release()
             self._write_files()
@@ -230,15 +228,23 @@ class Search:
     @property
     def _settled(self) -> bool:
         """Whether nothing that comes can show that a list or --arch is wrong."""
-        return self._lists.settled and not self._idle_devices
+        return self._lists.settled and not self._all_idle
+
+    @property
+    def _all_idle(self) -> bool:
+        """Return whether no code so far is for any device of --arch."""
+        return self._wanted.asked and len(self._idle_devices) == len(self._wanted.devices)
 
     def _misfits(self) -> list[GptError]:
         """What the user named and no library so far has."""
         faults = [GptError(one.fact, one.where) for one in self._lists.faults()]
-        if self._idle_devices and self._there:
-            names = " or ".join(str(device.arch) for device in self._idle_devices)
-            faults.append(GptError(f"--arch: no code for {names}: there is {describe(self._there)}"))
+        if self._all_idle and self._there:
+            faults.append(GptError(self._describe_idle()))
         return faults
+
+    def _describe_idle(self) -> str:
+        names = " or ".join(str(device.arch) for device in self._idle_devices)
+        return f"--arch: no code for {names}: there is {describe(self._there)}"
 
     def _faults(self) -> list[GptError]:
         return [GptError(f"{one.fact}: nothing is cut without --allow-missing", one.where) for one in self._misfits()]
@@ -269,6 +275,8 @@ class Search:
         else:
             for fault in self._faults():
                 self._stage.error(fault)
+        if self._idle_devices and not self._all_idle:
+            self._stage.warn("", self._describe_idle())
         origins = self._used.names
         missing = {
             name
@@ -276,7 +284,7 @@ class Search:
             if origins[name] is None or real_path(origins[name] or "") in self._libraries
         }
         self._warn_of("used, but in no library", missing)
-        if not self._idle_devices:
+        if not self._all_idle:
             self._warn_of("used, but in no code for these devices", self._seen - self._kept)
         self._warn_of("--keep: matches no kernel", set(self._idle))
 

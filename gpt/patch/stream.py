@@ -30,6 +30,7 @@ class Patcher:
         self._places = places
         self._way = way
         self._request: Request | None = None  # for the library that the stream is at
+        self._decided = False  # somebody said of a library what stays and what goes
 
     def handle(self, record: dict[str, Any]) -> Records:
         """A record, and before the end of a library what was done to it."""
@@ -38,6 +39,7 @@ class Patcher:
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         if kind in ("span", "trim") and of != record["library"]:
             raise MalformedError(f"{kind} outside its library", record["library"])
+        self._decided |= kind in ("span", "trim", "tally")
         match self._request, kind:
             case _, "library" if self._stage.header.get("tool") in ("gpt-hook", "gpt-attach"):
                 yield self._stage.error(GptError(TRACE), once=True)
@@ -101,6 +103,10 @@ class Patcher:
         """Writes the wheels of which libraries were patched. Faults become `diag`s."""
         for wheel, replaced in wheels.take_complete().items():
             try:
+                if self._places.renaming.label and self._stage.told and not self._decided:
+                    raise GptError(
+                        "nothing was cut, as said before: not written, for its label would be wrong", str(wheel)
+                    )
                 target = self._places.take(wheel, is_wheel=True)
                 wheels.write(wheel, replaced, target, self._places.renaming)
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}

@@ -17,7 +17,10 @@ from gpt.errors import MalformedError, UsageError
 _LABEL = re.compile(r"[a-z0-9]+(?:[-_.][a-z0-9]+)*", re.ASCII | re.IGNORECASE)
 _FILE = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(?P<rest>(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl)", re.ASCII)
 _FOLDER = re.compile(r"(?P<before>\./)?(?P<folder>[^/-]+-[^/]+)(?P<rest>\.(?:dist-info|data)/.*)", re.DOTALL)
-_VERSION = re.compile(rb"(?m)^(Version:[ \t]*)([^\s]+)[ \t]*(?=\r?$)")
+_VERSION = re.compile(rb"(?mi)^(Version:[ \t]*)([^\s]+)[ \t]*(?=\r?$)")
+_NUMBER = re.compile(
+    r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9]+(?:[_.][a-z0-9]+)*)?", re.ASCII
+)
 METADATA = ".dist-info/METADATA"
 
 
@@ -39,12 +42,17 @@ class Renaming(NamedTuple):
     label: str = ""
 
     def file(self, name: str) -> str:
-        """Return the new name of the wheel itself. Raises MalformedError if a wheel can't be called so."""
+        """Return the new name of the wheel itself. Raises MalformedError if a wheel can't be called so.
+
+        Downloads may have `%2B` for `+`. A `_` in its place, as old tools wrote it, is refused by pip too.
+        """
         if not self.label:
             return name
-        found = _FILE.fullmatch(name)
+        found = _FILE.fullmatch(re.sub("%2B", "+", name, flags=re.IGNORECASE))
         if not found:
             raise MalformedError("not the name of a wheel, NAME-VERSION-TAG-TAG-TAG.whl", name)
+        if not _NUMBER.fullmatch(found["version"].lower()):
+            raise MalformedError(f"'{found['version']}' is no version: rename it to the one in its METADATA", name)
         return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
 
     def member(self, name: str) -> str:

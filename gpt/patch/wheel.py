@@ -13,16 +13,19 @@ from __future__ import annotations
 import base64
 import copy
 import csv
+import fcntl
 import hashlib
 import io
 import os
 import posixpath
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from zipfile import ZipInfo
@@ -39,6 +42,7 @@ RECORD = ".dist-info/RECORD"
 SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
 MAX_RECORD_FILE = 16 << 20  # bytes; a line has about 100
 BLOCK = 1 << 20
+FOLDER = ".gpt-wheel."  # how the name of a folder of unpacked members begins
 ZIP64 = 1  # the extra field with sizes of 64 bits, which zipfile writes by itself
 
 
@@ -61,6 +65,7 @@ class Wheels:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._lock = -1  # on the folder, as long as this process lives
         self._count = 0
         self._replaced: dict[Path, dict[str, Path]] = {}
         self._status: dict[Path, tuple[int, ...]] = {}  # of the wheels, when their first member was unpacked
@@ -75,7 +80,7 @@ class Wheels:
             raise GptError("comes twice in this stream", f"{wheel}/{member}")
         if self._folder is None:
             near.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=".wheel.", dir=near))
+            self._folder, self._lock = _make_folder(near)
         self._count += 1
         source, target = (self._folder / f"{self._count}.{part}" for part in ("before", "after"))
         with open_regular(wheel) as file:
@@ -111,6 +116,29 @@ class Wheels:
         """Removes the folder."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+
+
+def _make_folder(near: Path) -> tuple[Path, int]:
+    """Make a folder for members and lock it. Nobody holds the lock of one that a killed process left: it goes."""
+    for old in near.glob(f"{FOLDER}*"):
+        with suppress(OSError):
+            lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.geteuid(), 0o700):
+                    shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(lock)
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=FOLDER, dir=near))
+        lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # of a file system without locks: then nobody can take it for abandoned either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.exists():
+            return made, lock
+        os.close(lock)  # removed before it was locked
 
 
 def unpack(wheel: Source, member: str, out: Path) -> None:
@@ -131,6 +159,10 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
         fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
         raise GptError(fact, wheel.source.name)
+    if len(set(map(_plain, names))) < len(names):
+        raise MalformedError("zip: two members of one name", wheel.source.name)
+    if renaming.label and not any(_is_own(name, (RECORD,)) for name in names):
+        raise MalformedError("a wheel without RECORD, which pip refuses", wheel.source.name)
     replaced = {name: path for name, path in replaced.items() if not _is_same(path, names[name])}
     lines = {_plain(name): _line_of(path) for name, path in replaced.items()}
     metadata = next((info for info in wheel.all if renaming.label and _is_own(info.filename, (METADATA,))), None)

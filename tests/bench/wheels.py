@@ -5,8 +5,9 @@
 WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
 for attention, NVIDIA's own. Each is fetched from PyPI, measured, and removed; its figures are written to the output
 file, docs/figures/bench/wheels.json by default, before the next one is fetched, and replace its old ones. Every
-new wheel is unpacked again: its RECORD has to hold, pip has to install it, and it has to list the same kernels, or for
-one architecture only such. --table prints the table of docs/measured.md from the output file.
+new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the shipped
+one, and it has to list the same kernels, or for one architecture only such. --table prints the table of
+docs/measured.md from the output file.
 
 Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
 """
@@ -22,6 +23,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,6 +50,10 @@ WHEELS = (
     "sgl-kernel==0.3.21",
 )
 MOST = 600_000_000  # bytes of a wheel
+PYTHON = shutil.which("python3.12") or sys.executable  # the wheels that are fetched are for this version
+TIMEOUT = 120  # s of an import
+IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
 OUTPUT = Path(__file__).parents[2] / "docs/figures/bench/wheels.json"
 WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
     "recompressed": (None, "--recompress"),
@@ -90,12 +96,33 @@ def check_record(wheel: Path) -> None:
     assert wheel.name.split("-")[1] == version, wheel.name
 
 
-def install(wheel: Path) -> None:
-    """Fail if pip doesn't install a wheel."""
+def install(wheel: Path) -> str:
+    """Return what becomes of importing a wheel once pip has installed it; fail if it doesn't."""
     with tempfile.TemporaryDirectory() as site:
         options = ["-q", "--no-deps", "--no-index", "--target", site, "--python-version=3.12", "--only-binary=:all:"]
         tags = [f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *tags, wheel], check=True)
+        return load(Path(site))
+
+
+def load(site: Path) -> str:
+    """Return "imported", or why a package of a folder isn't: it may need a driver, a Python, or other packages.
+
+    Of a package without Python, as NVIDIA's own, each shared library is loaded.
+    """
+    packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
+    libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
+    code = IMPORT if packages else LOAD
+    line = [PYTHON, "-c", code, *(packages or libraries)]
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=site, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return f"no end within {TIMEOUT} s"
+    if not done.returncode:
+        return "imported" if packages else "loaded"
+    said = done.stderr.strip().rpartition("\n")[2].replace(str(site), "")
+    return said[:200] or f"status {done.returncode}"
 
 
 def measure(wheel: Path, arch: str, way: str, out: Path) -> tuple[Path, dict[str, Any]]:
@@ -126,10 +153,12 @@ def measure_all(name: str, arch: str) -> dict[str, Any]:
         wheel = fetch(name, Path(folder))
         before = kernels_of(wheel)
         found: dict[str, Any] = {"file": wheel.name, "shipped": wheel.stat().st_size, "kernels": before.total()}
+        found["import"] = install(wheel)
         for way in WAYS:
             new, figures = measure(wheel, arch, way, Path(folder, way))
             check_record(new)
-            install(new)
+            imported = install(new)
+            assert imported == found["import"], f"{name}: {way}: {imported}; the original: {found['import']}"
             after = kernels_of(new)
             assert after == before if way == "recompressed" else after <= before, f"{name}: {way}: other kernels"
             found[way] = {**figures, "kernels": after.total()}
@@ -140,13 +169,14 @@ def measure_all(name: str, arch: str) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> Iterator[str]:
     """The table of docs/measured.md, line by line."""
-    yield "| wheel | shipped | recompressed | less | one architecture | less | both | less than recompressed | CPU s |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| wheel | shipped | recompressed | less | one arch | less | both | less than recompressed | CPU s | import |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for name, found in figures["wheels"].items():
         shipped, again, one, both = found["shipped"], *(found[way]["size"] for way in WAYS)
         cells = [human(shipped), human(again), percent(shipped - again, shipped), human(one)]
         cells += [percent(shipped - one, shipped), human(both), percent(again - both, again)]
-        yield f"| {name} | {' | '.join(cells)} | {found['recompressed']['cpu']:.0f} |"
+        cpu, imported = f"{found['recompressed']['cpu']:.0f}", found.get("import", "not tried")
+        yield f"| {name} | {' | '.join([*cells, cpu, imported.replace('|', '/')])} |"
 
 
 def main() -> None:

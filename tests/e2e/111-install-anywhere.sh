@@ -4,8 +4,9 @@
 set -eu
 
 top=$PYTHONPATH
-unset GPT_RUNTIME
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15 PIP_NO_WARN_SCRIPT_LOCATION=1
+unset GPT_RUNTIME GPT_SIM_RUN # a user has neither
+# NO_...=0 means --no-...: pip assigns the value to what the option switches off. Compiling takes long.
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15 PIP_NO_COMPILE=0 PIP_NO_WARN_SCRIPT_LOCATION=0
 python=$(readlink -f "$(command -v python)")
 python -m tests.demo.build demo >/dev/null
 unset PYTHONPATH

@@ -4,8 +4,8 @@
 set -eu
 
 top=$PYTHONPATH
-unset GPT_RUNTIME
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=1 PIP_TIMEOUT=15 CFLAGS=-O0 HOME="$PWD/home"
+unset GPT_RUNTIME GPT_SIM_RUN # a user has neither
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=1 PIP_TIMEOUT=15 PIP_NO_COMPILE=0 CFLAGS=-O0 HOME="$PWD/home"
 
 python -m tests.demo.build demo >/dev/null
 unset PYTHONPATH

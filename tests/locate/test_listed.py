@@ -242,4 +242,6 @@ def test_devices_that_no_code_is_for_cut_nothing(locate):
     assert not done.kind("span") and len(done.kind("element")) == 4
     done = locate("plain\n", "--arch", "sm_52,12.0", "--allow-missing")
     assert (done.status, done.err) == (0, f"gpt-locate: warning: {fact}\n") and len(done.kind("span")) == 4
-    assert locate("plain\n", "--arch", "sm_52,9.0").status == 0  # one has some
+    done = locate("plain\n", "--arch", "sm_52,9.0,sm_120")  # one has some
+    assert (done.status, done.err) == (0, f"gpt-locate: warning: {fact}\n") and done.kind("span")
+    assert locate("plain\n", "--arch", "9.0").err == ""

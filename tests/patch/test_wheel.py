@@ -245,6 +245,25 @@ def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
     assert not (tmp_path / "out.whl").exists()
 
 
+def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
+    """SIGKILL leaves unpacked members; the next wheel that is written there removes them, and no others."""
+    (tmp_path / "out").mkdir()
+    killed = "import os; from gpt.patch.wheel import Wheels; from pathlib import Path\n"
+    killed += f"Wheels().add(Path({str(wheel)!r}), 'pkg/lib/libone.so', Path('out')); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, check=False).returncode == -9
+    (left,) = (tmp_path / "out").iterdir()
+    working = Wheels()
+    working.add(wheel, "pkg/lib/libone.so", tmp_path / "out")
+    assert not left.exists()
+    (held,) = (tmp_path / "out").iterdir()
+    (tmp_path / "out" / ".gpt-wheel.theirs").mkdir(mode=0o755)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(wheel, tmp_path))
+    assert done.status == 0, done.err
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {held.name, ".gpt-wheel.theirs", wheel.name}
+    working.close()
+    assert not held.exists()
+
+
 @pytest.mark.parametrize("blocks", [8, 64])
 def test_a_full_disk(wheel, tmp_path, blocks):
     """Too full for the library that is unpacked, and for the wheel."""
@@ -318,6 +337,48 @@ def test_a_label_is_in_every_place_that_has_the_version(versioned, tmp_path):
     metadata = "pkg-1.0+cu128.sm.90.x.dist-info/METADATA"
     assert changed == {"pkg/lib/libone.so", metadata, metadata.replace("METADATA", "RECORD")}
     assert after[metadata] == before["pkg-1.0+cu128.dist-info/METADATA"].replace(b"cu128 \r", b"cu128.sm.90.x\r")
+
+
+def repacked_as(wheel, folder, name, change):
+    """What becomes of a wheel of another name, whose members and their names went through `change`."""
+    folder.mkdir()
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(folder / name, "w") as new:
+        for member, data in (change(info.filename, old.read(info)) for info in old.infolist()):
+            if member:
+                new.writestr(member, data)
+    done = run("gpt-patch", "--label", "sm90", "-o", folder / "out", data=located_for(folder / name, "sm_90"))
+    return done, [path.name for path in (folder / "out").iterdir()]
+
+
+def test_odd_wheels_with_a_label(wheel, tmp_path):
+    """Names as wget saves them, headers in small letters; names and wheels that pip refuses are refused."""
+    same = lambda name, data: (name, data)  # noqa: E731
+    local = lambda name, data: (name, data.replace(b"Version: 1\n", b"version: 1+cu130\n"))  # noqa: E731
+    done, names = repacked_as(wheel, tmp_path / "a", "pkg-1%2Bcu130-py3-none-any.whl", local)
+    assert (done.status, names) == (0, ["pkg-1+cu130.sm90-py3-none-any.whl"])
+    with zipfile.ZipFile(tmp_path / "a" / "out" / names[0]) as file:
+        assert b"\nversion: 1+cu130.sm90\n" in file.read("pkg-1+sm90.dist-info/METADATA")
+    for version in ("1!2.0.post1", "2.0rc1.dev3+a_b.5"):
+        _, names = repacked_as(wheel, tmp_path / version, f"pkg-{version}-py3-none-any.whl", same)
+        assert names == [f"pkg-{version}{'.' if '+' in version else '+'}sm90-py3-none-any.whl"]
+    refused = {
+        "'1_cu130' is no version: rename it": ("pkg-1_cu130-py3-none-any.whl", same),
+        "a wheel without RECORD": (wheel.name, lambda name, data: (not name.endswith("RECORD") and name, data)),
+        "two members of one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
+    }
+    for fact, (name, change) in refused.items():
+        done, names = repacked_as(wheel, tmp_path / fact.replace(" ", ""), name, change)
+        assert (done.status, fact in done.err, names) == (3, True, []), done.err
+
+
+def test_a_label_that_would_be_wrong(wheel, tmp_path):
+    """No code is for the device, so nothing is cut: a copy isn't called sm60."""
+    located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
+    assert located.status == 1
+    done = run("gpt-patch", "--label", "sm60", "--recompress", "-o", tmp_path / "out", data=located.out)
+    assert (done.status, "nothing was cut, as said before: not written" in done.err) == (1, True)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert run("gpt-patch", "-o", tmp_path / "out", data=located.out).status == 0
 
 
 def pip(*args):
