@@ -104,7 +104,7 @@ class Run:
         """Takes a process in that is over, or what is known of it by now."""
         clock, totals = found.process.clock, found.named()
         self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
-        self._unrecorded = max(self._unrecorded, found.process.unrecorded.within_one(clock.monotonic, found.last))
+        self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
         self.verdict = self.verdict or [*totals.replays.verdict(), *totals.coverage.verdict()]
         self._add_totals(totals)
 

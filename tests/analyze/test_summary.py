@@ -207,8 +207,11 @@ def test_for_how_long_a_process_was_recorded():
     changes = [records.make("recording", on=on, at=at) for at, on in ((0, False), (2000, True), (9000, False))]
     call = forge.calls([(3000, 5000, 1, 0)])
     found = summed(forge.trace(*APIS, *changes, call), forge.trace(*APIS, call))
-    assert [(row["duration"], row.get("recorded")) for row in found["processes"]] == [(8000, 7000), (8000, None)]
+    assert [(row["duration"], row.get("recorded")) for row in found["processes"]] == [(9000, 7000), (8000, None)]
     assert sum("not recorded all the time" in text for text in found["verdicts"]) == 1
+    launched = forge.calls([forge.launch(3000, 5000, 4, 1)], forge.LAUNCH)
+    stages = loaded.run(["gpt-analyze", "stages"], forge.pack(forge.trace(*APIS, *changes, launched)))
+    assert b"recording was off for 2.00us, which are in no stage" in stages.stdout  # time - recorded
 
 
 def test_launches_with_and_without_probes_are_counted():
