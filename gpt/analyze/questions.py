@@ -235,7 +235,7 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if main.counted:
         every += main.counted
-        evidence += f"; {amount(main.counted, 'call')} only counted, at no known time"
+        evidence += f"; {amount(main.counted, 'call')} counted but not timed"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 

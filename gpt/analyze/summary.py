@@ -167,9 +167,9 @@ def _make_functions(totals: Totals) -> Record:
     open_ = sum(function.calls - function.durations.count for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} only counted; the times are those of the others")
+        verdict.append(f"{amount(counted, 'call')} counted but not timed")
     if open_:
-        verdict.append(f"{amount(open_, 'call')} did not return; the times are those of the others")
+        verdict.append(f"{amount(open_, 'call')} did not return, without a time")
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "name", "total")])
 
 
