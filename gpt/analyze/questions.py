@@ -341,11 +341,14 @@ def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
     found = [function for api, function in totals.functions.items() if api.name == WAIT]
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
-    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {percent(round(every), span)}"
+    shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
+    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]}"
     evidence = f"{amount(calls, 'call')}; {all_waits}"
-    told = f"{human_time(took)}, {percent(round(took), span)} of the time" if calls else "not called"
+    told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
         evidence += "; of threads that wait at the same time, each counts"
+    elif every > span:
+        evidence += "; a wait counts whole, even if recording was off in it"
     return Said(f"in {WAIT}", told, took, "ns", evidence)
 
 
