@@ -92,7 +92,7 @@ RUNS: dict[str, Keys] = {
         "thread": ("u64", "thread id"),
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+        "rows": ("bin", "packed little-endian rows; one whose first time is 0 was not finished, or is padding"),
     },
     "stack": {
         "id": ("u64", "number in the segment"),
@@ -149,7 +149,7 @@ RUNS: dict[str, Keys] = {
     "gpu_times": {
         "fields": ("[field]", "layout of a row"),
         "stride": ("u64", "bytes of a row"),
-        "rows": ("bin", "packed little-endian rows; rows of zero bytes are padding"),
+        "rows": ("bin", "packed little-endian rows; one whose first time is 0 was not finished, or is padding"),
     },
     "probed": {
         "id": ("u64", "number in the segment"),

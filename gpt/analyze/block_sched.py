@@ -255,19 +255,22 @@ def _describe_occupancy(of: Occupancy) -> list[str]:
     if not of.time:
         return []
     warps, most, occupancy, tail, share, imbalance, *_ = of.row()
-    whole = f" of {of.holds:,} ({occupancy:.1f} %)" if of.holds else ""
-    told = f"resident warps:{human_count(warps)} mean, {most:,} at most{whole}"
-    return [f"{told}; tail:{human_time(tail)} ({share:.1f} %); imbalance:{imbalance:.2f}"]
+    whole = f"; the device holds {of.holds:,} ({occupancy:.1f} % used)" if of.holds else ""
+    told = f"{human_count(warps)} warps resident on average, {most:,} at most{whole}"
+    ends = f"the first SM ran out of blocks {human_time(tail)} before the end ({share:.1f} % of the time)"
+    busy = f"the busiest SM was busy {imbalance:.2f} times as long as the average"
+    return [told, ends if tail else "all SMs ended together", busy]
 
 
 def _describe(shown: Shown) -> str:
     """What the picture shows."""
     from gpt.screen.brief import brief_name
+    from gpt.screen.units import amount
 
     launch, totals = shown.launch, shown.totals
     shape = "x".join(map(str, launch.grid)), "x".join(map(str, launch.block))
-    cycles = f"{totals.running:,.0f} cycles running, {totals.scheduling:,.0f} scheduling an SM"
-    where = f"blocks: {launch.blocks:,}, SMs: {totals.sms}; {cycles}"
+    cycles = f"{totals.running:,.0f} cycles in blocks, {totals.scheduling:,.0f} between them"
+    where = f"{amount(launch.blocks, 'block')} on {amount(totals.sms, 'SM')}; an SM spent {cycles}"
     return f"{brief_name(shown.kernel)}\ngrid {shape[0]}, block {shape[1]}: {where}"
 
 

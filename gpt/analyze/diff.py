@@ -69,8 +69,8 @@ WHOLE = (
 )
 WALL, IN_CALLS, ON_GPU = "all of it", "CUDA calls", "on the GPU"
 NOT_KNOWN = "not known"  # whether a difference is noise
-SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in their median",
-        SLOWEST: "differ in their slowest calls"}  # fmt: skip
+SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
+        SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
 
 
@@ -104,7 +104,7 @@ class Run:
         """Takes a process in that is over, or what is known of it by now."""
         clock, totals = found.process.clock, found.named()
         self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
-        self._unrecorded = max(self._unrecorded, found.process.unrecorded.within_one(clock.monotonic, found.last))
+        self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
         self.verdict = self.verdict or [*totals.replays.verdict(), *totals.coverage.verdict()]
         self._add_totals(totals)
 
@@ -290,7 +290,9 @@ def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str,
     drawn = [plot("bars", "name", "change", title="time on the GPU, B - A")] if all(timed) else []
     verdict = [*_verdict("kernels", kernels)]
     if names:
-        verdict.append(f"'#' stands for a number: {amount(len(names), 'kernel')} with different ones are compared so")
+        verdict.append(
+            f"'#' stands for any number: {amount(len(names), 'kernel')} that differ in it are compared as one"
+        )
     if not all(timed):
         said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
         verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
@@ -299,11 +301,17 @@ def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str,
 
 def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
     counts = Counter(one.differs for one in compared)
-    told = [f"{counts[kind]:,} {SAID.get(kind, kind)}" for kind in REAL if counts[kind]]
-    same = [f"{counts[NOISE_ONLY]:,} in what may be noise"] if counts[NOISE_ONLY] else []
+    told = [
+        f"{counts[kind]:,} {SAID[kind] if counts[kind] > 1 else SAID[kind].replace('differ', 'differs', 1)}"
+        if kind in SAID
+        else f"{counts[kind]:,} {kind}"
+        for kind in REAL
+        if counts[kind]
+    ]
+    same = [f"{counts[NOISE_ONLY]:,} by what may be noise"] if counts[NOISE_ONLY] else []
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
-    same += [f"{counts[NOTHING]:,} in nothing"] if counts[NOTHING] else []
+    same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
     yield f"{what}: {', '.join(told) or 'none differs'}" + (f"; {', '.join(same)}" if same else "")
     if counts[NOISE_ONLY]:
         of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"

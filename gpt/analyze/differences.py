@@ -146,7 +146,8 @@ def _tell_slowest(a: Side, b: Side, whole: float) -> str:
 def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
     """Return what names that only one side has are compared as, if they are the same as others but for numbers.
 
-    Programs number what they make, as in triton_poi_fused_add_3, and not in the same way each time.
+    Programs number what they make, as in triton_poi_fused_add_3, and not in the same way each time. A number that tells
+    kernels apart in the same way on both sides, as a tile's size, stays in the name.
     """
     only = [sorted({*a} - {*b}), sorted({*b} - {*a})]
     shapes: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
@@ -154,6 +155,20 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
         for name in names:
             if (shape := DIGITS.sub("#", name)) != name:
                 found[shape].append(name)
-    return {
-        name: shape for shape in shapes[0] if shape in shapes[1] for found in shapes for name in found[shape]
-    }  # fmt: skip
+    paired: dict[str, str] = {}
+    for shape in shapes[0].keys() & shapes[1].keys():
+        paired |= _pair_numbered(shape, shapes[0][shape], shapes[1][shape])
+    return paired
+
+
+def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
+    """Return what names of one `shape` are compared as: with the numbers in them of which both sides have the same."""
+    numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
+    kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]
+
+    def shorten(name: str) -> str:
+        keeps = iter(kept)
+        return DIGITS.sub(lambda number: number[0] if next(keeps) else "#", name)
+
+    both = {*map(shorten, a)} & {*map(shorten, b)}
+    return {name: shorten(name) for name in (*a, *b) if shorten(name) in both} or dict.fromkeys((*a, *b), shape)

@@ -82,7 +82,7 @@ POINTS = (
 BRIEF = 18  # columns of a name in a picture
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 MOST_OF = 0.5  # of a gap: what covers less isn't named as its reason
-HOST_CODE, SHORT_CALLS, GRAPH = "host code, no CUDA call", "short CUDA calls", "a graph"
+HOST_CODE, SEVERAL_CALLS, GRAPH = "host code, no CUDA call", "several CUDA calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
@@ -116,7 +116,10 @@ def gaps(trace: TraceModel) -> Answers:
         yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
     if idle:
         firsts = {row[0]: row for row in reversed(idle)}  # of each GPU, what stands for all of it
-        lines = [f"{name}: idle {row[-6]:.1f} % of its time" for name, row in sorted(firsts.items())]
+        lines = [
+            f"{name}: idle {row[-6]:.1f} % of the time from the first to the last thing that ran on it"
+            for name, row in sorted(firsts.items())
+        ]
         yield make_answer("idle", IDLE, idle, lines[:TOP], top=TOP_IDLE)
         periods = sorted((row for use in uses for row in _iter_periods(trace, use, who)), key=lambda row: -row[-1])
         if periods:
@@ -203,9 +206,9 @@ def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
 def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
     between = [row for row in rows if row[0] == LAUNCH][:1]
     waits = [row for row in rows if row[0] == WAIT]
-    facts = [f"{row[-5]:.1f} % of its time between launches of thread {row[4]}" for row in between]
+    facts = [f"{row[-5]:.1f} % between launches of thread {row[4]}" for row in between]
     facts += [f"{row[-5]:.1f} % from a wait to the next launch, with nothing to do for the GPU" for row in waits]
-    return f"{describe(who)}: {'; '.join(facts)}"
+    return f"{describe(who)}, of the time from its first call to its last: {'; '.join(facts)}"
 
 
 def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
@@ -232,7 +235,7 @@ def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
         name = process.api(api).name
         return name, _percent(gap.calls.longest, gap.time), name
     in_calls = _percent(gap.calls.time, gap.time)
-    return (SHORT_CALLS, in_calls, None) if in_calls >= 100 * MOST_OF else (HOST_CODE, 100 - in_calls, None)
+    return (SEVERAL_CALLS, in_calls, None) if in_calls >= 100 * MOST_OF else (HOST_CODE, 100 - in_calls, None)
 
 
 def _percent(part: float, whole: float) -> float:

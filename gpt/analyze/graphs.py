@@ -30,7 +30,7 @@ GRAPHS = (
     Column("kernels", "u64"),
     Column("replays", "u64"),
     Column("time", "u64?", "ns", "GPU time", "any"),
-    Column("p50", "u64?", "ns", "a replay", "any"),
+    Column("p50", "u64?", "ns", "median", "any"),
     Column("longest", "u64?", "ns", shown="never"),
     Column("call", "u64?", "ns", "a call"),
     Column("copies", "u64", shown="any"),

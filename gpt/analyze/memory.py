@@ -289,11 +289,12 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
     moments, values = pieces.line(pieces.on_gpu)
     rows: list[tuple[Any, ...]] = []
     if len(moments):
-        edges = np.linspace(int(moments[0]), int(moments[-1]) + 1, PARTS + 1).astype(np.int64)
+        first, stop = int(moments[0]), int(moments[-1]) + 1
+        edges = np.linspace(first, stop, min(PARTS, stop - first) + 1).astype(np.int64)
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
-            first, last = np.searchsorted(moments, (low, high))
-            there = values[max(0, first - 1) : last]
+            before, after = np.searchsorted(moments, (low, high))
+            there = values[max(0, before - 1) : after]
             most, live = float(there.max(initial=0)), float(there[-1]) if len(there) else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))

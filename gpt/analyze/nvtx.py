@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, Record, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, tell_apart
-from gpt.screen.units import amount
+from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class _Totals:
         self._marks: dict[tuple[str, str | None], tuple[int, int, int]] = {}
         self._launches = self._within = 0.0
         self._headers: list[Header] = []
+        self._off = 0  # ns that were not recorded
 
     def add(self, trace: TraceModel, number: int) -> None:
         """Adds a process."""
@@ -124,6 +125,7 @@ class _Totals:
         for within in inside.iter_within():
             if not self._headers or self._headers[-1] is not process.header:
                 self._headers.append(process.header)
+                self._off += process.unrecorded_until(0)
             took = within.ranges["end"] - within.ranges["begin"]
             self._within += nested.count_launches(within)
             for name, pushed, own, found in nested.iter_names(within):
@@ -195,6 +197,8 @@ class _Totals:
             verdict.append(f"{share:.1f} % of {amount(int(self._launches), 'launch')} within pushed ranges")
         if all_open:
             verdict.append(f"{amount(all_open, 'range')} had not ended: counted until the last record")
+        if self._off:
+            verdict.append(f"recording was off for {human_time(self._off)}: only the times of ranges include that")
         if len(self._headers) > 1:
             verdict.append(f"of {len(self._headers)} processes: --pid and --rank choose")
         if not self._timed:

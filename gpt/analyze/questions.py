@@ -7,7 +7,7 @@ which another run could. What is known of a process is a page, so that it can be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer
@@ -68,6 +68,7 @@ class Facts(NamedTuple):
     """What the questions ask of one process; times are ns."""
 
     header: Header
+    threads: int
     span: int  # from its beginning to the end of its last call, as far as it was recorded
     launches: int  # that were recorded as calls
     looked_at: int  # of these
@@ -115,10 +116,24 @@ def make_facts(totals: ProcessTotals) -> Facts:
         around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
         idle = idle._replace(at=max(0, idle.at - clock.monotonic))
     rows = [_unit_row(totals, unit) for unit in units]
-    span = totals.last - clock.monotonic - unrecorded.within_one(clock.monotonic, totals.last)
+    span = totals.last - clock.monotonic - process.unrecorded_until(totals.last)
     looked = min(totals.launches.total, MOST)
-    return Facts(process.header, span, totals.launches.total, looked, rows, phases, loading, totals.counted,
-                 totals.call_times.step, idle, around, totals.busy.total <= MOST, process.controls.copy())  # fmt: skip
+    return Facts(
+        process.header,
+        len(process.threads),
+        span,
+        totals.launches.total,
+        looked,
+        rows,
+        phases,
+        loading,
+        totals.counted,
+        totals.call_times.step,
+        idle,
+        around,
+        totals.busy.total <= MOST,
+        process.controls.copy(),
+    )
 
 
 def _array(*values: int) -> Any:
@@ -158,7 +173,11 @@ def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
-    if units := [(*row[:3], *one, *row[3:]) for fact, one in zip(ordered, who, strict=True) for row in fact.units]:
+    if units := [
+        (_name_unit(row), *row[1:3], *one, *row[3:])
+        for fact, one in zip(ordered, who, strict=True)
+        for row in _iter_different(fact.units)
+    ]:
         yield make_answer("iterations", ITERATIONS, units, top=TOP)
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
@@ -169,6 +188,22 @@ def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
                  _idle(totals, ordered, names),
                  _waiting(totals, facts), _ioctls(totals), _scheduler(totals, facts)]  # fmt: skip
         yield make_answer("questions", QUESTIONS, asked)
+
+
+def _name_unit(row: tuple[Any, ...]) -> str:
+    """Return a name for a row of ITERATIONS, of which a table may cut the end."""
+    role, _, scope = row[0].partition(", ")
+    return f"{scope}: {role}" if scope else role
+
+
+def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of ITERATIONS without those of streams that have the launches of one thread."""
+    seen = set()
+    for row in units:
+        key = row[0].partition(", ")[0], *row[2:]
+        if key not in seen:
+            yield row
+        seen.add(key)
 
 
 class Said(NamedTuple):
@@ -200,7 +235,7 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if main.counted:
         every += main.counted
-        evidence += f"; {amount(main.counted, 'call')} only counted, at no known time"
+        evidence += f"; {amount(main.counted, 'call')} counted but not timed"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
@@ -306,9 +341,14 @@ def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
     found = [function for api, function in totals.functions.items() if api.name == WAIT]
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
-    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {percent(round(every), span)}"
+    shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
+    all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]}"
     evidence = f"{amount(calls, 'call')}; {all_waits}"
-    told = f"{human_time(took)}, {percent(round(took), span)} of the time" if calls else "not called"
+    told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
+    if waits and sum(fact.threads for fact in facts) > len(facts):
+        evidence += "; of threads that wait at the same time, each counts"
+    elif every > span:
+        evidence += "; a wait counts whole, even if recording was off in it"
     return Said(f"in {WAIT}", told, took, "ns", evidence)
 
 

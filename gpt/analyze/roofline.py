@@ -184,7 +184,9 @@ class Roofline(MapAnalysis):
         if any(row[4] and row[5] for row in rows):
             y = ("tflops", "peak_tflops", "peak_gbytes")
             drawn.insert(0, plot("roofs", "intensity", *y, color="name", title=_entitle(rows, peaks)))
-        yield make_answer("kernels", columns, rows, [*_say(rows, probed), *verdict], top=TOP, plots=drawn)
+        yield make_answer("kernels", columns, rows, [*_say(rows, found), *verdict], top=TOP, plots=drawn)
+        if not probed:
+            return
         devices = []
         for device, (flops, bytes_) in peaks.items():
             ridge = flops.rate / bytes_.rate if flops.rate and bytes_.rate else None

@@ -131,7 +131,8 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
     if not marked and not tapes.copies_timed:
         verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[2] > COPIES * total]
-    if off := tapes.unrecorded.within_one(tapes.first, tapes.last):
+    process = trace.processes[number]
+    if off := process.unrecorded_until(tapes.last - process.machines.offset(process.header)):
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
     period = find_round(tapes.codes(first))
@@ -170,12 +171,11 @@ def _find_inference(tapes: Tapes) -> int:
 
 
 class _Part:
-    """Calls of a stage: how many, launches among them, bytes copied, and ns of all together, what overlaps once."""
+    """Calls of a stage: how many, launches among them, bytes copied, and ns of all together."""
 
     def __init__(self) -> None:
         self.calls = self.launches = self.time = 0
         self.bytes = 0.0
-        self._reach: int | None = None
 
     def count(self, mask: Mask, sizes: Array, acts: Array) -> None:
         """Takes calls in."""
@@ -186,18 +186,29 @@ class _Part:
         self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
         self.bytes += float(sizes[mask & ((acts & (IN | OUT | LAUNCH)) != 0)].sum())
 
-    def cover(self, start: Whole, end: Whole) -> None:
-        """Adds their time; they begin no sooner than those before."""
-        import numpy as np
-
-        if len(start):
-            reach = np.maximum.accumulate(np.append(start[0] if self._reach is None else self._reach, end))
-            self.time += int(np.maximum(reach[1:] - np.maximum(start, reach[:-1]), 0).sum())
-            self._reach = int(reach[-1])
-
     def row(self, name: str, time: int) -> tuple[Any, ...]:
         """The columns of a stage."""
         return name, None, time, None, self.calls, self.launches, self.bytes or None
+
+
+class _Cover:
+    """The time that calls of several threads take, what overlaps once, and without what was not recorded."""
+
+    def __init__(self, unrecorded: Unrecorded) -> None:
+        self._unrecorded = unrecorded
+        self._reach: int | None = None
+
+    def add(self, start: Whole, end: Whole) -> Whole:
+        """Return what each adds to the time of those before, none of which begins later."""
+        import numpy as np
+
+        if not len(start):
+            return start
+        reach = np.maximum.accumulate(np.append(start[0] if self._reach is None else self._reach, end))
+        self._reach = int(reach[-1])
+        begins = np.maximum(start, reach[:-1])
+        added: Whole = np.maximum(reach[1:] - begins, 0) - self._unrecorded.within(begins, reach[1:])
+        return added
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
@@ -235,17 +246,23 @@ def _add_up(
 
     alone = dict(zip((INPUT, OUTPUT, SYNC), zip((IN, OUT, WAIT), since, strict=True), strict=True))
     parts = {name: _Part() for name in (*alone, *windows)}
+    covered, inside_of = _Cover(tapes.unrecorded), {name: _Cover(tapes.unrecorded) for name in windows}
     for start, end, sizes, acts in iter_scan(tapes):
-        own = np.zeros(len(start), bool)
+        own, kinds = np.zeros(len(start), bool), {}
         for name, (act, from_) in alone.items():
             mask = ((acts & act) != 0) & (start >= from_)
             parts[name].count(mask, sizes, acts)
-            parts[name].cover(start[mask], end[mask])
+            kinds[name] = mask & ~own
             own |= mask
+        added = covered.add(start[own], end[own])
+        for name, mask in kinds.items():
+            parts[name].time += int(added[mask[own]].sum())
         for name, (left, right) in windows.items():
             inside = (start >= left) & (start < right)
             parts[name].count(inside & ~own, sizes, acts)
-            parts[name].cover(start[inside & own], np.minimum(end[inside & own], right))
+            reaches = own & (start < right) & (end > left)
+            clipped = np.maximum(start[reaches], left), np.minimum(end[reaches], right)
+            parts[name].time += int(inside_of[name].add(*clipped).sum())
     rows = {name: parts[name].row(name, parts[name].time) for name in alone}
     for name, (left, right) in windows.items():
         known = max(0, right - left) - tapes.unrecorded.within_one(left, right)

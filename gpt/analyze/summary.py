@@ -41,6 +41,7 @@ FUNCTIONS = (
     Column("slowest_start", "u64?", "ns", shown="never"),
     Column("slowest_pid", "u64?", "id", shown="never"),
     Column("slowest_thread", "u64?", "id", shown="never"),
+    Column("label", "text?", shown="never"),  # of the picture
 )
 COPIES = (
     Column("op", "text", title="copies"),
@@ -159,18 +160,19 @@ def _make_functions(totals: Totals) -> Record:
     types = totals.types()
     rows: list[tuple[Any, ...]] = []
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
-        rows.append((type_, None, None, *_times(types[type_])))
+        rows.append((type_, None, None, *_times(types[type_]), None))
         inside = [api for api in totals.functions if api.type == type_]
         inside.sort(key=lambda api: (-totals.functions[api].durations.total, api))
-        rows += [(type_, api.op, api.name, *_times(totals.functions[api])) for api in inside]
+        more = " (captured)" if type_ == "capture" else ""
+        rows += [(type_, api.op, api.name, *_times(totals.functions[api]), f"{api.name}{more}") for api in inside]
     counted = sum(function.counted for function in types.values())
     open_ = sum(function.calls - function.durations.count for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} only counted; the times are those of the others")
+        verdict.append(f"{amount(counted, 'call')} counted but not timed")
     if open_:
-        verdict.append(f"{amount(open_, 'call')} did not return; the times are those of the others")
-    return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "name", "total")])
+        verdict.append(f"{amount(open_, 'call')} did not return, without a time")
+    return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total")])
 
 
 def _times(function: FunctionTotals) -> tuple[Any, ...]:

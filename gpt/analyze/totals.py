@@ -143,13 +143,18 @@ class ProcessTotals:
         self.process = process
         self.launches, self.call_times, self.busy = Launches(process), CallTimes(), Spans()
         self.calls = self.counted = 0  # all of them, and those that were only counted
-        self.last = process.clock.monotonic  # when the last call that is known of ended
+        self._last = process.clock.monotonic  # when the last call that is known of ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
         self._firsts = FirstLaunches()
+
+    @property
+    def last(self) -> int:
+        """When the last call ended, or recording was turned on or off after it, in ns of CLOCK_MONOTONIC."""
+        return self.process.find_end(self._last)
 
     def take(self) -> None:
         """Takes in the rows that the process has collected."""
@@ -186,7 +191,7 @@ class ProcessTotals:
         ends = found["start"] + found["duration"]
         clock = process.clock
         stops = clock.times(found["start"]) + np.minimum(clock.durations(found["duration"]), LIMIT).astype(np.int64)
-        self.last = max(self.last, min(int(stops.max()), LIMIT))
+        self._last = max(self._last, min(int(stops.max()), LIMIT))
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))
         self.last_stamp = max(self.last_stamp, int(ends.max()))
         for id_, order in rows.iter_groups(found["api"]):

@@ -213,7 +213,8 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]
-    text = f"and {len(rows) // stride:,} more {answer['name']}"
+    what = answer["name"] if answer["name"].endswith("s") else "rows"
+    text = f"and {len(rows) // stride:,} more {what}"
     if not counts:
         return text
     names = {told["name"]: told.get("title", told["name"]) for told in answer["columns"]}

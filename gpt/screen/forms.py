@@ -26,6 +26,7 @@ FILLED = 0.35  # how opaque a histogram is
 GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and height, with which an axis is logarithmic
 BARS = 30  # that are drawn
 SEEN = 1 / 500  # of the longest bar: one that is shorter is not seen
+SIDE = 5  # columns left and right of the only one of a histogram
 ROOM = 0.1  # right of the longest bar, for what it says
 LABELS = 40  # of rows, at most
 NUMBER = 16  # columns of what a bar says
@@ -194,6 +195,9 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
     left, right, height = columns[plot["x"]], columns[plot["end"]], columns[plot["y"][0]]
     grows = left.min() >= 0 and (right - left).max() > GROWS * (right - left).min()
     unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(right.max()))
+    whole = bool((left % 1 == 0).all() and (right % 1 == 0).all())
+    if whole and (right - left == 1).all():  # a column for each number, which stands in its middle
+        left, right = left - 0.5, right - 0.5
     series = columns[plot["color"]] if "color" in plot else [None] * len(left)
     labels = labels_of(series)
     for number, name in enumerate(dict.fromkeys(series)):
@@ -203,7 +207,9 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
         heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         axes.stairs(heights, edges, fill=True, alpha=FILLED, color=color, label=labels.get(name))
         axes.stairs(heights, edges, color=color, lw=1)
-    whole = bool((left % 1 == 0).all() and (right % 1 == 0).all())
+    if left.min() == left.max():  # a constant isn't drawn as wide as the picture
+        width = (right[0] - left[0]) / scale
+        axes.set_xlim(left[0] / scale - SIDE * width, right[0] / scale + SIDE * width)
     number_ticks(axes.xaxis, {"type": "u64"} if whole else told[plot["x"]], scale)
     number_ticks(axes.yaxis, told[plot["y"][0]])
     if grows:

@@ -314,16 +314,21 @@ class Process:
         changes = list(zip(times, [on for _, on in self.changes], strict=True))
         return find_unrecorded(self.clock.monotonic, changes)
 
-    def recorded(self, last: int) -> int | None:
-        """Return for how many ns it was recorded, until `last` of CLOCK_MONOTONIC or the last change if that is later.
+    def find_end(self, last: int) -> int:
+        """Return `last`, in ns of CLOCK_MONOTONIC, or the last change of recording if that is later."""
+        if not self.changes:
+            return last
+        return max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
 
-        None if that was all the time.
-        """
+    def unrecorded_until(self, last: int) -> int:
+        """Return for how many ns recording was off from the beginning of the process to `find_end(last)`."""
+        return self.unrecorded.within_one(self.clock.monotonic, self.find_end(last))
+
+    def recorded(self, last: int) -> int | None:
+        """Return for how many ns it was recorded in that time; None if that was all of it."""
         if not self.changes:
             return None
-        began = self.clock.monotonic
-        last = max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
-        return max(0, last - began - self.unrecorded.within_one(began, last))
+        return max(0, self.find_end(last) - self.clock.monotonic - self.unrecorded_until(last))
 
 
 def iter_processes(

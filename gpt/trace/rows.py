@@ -59,8 +59,9 @@ def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.v
 class Layout:
     """A dtype, as a key of dictionaries: hashing a dtype takes longer than what is done with it."""
 
-    def __init__(self, dtype: np.dtype[np.void]) -> None:
+    def __init__(self, dtype: np.dtype[np.void], *, line: bool = False) -> None:
         self.dtype = dtype
+        self.line = line  # whether it is that of a line of JSON
 
     def require(self, kind: str, names: Iterable[str]) -> None:
         """Raises MalformedError if a field is missing."""
@@ -88,7 +89,8 @@ def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
 class Collector:
     """Takes in records of a kind, or those that its rows have in JSON, and returns arrays of rows.
 
-    `needed` are fields that must be there, of those `known`; where the first of them is 0 a row is not used.
+    `needed` are fields that must be there, of those `known`. Where the first of them is 0 a packed row is padding, or
+    its thread was killed while it wrote the row; lines of JSON are whole.
     `choose` says which rows are wanted, of all by default.
     """
 
@@ -142,7 +144,7 @@ class Collector:
         key = (-1, repr(names).encode())
         layout = self._layouts.get(key)
         if layout is None:
-            layout = Layout(np.dtype([(name, "<" + packed.TYPES[self._known[name]]) for name in names]))
+            layout = Layout(np.dtype([(name, "<" + packed.TYPES[self._known[name]]) for name in names]), line=True)
             layout.require(record["kind"], self._needed)
             self._layouts[key] = layout
         values = tuple(record[name] for name in names)
@@ -163,7 +165,8 @@ class Collector:
             threads = np.repeat(np.array([thread for thread, _ in found], np.uint64), sizes)
             rows = np.frombuffer(b"".join([data for _, data in found]), layout.dtype)
             found.clear()
-            used = rows[self._needed[0]] != 0
+            whole = layout.line and self._needed[0] in ("start", "begin")
+            used = np.full(len(rows), True) if whole else rows[self._needed[0]] != 0
             if self._choose:
                 used &= self._choose(threads, rows)
             if used.any():

@@ -129,8 +129,10 @@ def test_what_changed_most_comes_first(two):
     assert verdict[2].startswith("B took ") and "folders of 3 runs or more" in verdict[2]
     assert verdict[3].startswith("most of it: cuStreamSynchronize, ") and verdict[3].endswith("us longer")
     assert verdict[4] == f"most of it: kernel k2, {human_time(-found.rows['kernels'][0]['change'])} less"
-    assert found.verdicts["functions"][0] == "functions: 1 differ in count, 1 differ in time; 1 in what may be noise"
-    assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differ in time; 1 in what may be noise"
+    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by what may be noise"
+    assert (
+        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by what may be noise"
+    )
 
 
 @pytest.mark.full
@@ -211,8 +213,19 @@ def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
     (row,) = found.rows["functions"]
     assert (row["differs"], row["change"]) == ("slowest", 5 * (10**9 - 1000))
     assert (row["median_a"], row["longest_a"], row["longest_b"]) == (pytest.approx(1000, rel=0.01), 1000, 10**9)
-    assert found.verdicts["functions"][0] == "functions: 1 differ in their slowest calls"
+    assert found.verdicts["functions"][0] == "functions: 1 differs in slowest calls"
     assert found.verdicts["whole"][2].startswith("B took 5.00s longer than A (2,50")
     assert found.verdicts["whole"][3] == (
         "most of it: cuStreamSynchronize, 5.00s longer, in few calls: the longest took 1.00us in A, 1.00s in B"
     )
+
+
+def test_numbers_that_tell_kernels_apart_on_both_sides_stay():
+    a = ["gemm_64x64_v1", "gemm_128x64_v1", "gemm_256x64_v1", "add_3", "mul_1_2", "mul_2_1"]
+    b = ["gemm_64x64_v2", "gemm_128x64_v2", "add_4", "mul_1_1", "mul_2_2"]
+    assert pair_names(a, b) == {
+        "gemm_64x64_v1": "gemm_64x64_v#", "gemm_64x64_v2": "gemm_64x64_v#",
+        "gemm_128x64_v1": "gemm_128x64_v#", "gemm_128x64_v2": "gemm_128x64_v#",
+        "add_3": "add_#", "add_4": "add_#",
+        **dict.fromkeys(("mul_1_2", "mul_2_1", "mul_1_1", "mul_2_2"), "mul_#_#"),
+    }  # fmt: skip

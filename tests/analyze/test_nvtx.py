@@ -69,6 +69,13 @@ def test_what_is_within_ranges_of_a_thread():
     )  # fmt: skip
 
 
+def test_recording_that_was_off_is_said():
+    off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((6, False), (11, True))]
+    found = ask("nvtx", made(*LAUNCHES, more=[*ranged(("step", 0, 20)), *off], monotonic=ZERO))
+    assert found.rows["ranges"][0]["total"] == 20 * MS
+    assert "recording was off for 5.00ms: only the times of ranges include that" in found.verdicts["ranges"]
+
+
 def test_a_range_that_was_started_belongs_to_no_thread():
     calls = [*LAUNCHES, (2, "cuLaunchKernel", 4), (2, "cuLaunchKernel", 8)]
     found = answers("nvtx", made(*calls, more=ranged(("all", 2, 9, 3, "start"), ("all", 2, 9, 1))))

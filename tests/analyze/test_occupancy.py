@@ -41,7 +41,9 @@ def test_occupancy_tail_and_imbalance():
         "resident": pytest.approx(1.5), "most_blocks": 2, "holds": 256,
     }  # fmt: skip
     assert found.verdicts["occupancy"] == [
-        "resident warps:6 mean, 8 at most of 256 (2.3 %); tail:1.00us (50.0 %); imbalance:1.33"
+        "6 warps resident on average, 8 at most; the device holds 256 (2.3 % used)",
+        "the first SM ran out of blocks 1.00us before the end (50.0 % of the time)",
+        "the busiest SM was busy 1.33 times as long as the average",
     ]
     assert [(r["tail"], r["most_warps"]) for r in found.rows["launches"]] == [(500, 8)] * 2
     assert [row["busy"] for row in found.rows["sms"]] == [2000, 1000]

@@ -178,3 +178,21 @@ def test_ranks_that_launch_equally_often_come_by_rank():
     assert [row["rank"] for row in found.rows["processes"]] == [0, 1, 2]
     assert [*dict.fromkeys(row["rank"] for row in found.rows["iterations"])] == [0, 1, 2]
     assert next(row for row in found.rows["questions"])["evidence"].startswith("rank 0")
+
+
+@pytest.mark.parametrize(("threads", "why"), [(2, "of threads that wait at the same time, each counts"),
+                                              (1, "a wait counts whole, even if recording was off in it")])  # fmt: skip
+def test_waits_are_not_more_than_all_of_the_time(threads, why):
+    off = [records.make("recording", on=on, at=10**9 + at) for at, on in ((2000, False), (9000, True))]
+    names = ["cuLaunchKernel", "cuStreamSynchronize"]
+    calls = [forge.calls([(10**9 + 10, 10_000, 2, 0)], thread=thread) for thread in range(1, threads + 1)]
+    segment = forge.trace(*[forge.api(n, name) for n, name in enumerate(names, 1)], *calls, *off, monotonic=10**9)
+    said = questions(ask("summary", segment))["in cuStreamSynchronize"]
+    assert said["short"].endswith("0us, over 100 % of the time") and said["evidence"].endswith(why)
+
+
+def test_captured_calls_have_a_label_of_their_own():
+    captured = records.make("api", id=1, symbol="cuLaunchKernel", name="cuLaunchKernel", type="capture", op="launch")
+    segment = forge.trace(captured, forge.api(2, "cuLaunchKernel"), forge.calls([(5, 1, 1, 0), (9, 1, 2, 0)]))
+    labels = [row["label"] for row in ask("summary", segment).rows["functions"] if row.get("label")]
+    assert sorted(labels) == ["cuLaunchKernel", "cuLaunchKernel (captured)"]

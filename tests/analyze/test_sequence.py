@@ -47,7 +47,9 @@ def test_gaps_between_launches_of_a_thread():
     longest = [(r["after"], r["before"], r["reason"], r["share"], r["start"] - ZERO, r["gap"]) for r in rows]
     host = "host code, no CUDA call"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
-    assert found.verdicts["gaps"][0] == "process 10: 63.6 % of its time between launches of thread 1"
+    assert found.verdicts["gaps"][0] == (
+        "process 10, of the time from its first call to its last: 63.6 % between launches of thread 1"
+    )
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
 
 
@@ -58,7 +60,7 @@ def test_gaps_between_launches_of_a_thread():
         ([("cuMemAlloc", 100, 150, 64)], "cuMemAlloc", 75.0, "cuMemAlloc", 75.0),
         ([("cuMemAlloc", 100, 60, 64), ("cuStreamSynchronize", 160, 120)], "cuStreamSynchronize", 60.0,
          "cuStreamSynchronize", 90.0),
-        ([("cuMemAlloc", 100 + at, 8, 64) for at in range(0, 190, 10)], "short CUDA calls", 76.0, None, 76.0),
+        ([("cuMemAlloc", 100 + at, 8, 64) for at in range(0, 190, 10)], "several CUDA calls", 76.0, None, 76.0),
         ([], "host code, no CUDA call", 100.0, None, 0.0),
     ],
 )  # fmt: skip
@@ -99,7 +101,7 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     assert questions["idle periods of the GPU"]["value"] == pytest.approx(100 * 10 / 18)
     stages = ask("stages", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     assert stages.rows["stages"][-1]["time"] == 17 * MS
-    assert "recording was off for 40.0ms, which are in no stage" in stages.verdicts["stages"]
+    assert "recording was off for 1.04s, which are in no stage" in stages.verdicts["stages"]
 
 
 def test_iterations_leave_out_what_was_not_recorded():
@@ -258,6 +260,20 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
 def range_(id_, name, start, end, **more):
     begun = records.make("range", id=id_, type="push", thread=1, name=name, start=ZERO + start * MS, **more)
     return [begun, records.make("range_end", id=id_, thread=1, end=ZERO + end * MS)]
+
+
+def test_time_in_two_stages_at_once_counts_once():
+    calls = [("cuLaunchKernel", 1, 1, 1), ("cuStreamSynchronize", 2, 1), ("cuLaunchKernel", 4, 1, 1),
+             ("cuStreamSynchronize", 5, 10), ("cuMemcpyDtoH", 8, 12, 64), ("cuLaunchKernel", 30, 1, 1)]  # fmt: skip
+    stages = ask("stages", made(*calls, threads=2)).rows["stages"]
+    times = {row.get("part") or row["category"]: row["time"] for row in stages}
+    assert (times["Sync"], times["Output Transfer"], times["Total"]) == (10 * MS, 5 * MS, 30 * MS)
+    assert sum(row.get("segment") or 0 for row in stages) == 30 * MS
+    off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((6, False), (9, True))]
+    stages = ask("stages", made(*calls, more=off, threads=2)).rows["stages"]
+    times = {row.get("part") or row["category"]: row["time"] for row in stages}
+    assert (times["Sync"], times["Output Transfer"], times["Total"]) == (7 * MS, 5 * MS, 27 * MS)
+    assert sum(row.get("segment") or 0 for row in stages) == 27 * MS
 
 
 def test_ranges_of_libraries_are_no_stages():

@@ -207,8 +207,11 @@ def test_for_how_long_a_process_was_recorded():
     changes = [records.make("recording", on=on, at=at) for at, on in ((0, False), (2000, True), (9000, False))]
     call = forge.calls([(3000, 5000, 1, 0)])
     found = summed(forge.trace(*APIS, *changes, call), forge.trace(*APIS, call))
-    assert [(row["duration"], row.get("recorded")) for row in found["processes"]] == [(8000, 7000), (8000, None)]
+    assert [(row["duration"], row.get("recorded")) for row in found["processes"]] == [(9000, 7000), (8000, None)]
     assert sum("not recorded all the time" in text for text in found["verdicts"]) == 1
+    launched = forge.calls([forge.launch(3000, 5000, 4, 1)], forge.LAUNCH)
+    stages = loaded.run(["gpt-analyze", "stages"], forge.pack(forge.trace(*APIS, *changes, launched)))
+    assert b"recording was off for 2.00us, which are in no stage" in stages.stdout  # time - recorded
 
 
 def test_launches_with_and_without_probes_are_counted():
@@ -239,7 +242,7 @@ def test_counted_calls_are_in_every_number_of_calls():
     found = ask("summary", forge.trace(*APIS, records.make("function", id=1, name="a"), counts, *made))
     (loading,) = (row for row in found.rows["questions"] if row["question"] == "calls of loading")
     assert found.rows["processes"][0]["calls"] == 10 and loading["short"] == "7 of 10 calls"
-    assert loading["evidence"].endswith("2 calls only counted, at no known time")
+    assert loading["evidence"].endswith("2 calls counted but not timed")
 
 
 def test_time_inside_of_graphs_is_part_of_the_time_of_the_gpu():
@@ -409,7 +412,7 @@ def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
             assert any("matmul<float>" in line and "1.00us" in line for line in lines)
         assert lines[-1] == "incomplete: no end of process 77: killed, or still running"
         assert any("9.88s" in line for line in lines)
-        assert "1 call did not return; the times are those of the others" in lines
+        assert "1 call did not return, without a time" in lines
         assert "and 12 more kernels: 12 launches" in lines
 
 

@@ -42,6 +42,12 @@ def test_rows_that_were_not_used_are_left_out():
     assert not collected(forge.calls([(0, 0, 0, 0)] * 4))
 
 
+def test_a_line_of_json_at_time_0_counts():
+    line = {"kind": "call", "thread": 1, "start": 0, "duration": 2000, "api": 1, "result": 0}
+    ((_, found),) = collected(line, line | {"start": 5})
+    assert found["start"].tolist() == [0, 5]
+
+
 def test_lines_of_json_give_the_rows_that_they_were():
     for layout, values in ((forge.CALL, VALUES), (forge.LAUNCH, [forge.launch(1 << 60, 2, 3, 4)])):
         record = forge.calls(values, layout, thread=3)
