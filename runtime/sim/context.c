@@ -23,14 +23,26 @@ void sim_end_context(struct object *object) {
 static struct context *find(void *handle) { return is_kind(handle, CONTEXT) ? handle : NULL; }
 
 CUresult sim_enter(struct context **context) {
-    if (sim_in_host_function)
-        return CUDA_ERROR_NOT_PERMITTED;
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context = current[depth - 1].object;
     if (!is_there(current[depth - 1]) || (*context == primary && !active))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return sim_error_of(*context);
+}
+
+void sim_begin_callback(struct context *context) {
+    LOCKED;
+    current[0] = sim_refer(context);
+    depth = context != NULL;
+    sim_in_host_function = true;
+    __atomic_fetch_add(&sim_callbacks, 1, __ATOMIC_RELAXED);
+}
+
+void sim_end_callback(void) {
+    __atomic_fetch_sub(&sim_callbacks, 1, __ATOMIC_RELAXED);
+    sim_in_host_function = false;
+    depth = 0;
 }
 
 CUresult sim_fault_status;
@@ -97,8 +109,6 @@ API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (sim_in_host_function)
-        return CUDA_ERROR_NOT_PERMITTED;
     if (!active)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!--primary->references)
@@ -110,8 +120,6 @@ API cuDevicePrimaryCtxReset_v2(CUdevice device) {
     LOCKED;
     if (device)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (sim_in_host_function)
-        return CUDA_ERROR_NOT_PERMITTED;
     if (active)
         end_primary();
     return CUDA_SUCCESS;
@@ -213,8 +221,6 @@ API cuCtxDestroy_v2(void *handle) {
     struct context *context = find(handle);
     if (!context || context == primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (sim_in_host_function)
-        return CUDA_ERROR_NOT_PERMITTED;
     struct reference is = sim_refer(context);
     if (depth && current[depth - 1].object == context)
         depth--;
@@ -272,7 +278,7 @@ API cuCtxSynchronize_v2(void *handle) {
     struct context *context = find(handle);
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult status = sim_in_host_function ? CUDA_ERROR_NOT_PERMITTED : sim_refuse_captures(context);
+    CUresult status = sim_refuse_captures(context);
     struct reference is = sim_refer(context);
     if (!status)
         sim_drain(context, false);

@@ -104,8 +104,6 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
 static CUresult check_event(const struct event *event) {
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (sim_in_host_function)
-        return CUDA_ERROR_NOT_PERMITTED;
     CUresult broken = sim_error_of((struct context *)event->object.owner);
     return broken ? broken : event->capture ? sim_refuse_event(event) : sim_unsafe();
 }

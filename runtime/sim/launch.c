@@ -319,12 +319,12 @@ CUresult sim_run(struct context *context, struct operation *operation, uint64_t 
         sim_run_set(&operation->set);
         break;
     case CU_GRAPH_NODE_TYPE_HOST:
-        sim_in_host_function = true;
+        sim_begin_callback(context);
         if (operation->host.callback)
             operation->host.callback(operation->host.stream, CUDA_SUCCESS, operation->host.data);
         else
             operation->host.function(operation->host.data);
-        sim_in_host_function = false;
+        sim_end_callback();
         break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         for (size_t i = 0; i < operation->count; i++) {

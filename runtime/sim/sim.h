@@ -440,6 +440,11 @@ uint64_t sim_oldest_work(void);            // the least number of what is pendin
 bool sim_wait_for_number(uint64_t number); // false: none of it is pending
 void sim_end_queues(const struct context *context);
 extern __thread bool sim_in_host_function;
+extern int sim_callbacks; // threads that run one
+
+// context.c: around a host function or callback, in whose thread the stream's context is current
+void sim_begin_callback(struct context *context);
+void sim_end_callback(void);
 
 // capture.c: streams whose work becomes a graph
 struct capture {

@@ -262,12 +262,6 @@ int main(int argc, char **) {
     variables();
     memory(x, host, argc > 1);
     streams(x, host);
-    if (argc > 1) { // not an address of memory: on a GPU the rest of the process is lost
-        fill<float><<<1, 1>>>((float *)0x10, 1);
-        IS(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
-        IS(cudaGetLastError(), cudaErrorIllegalAddress);
-        IS(cudaMalloc(&x, 4), cudaErrorIllegalAddress);
-    }
     OK(cudaDeviceReset());
     OK(cudaMalloc(&x, 1024));
     fill<float><<<1, 1>>>(x, 3);
@@ -280,6 +274,14 @@ int main(int argc, char **) {
         IS(managed[3], 40); // as it was at first, and elsewhere
         OK(cudaMemcpyFromSymbol(&value, managed, 4, 8));
         IS(value, 30);
+    }
+    if (argc > 1) { // not an address of memory: on a GPU the rest of the process is lost
+        fill<float><<<1, 1>>>((float *)0x10, 1);
+        IS(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+        IS(cudaGetLastError(), cudaErrorIllegalAddress);
+        IS(cudaMalloc(&x, 4), cudaErrorIllegalAddress);
+        cudaDeviceReset(); // doesn't bring it back
+        IS(cudaMalloc(&x, 4), cudaErrorIllegalAddress);
     }
     puts(failed ? "not OK" : "OK");
     return failed != 0;

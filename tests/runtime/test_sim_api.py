@@ -372,3 +372,39 @@ def test_ptx_that_is_linked(play):
     assert text.count(".func (.param .u32 r) twice") == 1 and ".extern" not in text.replace(", .extern", "")
     assert text.count(".global .u32 shared_by_all") == 1 and text.count(".weak") == 1
     assert "own$0 = 1" in text and "own$1 = 2" in text and "[own$0]" in text and "[own$1]" in text
+
+
+# What host functions and callbacks may call, as an H200 (driver 580.159) answers: the calls and their results.
+IN_CALLBACKS = """
+800 cuMemAlloc_v2(room, ONE) 800 cuCtxSynchronize() 800 cuCtxGetCurrent(room) 800 cuCtxSetCurrent(context)
+800 cuDeviceGetAttribute(room, 16, 0) 800 cuPointerGetAttribute(room, 2, memory) 800 cuDeviceGetCount(room)
+800 cuGraphCreate(room, 0) 800 cuDevicePrimaryCtxRetain(room, 0) 800 cuCtxGetLimit(room, 0) 800 cuCtxGetDevice(room)
+800 cuMemAddressReserve(room, Z(2 << 20), Z, Z, Z) 800 cuDeviceGetName(room, 60, 0)
+800 cuDeviceGetDefaultMemPool(room, 0) 0 cuEventQuery(event) 0 cuDriverGetVersion(room)
+0 cuMemsetD8Async(memory, 0, ONE, stream) 600 cuStreamQuery(stream) 0 cuInit(0)
+0 cuLaunchHostFunc(stream, nothing, N) 0 cuThreadExchangeStreamCaptureMode(mode) 0 cuGetErrorName(1, room)
+0 cuGetProcAddress_v2(b"cuInit", room, 12000, c.c_uint64(0), N) 0 cuEventDestroy_v2(event)
+"""
+
+
+def test_callbacks_may_call_what_an_h200_lets_them():
+    code = """
+    context, stream, event, memory = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_uint64()
+    room, mode, N, ONE, Z = (c.c_uint64 * 16)(), c.byref(c.c_int(0)), None, c.c_size_t(4), c.c_size_t
+    cu.cuDevicePrimaryCtxRetain(c.byref(context), 0), cu.cuCtxSetCurrent(context)
+    cu.cuStreamCreate(c.byref(stream), 1), cu.cuMemAlloc_v2(c.byref(memory), Z(64))
+    nothing = c.CFUNCTYPE(None, c.c_void_p)(lambda _: None)
+    def body(*_):
+        for status, call in re.findall(r"(\\d+) (cu\\w+\\(.*?\\))(?=\\s+\\d+ cu|\\s*$)", WANTED, re.S):
+            got = eval("cu." + re.sub(r"\\bZ(?=[,)])", "Z(0)", call))
+            if got != int(status):
+                answer(f"{call}: {got}")
+        answer("done")
+    host, callback = c.CFUNCTYPE(None, c.c_void_p)(body), c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_void_p)(body)
+    for add in (lambda: cu.cuLaunchHostFunc(stream, host, N), lambda: cu.cuStreamAddCallback(stream, callback, N, 0)):
+        answer(cu.cuEventCreate(c.byref(event), 0))
+        answer(add() or cu.cuStreamSynchronize(stream))
+    answer(cu.cuMemAlloc_v2(room, ONE))  # this thread may
+    """
+    code = code.replace("WANTED", repr(IN_CALLBACKS))
+    assert ask(code)[0] == [0, "done", 0, 0, "done", 0, 0]

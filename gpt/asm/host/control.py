@@ -66,6 +66,7 @@ def _call(use: Use) -> str:
         address = use.value(callee, TYPES["u64"])
         called = f"((void (*)({pointers}))host_function(t, {use.site}, {code.targets()}, {address}))"
     before, after, arguments = [], [], ["t"]
+    use.refuse_sums(given)
     for name, formals, actuals in (("r", head.returns, results), ("a", head.params, given)):
         if len(formals or ()) != len(actuals):
             raise Unsupported("a call with other results or arguments than the function has")

@@ -155,9 +155,27 @@ def _change_space(use: Use) -> str:
     return use.assign(use.operands[0], _ADDRESS, value)
 
 
+def _refuse_address(use: Use, address: tree.Operand) -> None:
+    """Refuse an address of another space than the instruction says, though nothing is accessed. Raises Unsupported."""
+    pointer(
+        use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
+    )
+
+
+def _hint(use: Use) -> str:
+    """Do nothing with an address but refuse one that ptxas refuses."""
+    address = bracketed(use.operands[0])
+    if use.instruction.opcode == "prefetchu" and use.place(address):
+        raise Unsupported(f"'{address}' is a variable: 'cvta' its address to a register first")
+    _refuse_address(use, address)
+    return ";"
+
+
 def _policy(use: Use) -> str:
     """createpolicy: 0, which nothing looks at. Constants that ptxas refuses are refused."""
     given = use.operands[1:]
+    if len(given) == 3:
+        _refuse_address(use, bracketed(given[0]))
     if len(given) == 1 and isinstance(given[0], tree.Number | tree.Prefixed):
         text = str(given[0])
         bits = 0 if text[0] == "-" else float_bits(text, TYPES["f32"])
@@ -251,14 +269,14 @@ ROWS = [
     Row(
         "prefetch{.W}.L",
         "= a:address",
-        "",
+        _hint,
         needs="L2::evict_last L2::evict_normal: !local; L2::evict_last L2::evict_normal: sm_80",
         W="global local",
         L="L1 L2 L2::evict_last L2::evict_normal",
     ),
-    Row("prefetchu.L1", "= a:address", ""),
-    Row("applypriority{.global}.L2::evict_normal", "= a:address size:128", "", needs=": sm_80; : 7.4"),
-    Row("discard{.global}.L2", "= a:address size:128", "", needs=": sm_80; : 7.4"),
+    Row("prefetchu.L1", "= a:address", _hint),
+    Row("applypriority{.global}.L2::evict_normal", "= a:address size:128", _hint, needs=": sm_80; : 7.4"),
+    Row("discard{.global}.L2", "= a:address size:128", _hint, needs=": sm_80; : 7.4"),
     *(
         Row(
             "createpolicy.fractional.P{.Q}.b64",

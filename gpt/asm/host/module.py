@@ -278,6 +278,8 @@ class Code:
         block = read_attributes(head)
         if math.prod(block.get(".reqnctapercluster", [])) > 1:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
+        if ".noreturn" in block:
+            self.fault(item.start, f"'.noreturn' is for functions, not kernels: kernel '{item.name}'")
         clustered = ".reqnctapercluster" in block or ".explicitcluster" in block
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)

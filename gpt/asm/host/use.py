@@ -20,6 +20,7 @@ _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
 _DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # whose first result may be `_`
 _TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
+_ZERO = tree.Number("0")
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
 
@@ -119,6 +120,7 @@ class Use:
         opcode = self.instruction.opcode
         if opcode == "mov" and not self.words.get("V"):
             type_ = TYPES.get(f"b{type_.bits // max(len(vector.items), 1)}", type_)
+        self.refuse_sums(vector.items)
         declared = [name for item in vector.items if (name := self._declared(item))]
         constants = [number for item in vector.items if (number := _number(item))]
         if not declared and not constants and tree.Name("_") in vector.items:
@@ -139,6 +141,13 @@ class Use:
         for number in () if declared else constants:
             if not takes_constant(type_.name, number):
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
+
+    def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
+        """Refuse registers to which a constant is added, where ptxas takes none. Raises Unsupported."""
+        for operand in operands:
+            first = operand.operands[0] if isinstance(operand, tree.Expression) else None
+            if isinstance(first, tree.Name) and self.body.find_register(first.name, first.parts):
+                raise Unsupported(f"'{operand}' where a register or constant is expected")
 
     def _declared(self, item: tree.Operand) -> str:
         """Return the type that an element of a vector is declared with, or "" for `_` and constants."""
@@ -175,6 +184,10 @@ class Use:
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
                 if not found and opcode not in _TAKE_VARIABLES and self.body.find_place(name):
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
+            case tree.Expression((tree.Name(name, parts), *_), _):
+                found = self.body.find_register(name, parts)
+                if found and type_.is_float and found.declared[0] in "us":
+                    raise Unsupported(f"'{name}' is a register of .{found.declared} where .{type_.name} is expected")
             case tree.Number(text) | tree.Prefixed(_, tree.Number(text)):
                 exact = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
                 if exact or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
@@ -222,6 +235,10 @@ class Use:
                 return self._name(name, parts, type_)
             case tree.Expression((tree.Name(name, ()), *_), (("+" | "-"), *_)) if self.body.find_place(name):
                 return f"({type_})({self.address_of(operand)})"
+            case tree.Expression((tree.Name(name, parts), *rest), ("+", *signs)) if self.body.find_register(
+                name, parts
+            ):
+                return self._sum(self.register(name, parts), tree.Expression((_ZERO, *rest), ("+", *signs)), type_)
             case tree.Index(base, _) if self.body.find_place(base.name):
                 return f"({type_})({self.address_of(operand)})"
             case _ if type_.is_float:
@@ -230,6 +247,13 @@ class Use:
                 return str(int(evaluate(operand) != 0))
             case _:
                 return literal(evaluate(operand), type_)
+
+    def _sum(self, register: Register, added: tree.Expression, type_: Type) -> str:
+        """Return a register plus a constant, which ptxas takes for an operand, though the PTX manual has no such."""
+        if register.type.is_float or register.type.name == "pred":
+            raise Unsupported(f"a constant added to a register of .{register.declared}")
+        value = f"({register.type})({register.name} + {literal(evaluate(added), register.type)})"
+        return convert(value, register.type, type_)
 
     def _name(self, name: str, parts: tuple[str, ...], type_: Type) -> str:
         if special := SPECIAL.get(name + "".join(parts)):
@@ -291,7 +315,7 @@ class Use:
             case tree.Expression((tree.Name() as base, *rest), (("+" | "-") as sign, *signs)):
                 if sign == "-":
                     raise Unsupported(f"'{base}-': PTX has '{base}+-' for that")
-                offset = evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
+                offset = evaluate(tree.Expression((_ZERO, *rest), (sign, *signs)))
                 return f"{self.address_of(base, least)} + {literal(offset, ADDRESS)}"
             case tree.Index(base, (tree.Address((index,)),)) if place := self.body.find_place(base.name):
                 if not place.element:
