@@ -172,6 +172,8 @@ class Use:
                 types = [word for word in self.words.values() if isinstance(word, Type)]
                 bits = TYPES[special[0]].bits
                 cut = opcode == "mov" and type_.bits < bits and name not in _NARROWED
+                if opcode == "cvt" and not _are_integers(types):
+                    raise Unsupported(f"'{operand}' is converted to a float: 'mov' it to a register first")
                 fits = type_.name == special[0] or (_are_integers(types) and type_.bits <= bits and not cut)
                 if opcode not in _TAKE_SPECIAL or not fits:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")

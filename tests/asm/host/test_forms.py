@@ -29,6 +29,8 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"movmatrix\S* (.*%p|\S+ (0f|0d|1\.5))", "predicates and floats as pieces of a matrix: no page says so"),
     (r"barrier\.sync 1, (0|-32)", "no threads at a barrier: no page says so"),
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
+    (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
+    (r"set\.\S*bf16x2\.bf16x2 %s", "a pair of .bf16 in a register of .s32: no page says so"),
     (r"createpolicy\.fractional\S* %\w+, \{", "a vector where .f32 is expected, which ptxas takes"),
 )  # fmt: skip
 
@@ -105,6 +107,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("add.f32.bf16 %f32_1, %b16_2, %f32_3;", "needs .target sm_100 or later"),
         ("add.f32 %f32_1, %u32_2, %f32_3;", "'%u32_2' is a register of .u32 where .f32 is expected"),
         ("add.s32 %s32_1, %tid.x, 1;", "'mov' it to a register first"),
+        ("cvt.rn.f32.u32 %f32_1, %laneid;", "is converted to a float: 'mov' it to a register first"),
         ("add.f32 %f32_1, %f32_2, 1;", "'1' where .f32 is expected"),
         ("bfe.u32 %u32_1, %u32_2, 256, 1;", "'256' is not from 0 to 255"),
         ("ld.relaxed.global.u32 %u32_1, [%b64_1];", "goes with .cta or .cluster or .gpu or .sys only"),
