@@ -258,7 +258,6 @@ ROWS = [
             f"isspacep.{word}",
             "d:pred = a:u64",
             f"{{a}} - (uint64_t)t->{space} < t->{space}_size",
-            needs="shared::cta: sm_90",
         )
         for word, space in SPACES.items() | {("const", "constant")}
         if space in ("shared", "local", "constant")
