@@ -1,9 +1,9 @@
-"""What a stage takes on its command line, as data, and a quick reader of it.
+"""Command lines as data, and a reader that's quicker than typer.
 
-Typer takes longer to import than all else that a short run does: 46 ms, four times the start of Python. So options are
-declared by classes of this file, and a command line in which each word is plain (an option that is declared, written
-in full, with a value of its type, or an operand) is read here. Everything else (--help, mistakes, bundles like -rC) is
-left to typer, which gets the same declarations and has the last word. tests/test_options.py holds that both agree.
+Importing typer takes 46 ms, four times as long as Python takes to start and longer than everything else in a short run.
+So stages declare their options with the classes below, and a plain command line is read here: operands, and options
+written in full with a value of their type. Everything else (--help, mistakes, bundles like -rC) goes to typer, which
+gets the same declarations. tests/test_options.py checks that both read plain lines alike.
 """
 
 from __future__ import annotations

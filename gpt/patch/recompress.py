@@ -72,7 +72,7 @@ def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[
 
 
 def can_recompress(element: Element) -> bool:
-    """Whether an element has a header to say its codec, and somebody is known to read it."""
+    """Return True if an element has a header that says its codec, and its type is one that drivers read."""
     return element.type in KINDS.values() and element.header_size > 0 and element.payload_size > 0
 
 

@@ -77,7 +77,7 @@ _ORDER = ("version", "target", "address_size")
 
 @dataclass(frozen=True)
 class Head:
-    """What a module says of itself: 8.5 as (8, 5), sm_90a as 90 and `a`."""
+    """The head of a module: 8.5 as (8, 5), sm_90a as 90 and `a`."""
 
     version: tuple[int, int]
     target: int
@@ -86,12 +86,12 @@ class Head:
 
     @property
     def is_newer(self) -> bool:
-        """Whether it is of a version that nothing is known about, so that its target was not checked."""
+        """Return True for a version newer than any we know: then the target wasn't checked."""
         return self.version > NEWEST
 
 
 def read_head(module: Module) -> Head:
-    """Read the head of a whole module. Raises MalformedError for what ptxas refuses, at its line and column."""
+    """Read the head of a module. Raises MalformedError, with line and column, where ptxas refuses it too."""
     items = module.items
     if not items or items[0].kind != "version":
         raise module.fault(items[0].start if items else len(module.text), "no .version at the beginning")

@@ -29,7 +29,7 @@ class Unrecorded:
 
     @property
     def ongoing(self) -> bool:
-        """Whether recording was off at the end."""
+        """Return True if recording was off at the end."""
         return len(self) > 0 and bool(self.ends[-1] >= FOREVER // 2)
 
     def shift(self, offset: int) -> Unrecorded:

@@ -1,5 +1,5 @@
-// How many entries the logs of launches claimed, so that the next launch of the same kernel gets as large
-// ones.
+// Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
+// logs that are large enough.
 
 #ifndef GPT_DEMAND_H
 #define GPT_DEMAND_H
@@ -9,7 +9,7 @@
 
 #include "pool.h"
 
-// Of one kernel, grid and block: launches of these share it, and it is never freed.
+// One for each kernel, grid and block, shared by their launches and never freed.
 struct demand;
 
 // NULL if the kernel has no log that grows, or without memory. `first`: no launch asked for it before.
@@ -22,9 +22,8 @@ void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries);
 // Entries that a log has room for at a step of its growth (gpt-stream(5), PROBE BUFFERS).
 uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 
-// Sizes the logs of a launch by what earlier ones claimed, as far as all its buffers take at most so many
-// bytes; those that have no step are as large as their maps say in any case. False if no buffer is smaller
-// than before.
+// Sizes the logs of a launch by what earlier launches claimed, while all its buffers fit into `most` bytes. A
+// log never gets smaller than its map says. Returns false if no buffer got smaller than before.
 bool hook_size_logs(struct save *save, uint64_t most);
 
 #endif

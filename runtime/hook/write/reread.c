@@ -1,6 +1,5 @@
-// What the traces of a process and of those that it started hold. Other processes wrote some of them, so the
-// files are read once more: little of them is looked at, the heads of records, and in a batch of calls where
-// it ends.
+// Adds up the traces of a process and of its children for the report. Children wrote their own files, so the
+// files are read again. Only the heads of records are looked at, and where each batch of calls ends.
 
 #include <endian.h>
 #include <errno.h>
@@ -70,8 +69,8 @@ static void pass(struct trace_file *trace, uint64_t end) {
     }
 }
 
-// Rows, whose first word is what is looked for: of `calls` the start, 0 if there is none; of `launches` and
-// `counts` the count.
+// Only the first word of a row is read: the start of a call, 0 in an unused row, and the count in `launches`
+// and `counts`.
 _Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
 
 struct table {
