@@ -23,13 +23,14 @@
 static bool reader_counts;
 static char *shared_folder;                   // of the stream, PATH_MAX bytes: the command's side makes it
 static volatile sig_atomic_t program, reader; // pids; that of the program is 0 once it has ended
+static volatile sig_atomic_t ended_reader;    // by a signal to us, when the program had ended
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
     (void)context;
     int error = errno;
     if (!program && signal != SIGCONT && signal != SIGWINCH)
-        kill(reader, SIGTERM);              // the stream has ended, and it has not
-    else if (program && info->si_code <= 0) // the kernel sends to the whole group
+        ended_reader = !kill(reader, SIGTERM); // the stream has ended, and it has not
+    else if (program && info->si_code <= 0)    // the kernel sends to the whole group
         kill(program, signal);
     errno = error;
 }
@@ -87,7 +88,7 @@ static void tidy_folder(void) {
 }
 
 static _Noreturn void end_as(int status, int reader_status) {
-    if (WIFSIGNALED(reader_status))
+    if (WIFSIGNALED(reader_status) && !ended_reader)
         fprintf(stderr, "gpt-hook: warning: %s was ended by signal %d: %s there\n",
                 reader_counts ? "the command of -o" : "gpt-dump", WTERMSIG(reader_status),
                 reader_counts ? "the stream ends" : "callbacks and the trace end");

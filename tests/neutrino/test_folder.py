@@ -266,7 +266,7 @@ sys.exit(t.write(Path(sys.argv[1]), t.forge.trace(*t.LAUNCH, t.forge.buffer(1, t
 def test_a_full_disk(tmp_path, size):
     """Files are whole or not there, and the line before the folder's says that something is missing."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path, Path(__file__).parents[2]],
+        [sys.executable, "-B", "-c", LIMITED, tmp_path, Path(__file__).parents[2]],
         capture_output=True, text=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )  # fmt: skip

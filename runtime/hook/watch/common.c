@@ -2,9 +2,7 @@
 
 #include "common/kept.c"
 #include "common/later.c"
-#include "common/own.c"
 #include "common/pass.c"
-#include "common/private.c"
 #include "common/records.c"
 #include "common/sha256.c"
 #include "common/unwatchable.c"
