@@ -11,10 +11,7 @@ missing.
 
 from __future__ import annotations
 
-import glob
 import os
-import re
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpt import records
+from gpt.analyze import live
 from gpt.analyze.answer import Answers, Record
 from gpt.analyze.places import tell_apart
 from gpt.errors import GptError, MalformedError, MissingError, OutputError
@@ -39,8 +37,6 @@ PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "ker
 NAMED = 3  # lines of what is missing
 KERNELS = 8  # names of kernels, where a selection chose others
 SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
-FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
-_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
 EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
@@ -141,38 +137,6 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
         missing = isinstance(error, FileNotFoundError | PermissionError)
         fact, where = error.strerror or str(error), str(error.filename or name)
         passage.say(stage.error(MissingError(fact, where) if missing else GptError(fact, where), ref=name))
-
-
-def _are_written(traces: Mapping[Path, bool]) -> bool:
-    """Return whether somebody has a file open for writing, or wrote to one, or put it there, a moment ago.
-
-    Of a file that says itself that it's complete only descriptors count. Only those of processes of this machine that
-    we may look at are seen.
-    """
-    wanted = set()
-    for path, complete in traces.items():
-        try:
-            found = path.stat()
-        except (OSError, ValueError):
-            continue
-        if not complete and abs(time.time() - max(found.st_mtime, found.st_ctime)) < FRESH:
-            return True
-        wanted.add((found.st_dev, found.st_ino))
-    for name in glob.iglob("/proc/[0-9]*/fd/*") if wanted else ():
-        try:
-            found = os.stat(name)
-            flags = Path(name.replace("/fd/", "/fdinfo/"))
-            if (found.st_dev, found.st_ino) in wanted and _WRITES.search(flags.read_text()):
-                return True
-        except OSError:  # it was closed meanwhile, or is another user's
-            continue
-    return False
-
-
-def _is_running(header: Record) -> bool:
-    """Whether a process still runs, on this machine."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return header.get("boot_id") == file.read().strip() and Path(f"/proc/{header['pid']}").exists()
 
 
 class Passage:
@@ -280,8 +244,8 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Whether no process runs any more, and no trace is being written: a file that was cut has no writer."""
-        return not self._runs and not _are_written(self._complete)
+        """Return True once no process runs and nobody writes a trace: a file that was cut has no writer."""
+        return not self._runs and not live.are_written(self._complete)
 
     def say(self, diag: Record) -> None:
         """Writes a `diag`, if there is a segment to hold it."""
@@ -302,7 +266,7 @@ class Passage:
             raise MalformedError(fault)
         if end is None:
             self._endless += [process.header] if process.started else []
-            self._runs |= _is_running(process.header)
+            self._runs |= live.is_running(process.header)
         if process.started:
             process.status = None if end is None else end.get("status", 0)
             self._fold.take(process)
@@ -370,7 +334,7 @@ class Passage:
         return f"{self._selection} leaves out everything; the processes are {', '.join(pids[:NAMED])}{more}"
 
     def _find_unmatched(self) -> str | None:
-        """What is said of globs that chose no kernel, where others did."""
+        """Return a warning that names the globs that match no kernel, if others do."""
         from gpt.screen.demangle import readable
 
         wanted = self._selection.kernels if self._selection else ()

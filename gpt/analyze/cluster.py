@@ -1,9 +1,8 @@
 """Analyses on a cluster of Dask: each file is read by a worker, and what the workers found is merged here.
 
-What runs on a worker is what runs here without a cluster: the same fold, over one file. It comes back with what there
-is to say of its file, and the folds are merged in the order in which one process would have read the files: those that
-were named, then those of the children that they name, each once. So the answer is the same, but for the last digit of
-sums of fractions.
+A worker runs the same fold as a run without a cluster, over one file, and returns it with its warnings. Folds are
+merged in the order in which one process would have read the files: the named ones, then their children's, each once. So
+the answer is the same, except for the last digit of sums of fractions.
 
 A process that several files have counts once. Workers do not know each other's files, so a file with such a process is
 read again by a worker that was told whose it is.

@@ -101,7 +101,7 @@ class Run:
         self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
 
     def add(self, found: ProcessTotals) -> None:
-        """Takes a process in that is over, or what is known of it by now."""
+        """Add the totals of a process, which may still run."""
         clock, totals = found.process.clock, found.named()
         self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
         self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
@@ -174,7 +174,7 @@ class Diff:
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield all of it, then functions and kernels, those that changed most first."""
+        """Yield the comparison of whole runs, then of functions and of kernels, the largest changes first."""
         for process in [*self._open]:
             self.end(process)
         if not all(run.commands for run in self._runs):
@@ -198,7 +198,7 @@ class Diff:
 def _compare(
     a: Sequence[Mapping[Any, Sums]], b: Sequence[Mapping[Any, Sums]], times: tuple[float, float]
 ) -> list[Compared]:
-    """Return what the runs of both sides have, which took these `times`: functions, or kernels, which have no type."""
+    """Compare functions, or kernels (which have no type), of both sides, whose runs took these `times`."""
     found = []
     for key in dict.fromkeys(key for run in (*a, *b) for key in run):
         one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
@@ -208,7 +208,7 @@ def _compare(
 
 
 def _order(found: list[Compared]) -> list[Compared]:
-    """Return first what differs, and of that first what changed most."""
+    """Sort: what differs before what doesn't, and the largest changes first."""
     found = [one for one in found if one.a.number or one.b.number]
     return sorted(found, key=lambda one: (one.differs not in REAL, -abs(one.change),
                                           -abs(one.b.number - one.a.number), one.name))  # fmt: skip
@@ -229,7 +229,7 @@ def _row(one: Compared) -> tuple[Any, ...]:
 
 
 def _answer_whole(a: list[Run], b: list[Run], functions: list[Compared], kernels: list[Compared]) -> dict[str, Any]:
-    """How much longer or shorter a run of B is, whether that is noise, and where most of it is."""
+    """Compare whole runs: how much longer B takes, whether that's more than noise, and where most of it goes."""
     values = {
         WALL: ([run.wall for run in a], [run.wall for run in b]),
         IN_CALLS: ([run.in_calls for run in a], [run.in_calls for run in b]),
@@ -252,7 +252,7 @@ def _answer_whole(a: list[Run], b: list[Run], functions: list[Compared], kernels
 
 
 def _describe(name: str, runs: list[Run]) -> Iterator[str]:
-    """Say what is compared."""
+    """Describe one side: its command, its runs, and their calls."""
     calls = round(mean_of(sum(function.number for function in run.functions.values()) for run in runs).mean)
     took = human_time(mean_of(run.in_calls for run in runs).mean)
     more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""

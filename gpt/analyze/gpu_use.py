@@ -74,7 +74,7 @@ class Switches:
 
 
 class Work(NamedTuple):
-    """What ran on a GPU: of a process, the id of the kernel's function, 0 for what is no kernel, and of the call."""
+    """A piece of work on a GPU: its process, the id of its kernel's function (0 if it has none), and of its call."""
 
     process: int
     function: int

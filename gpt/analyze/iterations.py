@@ -185,10 +185,10 @@ class Launches:
 
 
 def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
-    """Yield the iteration and what is inside of it, then other units of its length.
+    """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` leave out what wasn't recorded. If units of one length cover SHARE of the sequence, but none of them does
-    alone, there is no iteration.
+    `times` leave out what wasn't recorded. The iteration has to cover SHARE of the sequence by itself: if only
+    several units of one length do so together, those are yielded and none is called the iteration.
     """
     periods = find_periods(codes)
     if not periods or periods[0].covered < SHARE * len(codes):

@@ -7,13 +7,16 @@ ends the looking, and what is there by then is written.
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt import signals
-from gpt.analyze.answer import Answers
+from gpt.analyze.answer import Answers, Record
 from gpt.errors import MissingError, UsageError
 from gpt.stage import Stage
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 PAUSE, SHARE = 1.0, 4.0  # seconds between looks, at least; and times what one took
 CLEAR = "\x1b[H\x1b[J"  # of a terminal
+FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
+_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
 
 
 class Nothing:
@@ -42,6 +47,38 @@ class Nothing:
     def answer(self, incomplete: list[str]) -> Answers:
         """Nothing."""
         yield from ()
+
+
+def are_written(traces: Mapping[Path, bool]) -> bool:
+    """Return True if somebody has a trace open for writing, or may be about to write it.
+
+    The value says whether a trace is complete. An incomplete one may still be on its way if it changed a moment ago,
+    as when a tool copies it in pieces. Only processes of this machine that we may look at are seen.
+    """
+    wanted = set()
+    for path, complete in traces.items():
+        try:
+            found = path.stat()
+        except (OSError, ValueError):
+            continue
+        if not complete and abs(time.time() - max(found.st_mtime, found.st_ctime)) < FRESH:
+            return True
+        wanted.add((found.st_dev, found.st_ino))
+    for name in glob.iglob("/proc/[0-9]*/fd/*") if wanted else ():
+        try:
+            found = os.stat(name)
+            flags = Path(name.replace("/fd/", "/fdinfo/"))
+            if (found.st_dev, found.st_ino) in wanted and _WRITES.search(flags.read_text()):
+                return True
+        except OSError:  # it was closed meanwhile, or is another user's
+            continue
+    return False
+
+
+def is_running(header: Record) -> bool:
+    """Return True if the process of a header still runs, on this machine."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return header.get("boot_id") == file.read().strip() and Path(f"/proc/{header['pid']}").exists()
 
 
 def check(traces: Sequence[Path]) -> None:

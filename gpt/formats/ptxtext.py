@@ -6,8 +6,8 @@ possessive), so that hostile text, and C source with many comments, takes time i
 Programs of Rust, Julia and cudarc keep PTX as a constant among their data. C ends it with a NUL. Rust doesn't: the
 next constant follows, text as well. So a module reaches from the comments before its head to the last of its
 directives that ends (with `;`, or its closing brace), and to the NUL or the end of the section if only blanks and
-comments lie between. One that is cut off in the middle of a directive, or has no function and no variable (a
-template's head), is no module.
+comments lie between. Text that is cut off in the middle of a directive isn't listed as a module, nor is a
+template's head, which has no function and no variable.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MAX_COMMENT = 1 << 12  # bytes before a head in which its comments are looked fo
 
 
 class Text(NamedTuple):
-    """A module of PTX that lies in `source` as text, and what it is for."""
+    """A module of PTX in a file: where it is, and its target."""
 
     start: int
     end: int
@@ -71,7 +71,7 @@ class Text(NamedTuple):
 def _read_text(source: Source, offset: int, end: int) -> tuple[bytes, bool, int]:
     """Return the text from a head at `offset` on, whether another head ends it, and how much was read.
 
-    It is ended by the next head, by what is no text, or at `end`. Raises TruncatedError.
+    The text ends before the next head, at the first byte that can't be text, or at `end`. Raises TruncatedError.
     """
     text, block = bytearray(), FIRST
     while offset + len(text) < end:
@@ -94,7 +94,7 @@ def _find_start(text: bytearray, begin: int) -> re.Match[bytes] | None:
 
 
 def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text | None, int]:
-    """Return the module whose head is at `offset`, or None if it is not one, and how many bytes were read for it."""
+    """Return the module whose head is at `offset`, or None if it isn't one, and how many bytes were read."""
     text, followed, read = _read_text(source, offset, end)
     head = _START.match(text)
     size = _find_end(text, head.end(), followed) if head else None

@@ -52,7 +52,9 @@ class Renaming(NamedTuple):
         if not found:
             raise MalformedError("not the name of a wheel, NAME-VERSION-TAG-TAG-TAG.whl", name)
         if not _NUMBER.fullmatch(found["version"].lower()):
-            raise MalformedError(f"'{found['version']}' is no version: rename it to the one in its METADATA", name)
+            raise MalformedError(
+                f"'{found['version']}' isn't a version: rename the file after the one in METADATA", name
+            )
         return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
 
     def member(self, name: str) -> str:

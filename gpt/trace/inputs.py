@@ -31,11 +31,16 @@ def expand(paths: Sequence[Path]) -> list[Path | None]:
 
 
 def _folders(path: Path) -> list[Path]:
+    return _members(path, _is_trace, "not a trace, nor a trace folder of Neutrino, nor a folder of such")
+
+
+def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:
+    """Return what a folder has of a kind, in order of name; a file, or a trace folder, is the only one of its own."""
     if not path.is_dir() or _is_trace(path):
         return [path]
-    found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and _is_trace(one)]
+    found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and is_one(one)]
     if not found:
-        raise MissingError("not a trace, nor a trace folder of Neutrino, nor a folder of such", str(path))
+        raise MissingError(lack, str(path))
     return found
 
 
@@ -45,12 +50,7 @@ def find_runs(path: Path) -> list[Path]:
     The trace of a process that another one started has that one's name and a number, and isn't a run. Raises
     MissingError if there are none.
     """
-    if not path.is_dir() or _is_trace(path):
-        return [path]
-    found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and _is_run(one)]
-    if not found:
-        raise MissingError("no trace in this folder", str(path))
-    return found
+    return _members(path, _is_run, "no trace in this folder")
 
 
 def _is_run(path: Path) -> bool:

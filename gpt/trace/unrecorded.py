@@ -59,7 +59,7 @@ def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecord
     If it was off at the end, that lasts FOREVER.
     """
     ordered = sorted(changes)
-    off_since = began if ordered and ordered[0][1] else None  # the first change tells what was before it
+    off_since = began if ordered and ordered[0][1] else None  # if it turned recording on, it was off before
     begins, ends = [], []
     for time, on in ordered:
         if on and off_since is not None:

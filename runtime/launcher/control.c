@@ -326,10 +326,8 @@ static void read_options(struct asking *asking, int argc, char **argv) {
             break;
         case 'h':
             help();
-        case ':':
-            fail(USAGE, argv[optind - 1], "needs a value");
         default:
-            fail(USAGE, argv[optind - 1], "no such option; see gpt-hook --help");
+            fail_option(option, argv);
         }
 }
 

@@ -63,6 +63,10 @@ void help(void) {
     exit(0);
 }
 
+void fail_option(int option, char **argv) {
+    fail(USAGE, argv[optind - 1], option == ':' ? "needs a value" : "no such option; see gpt-hook --help");
+}
+
 static void parse_options(struct request *request, int argc, char **argv) {
     static const struct option options[] = {
         {"output", required_argument, NULL, 'o'},
@@ -175,10 +179,8 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 'h':
             help();
-        case ':':
-            fail(USAGE, argv[optind - 1], "needs a value");
         default:
-            fail(USAGE, argv[optind - 1], "no such option; see gpt-hook --help");
+            fail_option(option, argv);
         }
     request->command = argv + optind;
 }

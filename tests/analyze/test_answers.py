@@ -283,7 +283,7 @@ def has_ended(path):
 
 
 def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary):
-    monkeypatch.setattr(base, "FRESH", 0.0)  # it was not written just now
+    monkeypatch.setattr(live, "FRESH", 0.0)  # it was not written just now
     whole, path = forge.pack(process()), tmp_path / "cut.mp"
     chunk = stream.pack({"kind": "chunk", "used": len(whole), "data": whole})
     for size in [*range(40), *range(40, len(chunk), 397), len(chunk) - 1]:

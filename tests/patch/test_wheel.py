@@ -362,7 +362,7 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
         _, names = repacked_as(wheel, tmp_path / version, f"pkg-{version}-py3-none-any.whl", same)
         assert names == [f"pkg-{version}{'.' if '+' in version else '+'}sm90-py3-none-any.whl"]
     refused = {
-        "'1_cu130' is no version: rename it": ("pkg-1_cu130-py3-none-any.whl", same),
+        "'1_cu130' isn't a version: rename the file": ("pkg-1_cu130-py3-none-any.whl", same),
         "a wheel without RECORD": (wheel.name, lambda name, data: (not name.endswith("RECORD") and name, data)),
         "two members of one name": (wheel.name, lambda name, data: (name.replace("b.txt", "/../__init__.py"), data)),
     }
