@@ -337,7 +337,8 @@ int main(int count, char **words) {
 @pytest.fixture(scope="module")
 def connects(tmp_path_factory):
     source = hooked.ROOT / "runtime"
-    flags = ["-w", "-D_GNU_SOURCE", f"-I{source}", "-include", source / "portable.h", source / "common" / "pass.c"]
+    sources = [source / "common" / name for name in ("pass.c", "own.c")]
+    flags = ["-w", "-D_GNU_SOURCE", f"-I{source}", "-include", source / "portable.h", *sources]
     folder = tmp_path_factory.mktemp("connects")
     return hooked.compile_c(folder / "connects", CONNECT, *flags, prelude=False)
 

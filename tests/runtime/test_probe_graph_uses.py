@@ -523,13 +523,14 @@ SCENARIOS = {
         6,
         {},
     ),
-    "flight": (  # destroyed while they run, in two streams, from a function of the host, and made anew there
+    "flight": (  # destroyed while they run, by another thread too, and made anew there
         """
         for (int i = 0; i < 30; i++) {
             ending = instantiated(captured(2));
             OK(D(cuGraphLaunch)(ending, streams[1]));
+            pthread_t thread;
             if (i % 2)
-                OK(D(cuLaunchHostFunc)(streams[1], end_exec, NULL));
+                assert(!pthread_create(&thread, NULL, end_exec, NULL) && !pthread_join(thread, NULL));
             else
                 end_exec(NULL);
             if (i % 2)
@@ -626,7 +627,7 @@ static char again[1 << 16];
 static int notes;
 static void *ending, *made_of, *its_context, *made[80];
 static void note(void *to) { __atomic_fetch_add((int *)to, 1, __ATOMIC_SEQ_CST); }
-static void end_exec(void *unused) { OK(D(cuGraphExecDestroy)(ending)); }
+static void *end_exec(void *unused) { OK(D(cuGraphExecDestroy)(ending)); return unused; }
 static void *make(void *number) {
     OK(cuCtxSetCurrent(its_context));
     for (long i = 0; i < 20; i++)

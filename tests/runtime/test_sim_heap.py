@@ -85,15 +85,11 @@ def play(code):
             ok(launch(function(module, name), grid, block, memory, c_int(value)))
             return synchronize()
 
-        def begin_all():
-            global module, memory
-            begin()
-            module, memory = load(sys.argv[1]), Memory(6)
-
         def counts():
             return [one | two << 32 for one, two in zip(memory.read()[::2], memory.read()[1::2])]
 
-        begin_all()
+        begin()
+        module, memory = load(sys.argv[1]), Memory(6)
         """
         env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
         line = [sys.executable, "-c", dedent(text) + dedent(script), str(code)]
@@ -133,35 +129,22 @@ def test_the_limit_counts_what_is_there(play):
 
 
 @pytest.mark.full
-def test_what_goes_wrong_with_it_is_found(play):
-    script = """
-    for size, names in [
-        (100, [("use", 100)]),
-        (100000, [("use", 100000)]),
-        (100, [("drop", 0), ("use", 5)]),
-        (100000, [("drop", 0), ("use", 5)]),
-        (100, [("use_late", 0)]),
-        (100, [("drop", 0), ("drop", 0)]),
-        (100, [("drop", 1)]),
-    ]:
-        ok(run("keep", size))
-        *before, last = names
-        for one in before:
-            ok(run(*one))
-        assert run(*last) == 700, (size, names)
-        begin_all()
-    """
-    done = play(script)
+@pytest.mark.parametrize(
+    ("size", "before", "last", "end"),
+    [
+        (100, [], ("use", 100), "0 bytes after a block of 100 bytes of malloc"),
+        (100000, [], ("use", 100000), "0 bytes after a block of 100000 bytes of malloc"),
+        (100, [("drop", 0)], ("use", 5), "5 bytes into a block of 100 bytes of malloc that was freed"),
+        (100000, [("drop", 0)], ("use", 5), "5 bytes into a block of 100000 bytes of malloc that was freed"),
+        (100, [], ("use_late", 0), "3 bytes into a block of 100 bytes of malloc that was freed"),
+        (100, [("drop", 0)], ("drop", 0), "which malloc did not return, or which was freed"),
+        (100, [], ("drop", 1), "which malloc did not return, or which was freed"),
+    ],
+)
+def test_what_goes_wrong_with_it_is_found(play, size, before, last, end):
+    """In a process for each, as a fault is the last that the device does for it."""
+    calls = "\n".join(f"ok(run{call})" for call in (("keep", size), *before))
+    done = play(f"{calls}\nassert run{last} == 700\n")
     assert done.returncode == 0, done.stderr
-    facts = [line.split(": ", 5)[-1] for line in done.stderr.splitlines()]
-    ends = [
-        ", 0 bytes after a block of 100 bytes of malloc",
-        ", 0 bytes after a block of 100000 bytes of malloc",
-        ", 5 bytes into a block of 100 bytes of malloc that was freed",
-        ", 5 bytes into a block of 100000 bytes of malloc that was freed",
-        ", 3 bytes into a block of 100 bytes of malloc that was freed",
-        ", which malloc did not return, or which was freed",
-        ", which malloc did not return, or which was freed",
-    ]
-    for fact, end in zip(facts, ends, strict=True):
-        assert fact.endswith(end)
+    (fact,) = done.stderr.splitlines()
+    assert fact.endswith(f", {end}")
