@@ -53,8 +53,10 @@ def _is_escaped(text: str) -> bool:
 
 
 def _cut(field: Field, column: Any, at: int, end: int) -> list[Any]:
-    """The values of some rows, of a column that is a list or one value."""
+    """The values of some rows, of a column that is a list or one value; the sums of malformed records may not fit."""
     part = column[at:end] if isinstance(column, list) else [column] * (end - at)
+    if field.type == "u64":
+        return [value if value is None else min(value, (1 << 64) - 1) for value in part]
     return [clean(value) for value in part] if field.type == "text" else part
 
 

@@ -71,7 +71,7 @@ static enum place place_of(uint32_t type, const void *host, uint64_t device) {
     return !range ? IN_PAGEABLE : range->type == PINNED || range->type == REGISTERED ? IN_PINNED : ON_DEVICE;
 }
 
-enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for it
+enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for its turn
 
 // Reads what is to be copied, so that the program may change it.
 static bool stage(struct operation *operation) {
@@ -90,7 +90,8 @@ static bool stage(struct operation *operation) {
 
 // What waits for what, by "API synchronization behavior" of the driver's manual: pageable memory is read
 // before the call returns and written before it returns; copies from host to host are done then, those from
-// device to device never; pinned memory is what `async` says.
+// device to device never; pinned memory is what `async` says. The calling thread itself touches pageable
+// memory, so that a bad address is its fault, which the program may handle.
 static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
@@ -102,16 +103,24 @@ static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
         return sim_issue(stream, &operation);
     enum place to = place_of(c->dstMemoryType, c->dstHost, c->dstDevice);
     enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
-    bool upload = from == IN_PAGEABLE && to == ON_DEVICE; // so its size is no more than that of memory
-    bool staged = upload && c->WidthInBytes * c->Height * c->Depth <= STAGED;
+    bool staged = from == IN_PAGEABLE && to == ON_DEVICE && // so its size is no more than that of memory
+                  c->WidthInBytes * c->Height * c->Depth <= STAGED;
     if (staged && !async && (status = sim_wait(stream)))
         return status;
     if (staged && !stage(&operation))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    operation.by_caller = !staged && (to == IN_PAGEABLE || from == IN_PAGEABLE);
     status = sim_issue(stream, &operation);
-    bool waits = to == IN_PAGEABLE || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
-                 (from == IN_PINNED && !async) || (upload && !staged);
-    return status || !waits ? status : sim_wait(stream);
+    bool waits = operation.by_caller || (to == IN_PINNED && (from != ON_DEVICE || !async)) ||
+                 (from == IN_PINNED && !async);
+    if (!status && waits)
+        status = sim_wait(stream);
+    if (!status && operation.by_caller) {
+        pthread_mutex_unlock(&sim_lock);
+        sim_run_copy(c);
+        pthread_mutex_lock(&sim_lock);
+    }
+    return status;
 }
 
 static CUresult copy_flat(uint64_t to, uint32_t to_type, uint64_t from, uint32_t from_type, size_t size,

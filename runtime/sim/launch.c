@@ -313,7 +313,8 @@ CUresult sim_run(struct context *context, struct operation *operation, uint64_t 
     case CU_GRAPH_NODE_TYPE_KERNEL:
         return sim_runs ? run_kernel(context, operation, number) : CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        sim_run_copy(&operation->copy);
+        if (!operation->by_caller)
+            sim_run_copy(&operation->copy);
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
         sim_run_set(&operation->set);

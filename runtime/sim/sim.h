@@ -366,6 +366,7 @@ struct operation {
     void *owned; // arguments of a kernel, operations of a graph, bytes of a copy that were read when it was
                  // issued
     bool wrong;  // its graph was launched when memory that it needs was not there
+    bool by_caller; // a copy that the call makes itself, when its turn has come
     union {
         struct {
             struct reference function;

@@ -1,8 +1,10 @@
 """gpt-analyze export: what probes cost, what was counted, and which files are not replaced."""
 
 import pytest
+from pyarrow import parquet
 
 from gpt import records
+from gpt.analyze.export import Form
 from tests.analyze.asked import run
 from tests.export.exported import KERNEL, NS, ask, small, write
 from tests.trace import forge
@@ -34,6 +36,16 @@ def test_what_probes_cost_and_what_ran_without_them_is_there(tmp_path):
     assert ask(found, f"SELECT value, reason, launches FROM GPT_UNPROBED_LAUNCHES {of_kernel}") == [
         ("gemm", "no PTX comes with it", 9), (None, "closed", 1),
     ]  # fmt: skip
+
+
+def test_a_sum_that_no_column_holds_is_the_most_that_it_does(tmp_path):
+    lost = [records.make("unprobed", function=0, launches=(1 << 64) - 1, reason="closed")] * 2
+    trace = forge.trace(*lost, **NS)
+    found = write(tmp_path / "t.sqlite", trace)
+    assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1, as SQLite has it
+    folder = write(tmp_path / "t", trace, shape=Form.parquet)
+    counts = parquet.read_table(folder / "GPT_UNPROBED_LAUNCHES.parquet")["launches"]
+    assert counts.to_pylist() == [(1 << 64) - 1]
 
 
 @pytest.mark.parametrize("command", ["export --format sqlite", "timeline --format chrome"])
