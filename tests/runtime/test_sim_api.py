@@ -404,7 +404,7 @@ def test_callbacks_may_call_what_an_h200_lets_them():
     for add in (lambda: cu.cuLaunchHostFunc(stream, host, N), lambda: cu.cuStreamAddCallback(stream, callback, N, 0)):
         answer(cu.cuEventCreate(c.byref(event), 0))
         answer(add() or cu.cuStreamSynchronize(stream))
-    answer(cu.cuMemAlloc_v2(room, ONE))  # this thread may
+    answer(cu.cuMemAlloc_v2(room, ONE)), cu.cuCtxSynchronize()  # this thread may
     """
     code = code.replace("WANTED", repr(IN_CALLBACKS))
     assert ask(code)[0] == [0, "done", 0, 0, "done", 0, 0]
