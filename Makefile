@@ -28,7 +28,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
-.PHONY: help setup runtime demo test test-full soak check check-ruff check-types check-c check-shell check-man
+.PHONY: help setup runtime demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man
 .PHONY: bench fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
@@ -140,6 +140,9 @@ test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
 	@TEST_FULL=1 $(VENV)/bin/python -m pytest -q -n auto -m "(full or hypothesis) and not soak" $(ARGS)
+
+test-part: ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
+	@TEST_PART=$$(git rev-list --count HEAD) $(MAKE) --no-print-directory test-full
 
 soak: $(READY) runtime ## stress of the hook (killed under load, many processes, threads, programs and functions); three minutes
 	@echo "soak: pytest"

@@ -1,17 +1,27 @@
 """What `make test` leaves out.
 
 To `make test-full`: downloads over 20 MB, corpora, long runs, the rest of a matrix. To `make soak`: stress of the hook.
+
+All of `make test-full` takes half an hour on two quiet cores, and more than an hour on busy ones. So CI runs `make
+test-part`: an eighth of it, another one for each commit, and all tests of what the commit changed.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import zlib
 from collections.abc import Collection
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 FULL = bool(os.environ.get("TEST_FULL"))  # set by `make test-full`
+PART = os.environ.get("TEST_PART")  # set by `make test-part`: the number of the commit
+PARTS = 8
+ROOT = Path(__file__).parents[1]
 
 
 def full(*values: Any, id: str | None = None) -> Any:
@@ -38,3 +48,20 @@ def soak(*values: Any, id: str | None = None) -> Any:
 def examples(count: int) -> int:
     """How many examples hypothesis tries: all of them in `make test-full`, which runs its tests again."""
     return count if FULL else max(5, count // 5)
+
+
+def is_in_part(item: pytest.Item) -> bool:
+    """Return whether `make test-part` runs a test of `make test-full`."""
+    path = str(item.path.relative_to(ROOT))
+    turn = zlib.crc32(item.nodeid.encode()) % PARTS == int(PART or 0) % PARTS
+    return turn or any(path.startswith(start) for start in _touched())
+
+
+@cache
+def _touched() -> list[str]:
+    """Return the test files that the last commit changed, and the folders of tests for what it changed elsewhere."""
+    git = ["git", "-C", ROOT, "diff", "--name-only", "HEAD~1", "HEAD"]
+    changed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
+    own = [path for path in changed if path.startswith("tests/")]
+    folders = {path.split("/")[1] for path in changed if path.startswith("gpt/") and path.count("/") > 1}
+    return own + [f"tests/{folder}/" for folder in sorted(folders)]
