@@ -20,7 +20,6 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 
 # Most code of the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
-os.environ["GPT_SIM_FORK"] = "1"
 
 # How long an example takes says more of the machine than of the code.
 SLOW = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large

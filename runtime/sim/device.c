@@ -54,10 +54,6 @@ void sim_warn(const char *format, ...) {
 // Tells gpt-hook whom it watches.
 __attribute__((visibility("default"))) int gpt_sim_version(void) { return 1; }
 
-// With GPT_SIM_FORK a forked child goes on: what watches processes is tested with it.
-static void hold(void) { pthread_mutex_lock(&sim_lock); }
-static void let_go(void) { pthread_mutex_unlock(&sim_lock); }
-
 API cuInit(unsigned flags) {
     static bool done;
     if (__atomic_load_n(&done, __ATOMIC_ACQUIRE) &&
@@ -68,10 +64,7 @@ API cuInit(unsigned flags) {
         return CUDA_ERROR_INVALID_VALUE;
     if (!sim_read_environment())
         return CUDA_ERROR_NO_DEVICE;
-    const char *forks = getenv("GPT_SIM_FORK");
-    if (!*sim_ready && forks && *forks && !sim_runs)
-        pthread_atfork(hold, let_go, let_go);
-    else if (!*sim_ready)
+    if (!*sim_ready)
         madvise(sim_ready, SIM_PAGE, MADV_WIPEONFORK);
     *sim_ready = 1;
     __atomic_store_n(&done, true, __ATOMIC_RELEASE);

@@ -43,7 +43,7 @@ static int (*cuModuleGetFunction)(void **, void *, const char *);
 static int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                              void **, void **);
 
-static inline void begin(void) {
+static inline void find_driver(void) {
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
         fprintf(stderr, "%s\n", dlerror());
@@ -52,6 +52,17 @@ static inline void begin(void) {
 #define GET(name) assert((name = dlsym(driver, #name)))
     GET(cuInit), GET(cuDevicePrimaryCtxRetain), GET(cuCtxSetCurrent), GET(cuDriverGetVersion);
     GET(cuModuleLoadData), GET(cuModuleGetFunction), GET(cuLaunchKernel);
+}
+
+// Begins the trace without initializing the driver: children that are forked now can still use it.
+static inline void begin_trace(void) {
+    int version;
+    find_driver();
+    OK(cuDriverGetVersion(&version));
+}
+
+static inline void begin(void) {
+    find_driver();
     void *context;
     OK(cuInit(0));
     OK(cuDevicePrimaryCtxRetain(&context, 0));

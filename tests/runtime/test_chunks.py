@@ -23,13 +23,14 @@ static int compare(const void *a, const void *b) {
     return (*(double *)a > *(double *)b) - (*(double *)a < *(double *)b);
 }
 int main(int argc, char **argv) {
-    begin();
-    void *f = kernel("foo");
+    begin_trace();
     int version, count = atoi(argv[1]);
     double *ms = calloc(count, sizeof(*ms));
     for (int i = 0; i < count; i++) {
         double start = now();
         if (!fork()) {
+            begin();
+            void *f = kernel("foo");
             for (int j = 0; j < 6; j++)
                 launch(f), cuDriverGetVersion(&version);
             exit(0);

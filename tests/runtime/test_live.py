@@ -168,7 +168,7 @@ TOGETHER = r"""
 int main(void) {
     char line[100];
     int ends[3][2], number = 4;
-    begin();
+    begin_trace();
     for (int i = 0; i < 3; i++) {
         pipe(ends[i]);
         if (!fork()) {
@@ -177,12 +177,10 @@ int main(void) {
             stdin = fdopen(0, "r");
             for (int j = 0; j <= i; j++)
                 close(ends[j][1]);
-            void *context;
-            OK(cuDevicePrimaryCtxRetain(&context, 0));
-            OK(cuCtxSetCurrent(context));
             break;
         }
     }
+    begin();
     void *f = kernel("foo");
     while (fgets(line, sizeof(line), stdin)) {
         for (int i = 0; i < number; i++)
@@ -261,15 +259,25 @@ def test_a_daemon_is_waited_for(tmp_path):
 
 
 def test_a_reader_that_goes_away_harms_nobody(tmp_path):
-    program = hooked.compile_c(
-        tmp_path / "client",
-        LOOP.replace(
-            "launch(f); }", "launch(f); usleep(300000); fork(); for (int i = 0; i < 30000; i++) launch(f); return 5; }"
-        ),
-    )
-    process = live("-", program, "30000", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    source = r"""
+    int main(void) {
+        begin_trace();
+        fork();
+        begin();
+        void *f = kernel("foo");
+        for (int i = 0; i < 30000; i++)
+            launch(f);
+        getchar();
+        for (int i = 0; i < 30000; i++)
+            launch(f);
+        return 5;
+    }
+    """
+    program = hooked.compile_c(tmp_path / "client", source)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = live("-", program, **pipes)
     assert len(process.stdout.read(1000)) == 1000
-    process.stdout.close()
+    process.stdout.close(), process.stdin.close()
     assert (process.wait(), process.stderr.read()) == (5, b"")
 
 
@@ -390,12 +398,10 @@ def test_a_helper_that_is_killed_ends_the_trace(tmp_path, private, output):
     source = r"""
     int main(void) {
         char go;
-        begin();
+        begin_trace();
         fork();
-        void *context, *f;
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        f = kernel("foo");
+        begin();
+        void *f = kernel("foo");
         launch(f);
         close(0), open(GO, O_RDONLY), read(0, &go, 1);
         for (int i = 0; i < 200000; i++)

@@ -157,7 +157,7 @@ def test_fork_while_another_thread_walks_the_libraries(tmp_path):
     }
     static void *walk(void *unused) { dl_iterate_phdr(stay, NULL); return NULL; }
     int main(void) {
-        begin();
+        begin_trace();
         pthread_t thread;
         pthread_create(&thread, NULL, walk, NULL);
         while (!inside)

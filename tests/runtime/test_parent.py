@@ -193,16 +193,14 @@ def test_daemons_are_left_out(tmp_path):
 # A daemon that launches faster than its reader reads, for a minute or half a GiB at most.
 TIRELESS = r"""
 int main(void) {
-    void *context;
-    begin();
+    begin_trace();
     if (fork()) {
         usleep(50000);
         return 0;
     }
     alarm(60);
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){512 << 20, 512 << 20});
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cuCtxSetCurrent(context));
+    begin();
     for (void *f = kernel("foo"); access("STOP", F_OK);)
         for (int i = 0; i < 1000; i++)
             launch(f);

@@ -49,9 +49,10 @@ RAW_FORK = r"""
 #include <sys/syscall.h>
 #include <sys/wait.h>
 int main(void) {
+    begin_trace();
+    pid_t child = syscall(SYS_fork); // unknown to libc
     begin();
     void *f = kernel("foo");
-    pid_t child = syscall(SYS_fork); // unknown to libc
     for (int i = 0; i < 1000; i++)
         launch(f);
     if (!child)
@@ -68,10 +69,47 @@ def test_fork_without_libc(tmp_path):
     assert Trace(tmp_path / child["path"]).names["cuLaunchKernel"] == 1000
 
 
+REFUSED = r"""
+#include <sys/syscall.h>
+#include <sys/wait.h>
+int main(void) {
+    begin();
+    void *f = kernel("foo"), *module;
+    launch(f);
+    for (int i = 0; i < 2; i++) {
+        pid_t child = i ? syscall(SYS_fork) : fork();
+        if (!child) {
+            assert(cuInit(0) == 3 && cuModuleLoadData(&module, PTX) == 3);
+            for (int j = 0; j < 1000; j++)
+                assert(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == 3);
+            exit(0);
+        }
+        int status;
+        assert(waitpid(child, &status, 0) == child && !status);
+    }
+    launch(f);
+}
+"""
+
+
+def test_what_the_driver_refuses_a_forked_child(tmp_path):
+    """A child of a process that had initialized the driver can't use it, but has a trace of what it tried."""
+    trace = hooked.traced(tmp_path, REFUSED)
+    assert trace.launches == {"foo": 2} and len(trace.of("child")) == 2
+    for child in trace.of("child"):
+        assert child["how"] == "fork"
+        other = Trace(tmp_path / child["path"])
+        assert other.names == {"cuInit": 1, "cuModuleLoadData": 1, "cuLaunchKernel": 1000}
+        assert {call["result"] for call in other.calls} == {3} and other.records[-1]["kind"] == "end"
+        assert not any(other.of(kind) for kind in ("module", "function", "launches"))
+    used = read_used([tmp_path / "t.mp"], allow_incomplete=False)
+    assert set(used.names) == {"foo"} and not used.warnings
+
+
 def test_vfork_child_writes_nothing(tmp_path):
     trace = hooked.traced(tmp_path, VFORK)
     assert trace.names["cuLaunchKernel"] == 2 and trace.records[-1]["kind"] == "end"
-    assert not trace.of("child")
+    assert not trace.names["cuDriverGetVersion"] and not trace.of("child")
 
 
 SHARED_MEMORY = r"""
@@ -136,13 +174,15 @@ def test_exec_of_what_never_meets_the_driver(tmp_path, name):
     source = """
     #include <sys/wait.h>
     int main(int argc, char **argv) {
-        begin();
-        launch(kernel("foo"));
+        begin_trace();
         if (!fork()) {
+            begin();
             launch(kernel("bar"));
             execl("/bin/true", "true", (char *)0);
         }
         wait(0);
+        begin();
+        launch(kernel("foo"));
         execl("/bin/false", "false", (char *)0);
     }
     """

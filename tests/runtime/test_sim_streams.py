@@ -296,7 +296,7 @@ def test_a_child_forked_amid_work_is_refused_and_ends(play):
         OK(D(cuLaunchHostFunc)(stream, gate, (void *)2)); // pending as the process ends
     }
     """
-    play(GATES + source, GPT_SIM_FORK="")
+    play(GATES + source)
 
 
 def test_a_delay_of_all_work(play):
