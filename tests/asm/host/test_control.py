@@ -236,7 +236,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
             "{HEAD}.global .u32 a; .global .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}",
             "m:4: 'a' is declared twice",
         ),
-        ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
+        ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' outside of functions"),
         ("{HEAD}.shared .b8 s[49153]; .entry k() {{ st.shared.u8 [s], 1; }}", "m:4: 49153 bytes of static shared"),
         (
             "{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 b, b, a; }}",
