@@ -15,7 +15,7 @@ from gpt.asm.host.names import Label, Place, Register, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import Use
-from gpt.asm.host.variables import check_declaration, element_of, size_of
+from gpt.asm.host.variables import check_declaration, element_of, size_of, type_of
 from gpt.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
@@ -210,17 +210,15 @@ class Body:
             raise Unsupported(f"register '{declarator.name}' as an array")
         words = [specifier.word for specifier in specifiers]
         width = next((_WIDTHS[word] for word in words if word in _WIDTHS), 1)
-        types = [word[1:] for word in words if word[1:] in TYPES]
-        if len(types) != 1:
-            raise Unsupported(f"registers of type {' '.join(words)}")
+        declared = type_of(words, declarator)
         if declarator.name in (scope.plain if declarator.count is None else scope.counted):
             raise Unsupported(f"'{declarator.name}' is declared twice")
-        type_ = TYPES[types[0]]
+        type_ = TYPES[declared]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
-            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, types[0], width)
+            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, declared, width)
         else:
-            register = Register(self.new_name("n_", declarator.name), type_, types[0], width)
+            register = Register(self.new_name("n_", declarator.name), type_, declared, width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(

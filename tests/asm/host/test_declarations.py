@@ -1,4 +1,4 @@
-"""The simulated device refuses the declarations that ptxas refuses, with a reason, and takes those that it takes."""
+"""The simulated device refuses the same declarations as ptxas, with a reason, and takes the same."""
 
 import subprocess
 
@@ -12,7 +12,7 @@ BEFORE = ".global .u32 y[8]; .shared .u32 s;\n"
 USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
 CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
 
-VARIABLES = {  # of a module; those that no kernel needs aren't looked at
+VARIABLES = {  # of a module, used by a kernel: others aren't looked at
     ".global .v2 .f64 x;": "",
     ".shared .v4 .u16 x;": "",
     ".global .f16x2 x;": "",
