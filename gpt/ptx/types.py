@@ -29,7 +29,9 @@ SPECIAL = {
 }
 VECTORS = {"%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"}
 _INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,32})|([1-9]\d{0,32}))U?", re.ASCII)
-FLOAT = re.compile(r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+")
+FLOAT = re.compile(
+    r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\.\d+([eE][-+]?\d+)?|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+"
+)
 BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands that are from 0 to 255 if they are constants
 PACKED = {  # types of registers of plain bits only, and of no constants
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),

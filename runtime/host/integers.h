@@ -186,8 +186,9 @@ INLINE int64_t vmax(int64_t a, int64_t b, bool clamp) { return (void)clamp, MAX(
 INLINE int64_t host_shift(int64_t b, bool clamp) {
     return !clamp ? b & 31 : (uint32_t)b < 32 ? (uint32_t)b : 32;
 }
+// Of 34 bits with a sign, as every scalar video operation's intermediate result
 INLINE int64_t vshl(int64_t a, int64_t b, bool clamp) {
-    return (int64_t)((uint64_t)a << host_shift(b, clamp));
+    return (int64_t)((uint64_t)a << host_shift(b, clamp) << 30) >> 30;
 }
 INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b, clamp); }
 INLINE int64_t vavrg(int64_t a, int64_t b, bool clamp) { return (void)clamp, (a + b + (a + b >= 0)) >> 1; }

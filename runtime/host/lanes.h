@@ -108,35 +108,38 @@ struct host_matrix {
     uint32_t elements[4]; // what it holds of each: elements 2 * (lane % 4) and the next one of row lane / 4
 };
 
+// Return an element, or `nothing` if the lane that names its row has exited: PTX doesn't define which it is.
 static inline uint16_t *host_element(void *const data[HOST_WARP], uint32_t matrix, uint32_t lane,
-                                     uint32_t which, bool transposed) {
+                                     uint32_t which, bool transposed, uint16_t *nothing) {
     uint32_t row = lane / 4, column = 2 * (lane % 4) + which;
     struct host_matrix *of = data[8 * matrix + (transposed ? column : row)];
-    return (uint16_t *)of->row + (transposed ? row : column);
+    return of && of->row ? (uint16_t *)of->row + (transposed ? row : column) : nothing;
 }
 
 static __attribute__((unused)) void host_load_matrix(void *const data[HOST_WARP], uint32_t mask) {
+    uint16_t nothing = 0;
     EACH_LANE(lane, mask) {
         struct host_matrix *own = data[lane];
         for (uint32_t i = 0; i < own->count; i++)
-            own->elements[i] = *host_element(data, i, lane, 0, own->transposed) |
-                               (uint32_t)*host_element(data, i, lane, 1, own->transposed) << 16;
+            own->elements[i] = *host_element(data, i, lane, 0, own->transposed, &nothing) |
+                               (uint32_t)*host_element(data, i, lane, 1, own->transposed, &nothing) << 16;
     }
 }
 
 static __attribute__((unused)) void host_store_matrix(void *const data[HOST_WARP], uint32_t mask) {
+    uint16_t nothing;
     EACH_LANE(lane, mask) {
         struct host_matrix *own = data[lane];
         for (uint32_t i = 0; i < own->count; i++) {
-            *host_element(data, i, lane, 0, own->transposed) = (uint16_t)own->elements[i];
-            *host_element(data, i, lane, 1, own->transposed) = (uint16_t)(own->elements[i] >> 16);
+            *host_element(data, i, lane, 0, own->transposed, &nothing) = (uint16_t)own->elements[i];
+            *host_element(data, i, lane, 1, own->transposed, &nothing) = (uint16_t)(own->elements[i] >> 16);
         }
     }
 }
 
 // A lane's column `lane / 4` of what the lanes hold is its row after.
 static __attribute__((unused)) void host_move_matrix(void *const data[HOST_WARP], uint32_t mask) {
-    uint16_t all[8][8];
+    uint16_t all[8][8] = {0};
     EACH_LANE(lane, mask)
     for (uint32_t which = 0; which < 2; which++)
         all[lane / 4][2 * (lane % 4) + which] =

@@ -15,7 +15,7 @@ from gpt.asm.host.names import Label, Place, Register, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import Use
-from gpt.asm.host.variables import element_of, size_of
+from gpt.asm.host.variables import check_declaration, element_of, size_of, type_of
 from gpt.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
@@ -28,6 +28,8 @@ ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
 _COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _STATES = {".local": "local", ".param": "param", ".shared": "shared"}
 _WIDTHS = {".v2": 2, ".v4": 4}
+_NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that no parameter of a function has
+_BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # what else a declaration may begin with
 
 
 @dataclass
@@ -188,29 +190,35 @@ class Body:
             label, listed = parse_statement(module, statement)
             assert isinstance(label, tree.Label)
             scope.lists[label.name] = listed
-        elif word == ".reg" or word in _STATES or word in (".align", ".extern", ".const", ".global"):
+        elif word == ".reg" or word in _STATES or word in _BEFORE_STATES:
             text = module.skeleton[statement.start : statement.end]
             node = parse_declaration(text, lambda: module.where(statement.start))
             words = [specifier.word for specifier in node.specifiers]
             for declarator in node.declarators:
                 if word == ".reg":
-                    self._declare_register(scope, words[1:], declarator)
+                    self._declare_register(scope, node.specifiers, declarator)
                 else:
                     self._declare_variable(scope, node.specifiers, words, declarator)
+        elif word not in (".loc", ".pragma"):
+            raise Unsupported(f"'{word}' in a function")
 
-    def _declare_register(self, scope: Scope, words: list[str], declarator: tree.Declarator) -> None:
+    def _declare_register(
+        self, scope: Scope, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
+    ) -> None:
+        check_declaration(specifiers, declarator)
+        if declarator.dimensions:
+            raise Unsupported(f"register '{declarator.name}' as an array")
+        words = [specifier.word for specifier in specifiers]
         width = next((_WIDTHS[word] for word in words if word in _WIDTHS), 1)
-        types = [word[1:] for word in words if word[1:] in TYPES]
-        if len(types) != 1:
-            raise Unsupported(f"registers of type {' '.join(words)}")
+        declared = type_of(words, declarator)
         if declarator.name in (scope.plain if declarator.count is None else scope.counted):
             raise Unsupported(f"'{declarator.name}' is declared twice")
-        type_ = TYPES[types[0]]
+        type_ = TYPES[declared]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
-            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, types[0], width)
+            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, declared, width)
         else:
-            register = Register(self.new_name("n_", declarator.name), type_, types[0], width)
+            register = Register(self.new_name("n_", declarator.name), type_, declared, width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(
@@ -235,12 +243,20 @@ class Body:
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         element = element_of(parameter.specifiers, parameter.declarator)
+        if name in scope.places or name in scope.plain:
+            raise Unsupported(f"parameter '{name}' is declared twice")
+        if "ptr" in words and not self.is_kernel:
+            raise Unsupported(f"'.ptr' of parameter '{name}': only kernels have it")
+        small = _NOT_PASSED.intersection(words) if not parameter.declarator.dimensions else set()
+        if small and not self.is_kernel and not {"v2", "v4"}.intersection(words):
+            raise Unsupported(f"parameter '{name}' of type .{min(small)}: functions have .b8, .b16 or more")
         if self.is_kernel:
+            check_declaration(parameter.specifiers, parameter.declarator)
             own = self.code.parameters(self.item)[number]
             pointer = f"parameters + {own.offset}"
             scope.places[name] = Place("param", f"{own.offset}ull", own.size, element, pointer)
         elif "reg" in words:
-            self._declare_register(scope, [specifier.word for specifier in parameter.specifiers], parameter.declarator)
+            self._declare_register(scope, parameter.specifiers, parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
             scope.places[name] = Place("param", f"host_offset(t, p{number})", size, element, f"p{number}")

@@ -64,7 +64,7 @@ _ARITHMETIC = [
         "fma.R{.ftz}{.oob}{.M}.T",
         "d = a b c",
         "{T.name}_fma({a}, {b}, {c}, ROUND{R}, FLAG{ftz} | FLAG{oob} | FLAG{M})",
-        needs="rz rm rp: bf16 bf16x2 f32 f64; ftz sat: f16 f16x2 f32; ftz: !oob; oob relu: f16 f16x2 bf16 bf16x2;"
+        needs="rz rm rp: f32 f64; ftz sat: f16 f16x2 f32; ftz: !oob; oob relu: f16 f16x2 bf16 bf16x2;"
         "oob: sm_90; relu bf16 bf16x2: sm_80",
         R=MODES,
         M="sat relu",

@@ -27,6 +27,7 @@ MAX_REGISTERS = 255  # of a thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
+_OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
 
 def function_address(name: str) -> int:
@@ -82,6 +83,8 @@ class Code:
         return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
 
     def _function(self, item: Item, functions: list[str]) -> None:
+        if item.kind == "func" and (strange := read_attributes(self.head(item.name)).keys() & _OF_KERNELS):
+            raise Unsupported(f"'{min(strange)}' is for kernels: function '{item.name}'")
         self._bodies[item.name] = Body(self, item, self.head(item.name))
         functions.append(self._bodies[item.name].write())
 
@@ -175,6 +178,14 @@ class Code:
             elif item.body and self.module.find(item.name) != item:
                 self.fault(item.start, f"'{item.name}' is defined twice")
         self.shared = Shared(self)
+        for _, variable in self._variables.values():
+            for pointer in variable.pointers:
+                if pointer.symbol not in self._variables and not self.is_function(pointer.symbol):
+                    self.fault(
+                        self.module.items[0].start,
+                        f"'{variable.name}' begins with the address of '{pointer.symbol}', which is neither a function "
+                        "nor a variable in global or constant memory",
+                    )
 
     def _alias(self, item: Item) -> None:
         function = self.module.aliases.get(item.name, "")
@@ -203,8 +214,8 @@ class Code:
         name = f"{function}.{declarator.name}" if function else declarator.name
         known = self._variables.get(name)
         words = {specifier.word for specifier in specifiers}
-        if ".local" in words:
-            raise Unsupported(f"variable '{name}' in local memory, outside of functions")
+        if not words & {".global", ".const", ".shared"}:
+            raise Unsupported(f"variable '{name}' outside of functions that isn't in .global, .const or .shared")
         if known and not known[1].external and ".extern" not in words:
             raise Unsupported(f"'{name}' is declared twice")
         if not known or known[1].external:
@@ -280,6 +291,11 @@ class Code:
             self.fault(item.start, f"clusters of several blocks are not supported: kernel '{item.name}'")
         if ".noreturn" in block:
             self.fault(item.start, f"'.noreturn' is for functions, not kernels: kernel '{item.name}'")
+        if all(word in block for word in _BLOCK):
+            self.fault(item.start, f"'.maxntid' and '.reqntid' together: kernel '{item.name}'")
+        for word in (*_BLOCK, ".maxnreg", ".minnctapersm"):
+            if word in block and not all(block[word]):
+                self.fault(item.start, f"'{word}' of 0: kernel '{item.name}'")
         clustered = ".reqnctapercluster" in block or ".explicitcluster" in block
         limits = [math.prod(block[word]) for word in _BLOCK if word in block]
         registers = min(max(block.get(".maxnreg", [0])), MAX_REGISTERS)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from gpt.asm.host.names import Unsupported, evaluate, float_bits
 from gpt.asm.host.table import TYPES
 from gpt.ptx import tree
-from gpt.ptx.types import FLOAT, STORED, integer
+from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 
-WIDTHS = {".v2": 2, ".v4": 4, ".v8": 8}
+WIDTHS = {".v2": 2, ".v4": 4}
+_DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that aren't of instructions only
+_MAX_VECTOR = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,31 @@ class Variable:
     pointers: list[Pointer] = field(default_factory=list)
 
 
+def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> None:
+    """Refuse a register, parameter or variable that ptxas refuses. Raises Unsupported."""
+    words = {specifier.word: specifier.argument for specifier in specifiers}
+    name, type_ = declarator.name, type_of(words, declarator)
+    vector = next((word for word in words if word[:2] == ".v" and word[2:].isdecimal()), "")
+    if type_ not in _DECLARED:
+        raise Unsupported(f"'{name}' of type .{type_}, which only instructions have: declare .b{8 * STORED[type_]}")
+    if type_ == "pred" and (vector or ".reg" not in words):
+        raise Unsupported(f"'{name}' of type .pred, which only single registers have")
+    if vector and (vector not in WIDTHS or STORED[type_] * WIDTHS[vector] > _MAX_VECTOR):
+        raise Unsupported(f"'{name}' as {vector} .{type_}: vectors have 2 or 4 elements and at most 128 bits")
+    if ".param" in words and (vector or type_ == "f16x2"):
+        raise Unsupported(f"parameter '{name}' of type {vector or '.' + type_}: declare an array of .b8 with .align")
+    if ".align" in words and (integer(words[".align"]) or 0).bit_count() != 1:
+        raise Unsupported(f"'{name}' with '.align {words['.align'] or ''}': an alignment is a power of two")
+    if declarator.value is not None and (".extern" in words or not {".global", ".const"} & set(words)):
+        raise Unsupported(f"'{name}' with an initial value: only .global and .const variables defined here have one")
+    if None in declarator.dimensions and declarator.value is None and not {".extern", ".param"} & set(words):
+        raise Unsupported(f"array '{name}' without a size: only .extern arrays have none")
+
+
 def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> tuple[int, int]:
     """Bytes of a variable, 0 if its first dimension is open, and its alignment. Raises Unsupported."""
+    specifiers = tuple(specifiers)
+    check_declaration(specifiers, declarator)
     words = {specifier.word: specifier.argument for specifier in specifiers}
     element = STORED[type_of(words, declarator)] * _width(words)
     align = (integer(words[".align"]) or 1) if ".align" in words and ".ptr" not in words else element
@@ -77,6 +102,10 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
     if declarator.value is None:
         return made
     type_ = type_of(words, declarator)
+    if type_ in ("f16", "f16x2"):
+        raise Unsupported(f"'{name}' of type .{type_} with an initial value: declare .b{8 * STORED[type_]}")
+    if isinstance(declarator.value, tree.Vector) != (bool(declarator.dimensions) or _width(words) > 1):
+        raise Unsupported(f"'{name}' with a value {'in braces' if not declarator.dimensions else 'without braces'}")
     step = STORED[type_]
     if None in declarator.dimensions[:1]:
         count = len(declarator.value.items) if isinstance(declarator.value, tree.Vector) else 1
@@ -85,7 +114,7 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
             made.size *= evaluate(dimension)
     data = bytearray()
     shape = [evaluate(dimension) for dimension in declarator.dimensions[1:]]
-    shape += [_width(words)] if _width(words) > 1 else []
+    shape += [_width(words)] if _width(words) > 1 and declarator.dimensions else []
     for value in _flat(declarator.value, shape, bool(declarator.dimensions) or _width(words) > 1):
         data += _datum(made, value, type_, len(data)) if value is not None else bytes(step)
     if len(data) > made.size:
@@ -100,6 +129,8 @@ def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.O
         yield value
         return
     for item in value.items:
+        if isinstance(item, tree.Vector) != bool(shape):
+            raise Unsupported(f"'{item}' in '{value}': each dimension has braces of its own")
         if isinstance(item, tree.Vector):
             room = 1
             for dimension in shape:
@@ -115,6 +146,9 @@ def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.O
 def _datum(variable: Variable, value: tree.Operand, type_: str, offset: int) -> bytes:
     """The bytes of an element; an address is kept as a Pointer."""
     size = STORED[type_]
+    float_ = value.operand if isinstance(value, tree.Prefixed) else value
+    if isinstance(float_, tree.Number) and FLOAT.fullmatch(float_.text) and (type_[0] in "us" or size < 4):
+        raise Unsupported(f"'{value}' as a value of type .{type_}")
     match value:
         case tree.Number(text) if FLOAT.fullmatch(text):
             return float_bits(text, TYPES[type_]).to_bytes(size, "little")
@@ -122,6 +156,9 @@ def _datum(variable: Variable, value: tree.Operand, type_: str, offset: int) -> 
             return (float_bits(text, TYPES[type_]) ^ 1 << 8 * size - 1).to_bytes(size, "little")
     if found := _symbol(value):
         symbol, addend, shift, generic = found
+        masked = isinstance(value, tree.Apply) and isinstance(value.function, tree.Number)
+        if type_[0] != "u" or size == 2 or (size == 1 and not masked):
+            raise Unsupported(f"address '{value}' as a value of type .{type_}")
         variable.pointers.append(Pointer(offset, symbol, addend, size, shift, generic))
         return bytes(size)
     number = evaluate(value)

@@ -164,6 +164,16 @@ def scalar_video(does, d: str, a: str, b: str, saturates: bool, parts: str, then
     return made
 
 
+def shift_video(left: bool, clamp: bool):
+    """Return what vshl or vshr makes of two operands: 34 bits with a sign, as the PTX manual says."""
+
+    def made(x: int, y: int) -> int:
+        count = min(y, 32) if clamp else y & 31
+        return cast(x << count if left else x >> count, "s34")
+
+    return made
+
+
 def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int):
     """vmad of a.b3 and b.h1: `minus` says which are negated."""
 
@@ -220,6 +230,9 @@ def video():
                         text = f"{head}{count}.{types}{more}.add"
                         default = (2, "10", "10", "32") if count == 2 else (4, "3210", "3210", "7654")
                         yield text, d, three, lanes_video(does, f"{d} {a} {b}", default[0], False, True, *default[1:])
+    for d, a, left, clamp, saturates in product(("u32", "s32"), ("u32", "s32"), *([(False, True)] * 3)):
+        text = f"vsh{'rl'[left]}.{d}.{a}.u32{'.sat' * saturates}.{('wrap', 'clamp')[clamp]}"
+        yield text, d, three[:2], scalar_video(shift_video(left, clamp), d, a, "u32", saturates, "  ", "")
     for a, b in product(("u32", "s32"), repeat=2):
         d = "u32" if a == b == "u32" else "s32"
         for minus, more, shift in (("", 0, 0), ("", 1, 7), ("", 0, 15), ("a", 0, 7), ("c", 0, 0)):

@@ -236,7 +236,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
             "{HEAD}.global .u32 a; .global .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}",
             "m:4: 'a' is declared twice",
         ),
-        ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' in local memory"),
+        ("{HEAD}.local .u32 a; .entry k() {{ .reg .u64 b; mov.u64 b, a; }}", "m:4: variable 'a' outside of functions"),
         ("{HEAD}.shared .b8 s[49153]; .entry k() {{ st.shared.u8 [s], 1; }}", "m:4: 49153 bytes of static shared"),
         (
             "{HEAD}.entry k() {{ .reg .u64 a; .reg .u32 b; add.u32 b, b, a; }}",
@@ -248,7 +248,7 @@ def test_what_is_not_supported_is_refused_with_its_line():
         ),
         ("{HEAD}.entry k() .maxntid x {{ }}", "m:4: '.maxntid x' with 'x'"),
         ("{HEAD}.entry k() .noreturn {{ trap; }}", "m:4: '.noreturn' is for functions"),
-        ("{HEAD}.func f(.reg .wide a) {{ }} .entry k() {{ call f; }}", "m:4: registers of type"),
+        ("{HEAD}.func f(.reg .wide a) {{ }} .entry k() {{ call f; }}", "m:4: variable 'a' of type unknown"),
         ("{HEAD}.entry k() {{ call (a); }}", "m:4: no function and no prototype '_': 'call (a);'"),
         ("{HEAD}.entry k() {{ .reg .u32 a; mov.u32 a, 1?2; }}", "m:4: a constant without an operand"),
         ("{HEAD}.entry k() {{ }}\n.entry k() {{ }}", "m:5: 'k' is defined twice"),

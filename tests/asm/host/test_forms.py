@@ -31,6 +31,7 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
     (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
     (r"set\.\S*bf16x2\.bf16x2 %s", "a pair of .bf16 in a register of .s32: no page says so"),
+    (r"fma\.(\S*\.)?r[zmp]\.\S*bf16", "a mode the manual lacks, for which ptxas makes wrong code"),
     (r"createpolicy\.fractional\S* %\w+, \{", "a vector where .f32 is expected, which ptxas takes"),
 )  # fmt: skip
 
@@ -180,3 +181,10 @@ def test_operands(ptxas, tmp_path):
 def test_every_form(ptxas, tmp_path, limit, target, version):
     found = differences(forms.forms(limit), ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
+
+
+def test_modes_that_ptxas_gets_wrong():
+    """ptxas makes an fma of .f16 of the first, and rounds the second to nearest; the manual has only .rn."""
+    lines = ["fma.rm.bf16 %b16_1, %b16_2, %b16_3, %b16_4;", "fma.rz.relu.bf16x2 %b32_1, %b32_2, %b32_3, %b32_4;"]
+    for said in forms.ours(lines, "sm_90", "8.6"):
+        assert "goes with .f32 or .f64 only" in said

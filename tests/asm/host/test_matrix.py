@@ -391,3 +391,62 @@ def test_addresses_of_shared_memory(tmp_path):
         found = words[8 * lane : 8 * lane + 6]
         assert found == [lane, lane + 100, lane + 100, lane, lane + 100, lane]
         assert words[8 * lane + 6] < 32
+
+
+def test_loads_and_stores_of_matrices(tmp_path):
+    """ldmatrix and stmatrix of 1, 2 and 4 matrices whose rows lie anywhere, as they are and transposed, by warps of 32,
+    16 and 5 threads: a row that no thread names is 0, or isn't stored.
+    """
+    source, text, inputs, wanted = random.Random(6), [HEAD], {}, {}
+    for opcode, count, transposed, threads in product(("ldmatrix", "stmatrix"), (1, 2, 4), (False, True), (32, 16, 5)):
+        name, rows = f"k{len(inputs)}", source.sample(range(64), 32)
+        vector = "{" + ", ".join(f"%y{i}" for i in range(count)) + "}"
+        form = f"{opcode}.sync.aligned.m8n8.x{count}{'.trans' * transposed}.shared.b16"
+        text.append(f"""
+.visible .entry {name}(.param .u64 buffer) {{
+    .reg .u64 %at, %from; .reg .u32 %lane, %row, %tile, %i, %x, %y<4>; .reg .pred %out, %more;
+    .shared .align 16 .b8 tile[1024];
+    ld.param.u64 %at, [buffer]; mov.u32 %lane, %tid.x; mov.u32 %tile, tile;
+    setp.ge.u32 %out, %lane, {threads}; @%out ret;
+    mov.u32 %i, %lane;
+FILL:
+    mad.wide.u32 %from, %i, 4, %at; ld.global.u32 %x, [%from];
+    mad.lo.u32 %row, %i, 4, %tile; st.shared.u32 [%row], %x;
+    add.u32 %i, %i, {threads}; setp.lt.u32 %more, %i, 256; @%more bra FILL;
+    bar.warp.sync 0xffffffff;
+    mad.wide.u32 %from, %lane, 20, %at; ld.global.u32 %row, [%from+1040]; add.u32 %row, %row, %tile;
+    ld.global.u32 %y0, [%from+1024]; ld.global.u32 %y1, [%from+1028];
+    ld.global.u32 %y2, [%from+1032]; ld.global.u32 %y3, [%from+1036];
+    {form} {f"{vector}, [%row]" if opcode == "ldmatrix" else f"[%row], {vector}"};
+    st.global.u32 [%from+1024], %y0; st.global.u32 [%from+1028], %y1;
+    st.global.u32 [%from+1032], %y2; st.global.u32 [%from+1036], %y3;
+    bar.warp.sync 0xffffffff;
+    mov.u32 %i, %lane;
+READ:
+    mad.lo.u32 %row, %i, 4, %tile; ld.shared.u32 %x, [%row];
+    mad.wide.u32 %from, %i, 4, %at; st.global.u32 [%from], %x;
+    add.u32 %i, %i, {threads}; setp.lt.u32 %more, %i, 256; @%more bra READ;
+    ret;
+}}""")
+        words = [source.getrandbits(32) for _ in range(256)]
+        lanes = [[source.getrandbits(32) for _ in range(4)] + [16 * row] for row in rows]
+        inputs[name] = words + [word for lane in lanes for word in lane]
+        tile = np.array(words, np.uint32).view(np.uint16).reshape(64, 8)
+        for matrix in range(count):
+            named = rows[8 * matrix : 8 * matrix + 8]
+            there = [row for lane, row in enumerate(named, 8 * matrix) if lane < threads]
+            if opcode == "ldmatrix":
+                found = np.array([tile[row] if row in there else [0] * 8 for row in named])
+                pairs = (found.T if transposed else found).reshape(32, 2)
+                for lane in range(threads):
+                    lanes[lane][matrix] = int(pairs[lane, 0]) | int(pairs[lane, 1]) << 16
+            else:
+                held = np.full((32, 2), -1)
+                held[:threads] = [[lane[matrix] & 0xFFFF, lane[matrix] >> 16] for lane in lanes[:threads]]
+                square = held.reshape(8, 8).T if transposed else held.reshape(8, 8)
+                for place, row in enumerate(named):
+                    tile[row] = np.where((square[place] >= 0) & (row in there), square[place], tile[row])
+        wanted[name] = form, threads, [*tile.reshape(-1).view(np.uint32).tolist(), *(w for one in lanes for w in one)]
+    found = simulate(tmp_path, "".join(text), inputs)
+    for name, (form, threads, right) in wanted.items():
+        assert found[name] == right, (form, threads)

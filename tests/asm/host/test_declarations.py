@@ -1,0 +1,112 @@
+"""The simulated device refuses the same declarations as ptxas, with a reason, and takes the same."""
+
+import subprocess
+
+import pytest
+
+from gpt.asm.host.module import Code
+from tests import cuda
+
+HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
+BEFORE = ".global .u32 y[8]; .shared .u32 s;\n"
+USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
+CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
+
+VARIABLES = {  # of a module, used by a kernel: others aren't looked at
+    ".global .v2 .f64 x;": "",
+    ".shared .v4 .u16 x;": "",
+    ".global .f16x2 x;": "",
+    ".global .b128 x;": "",
+    ".global .bf16 x;": "which only instructions have: declare .b16",
+    ".const .e4m3x2 x;": "which only instructions have",
+    ".shared .pred x;": "which only single registers have",
+    ".global .v4 .f64 x;": "at most 128 bits",
+    ".global .align 3 .u32 x;": "an alignment is a power of two",
+    ".shared .u32 x = 1;": "only .global and .const variables",
+    ".extern .global .u32 x = 1;": "only .global and .const variables",
+    ".shared .b8 x[];": "without a size",
+    ".extern .shared .b8 x[];": "",
+    ".global .u32 x[] = {1, 2};": "",
+    ".global .u32 x[4] = 1;": "without braces",
+    ".global .u32 x = {1};": "in braces",
+    ".global .u32 x[2][2] = {1, 2};": "each dimension has braces",
+    ".global .u32 x[2][2] = {{1}, {2, 3}};": "",
+    ".global .u32 x[4] = {{1, 2}, {3}};": "each dimension has braces",
+    ".global .v2 .u32 x = {1, 2};": "",
+    ".global .v2 .f32 x[2] = {{1.0, 2.0}, {3.0, 4.0}};": "",
+    ".global .u32 x = 1.5;": "'1.5' as a value of type .u32",
+    ".global .s64 x = 0d3FF0000000000000;": "as a value of type .s64",
+    ".global .f16 x = 1.5;": "of type .f16 with an initial value",
+    ".global .b32 x = 0f3F800000;": "",
+    ".global .u64 x = y+4;": "",
+    ".global .b64 x = y;": "address 'y' as a value of type .b64",
+    ".global .u8 x = y;": "address 'y' as a value of type .u8",
+    ".global .u8 x[2] = {0xFF(y), 0xFF00(y)};": "",
+    ".global .u64 x = missing;": "the address of 'missing', which is neither",
+    ".global .u64 x = s;": "the address of 's', which is neither",
+    ".reg .u32 x;": "outside of functions",
+}
+IN_KERNELS = {
+    ".reg .v4 .u16 x;": "",
+    ".reg .tf32 x;": "which only instructions have: declare .b32",
+    ".reg .v2 .pred x;": "which only single registers have",
+    ".reg .v4 .b64 x;": "at most 128 bits",
+    ".reg .u32 x[2];": "as an array",
+    ".reg .u32 x = 1;": "only .global and .const variables",
+    ".local .u32 x = 1;": "only .global and .const variables",
+    ".local .u32 x[];": "without a size",
+    ".param .align 16 .b8 x[16];": "",
+    ".param .v2 .u32 x;": "declare an array of .b8",
+    ".sreg .u32 x;": "'.sreg' in a function",
+    ".visible .global .u32 x;": "'.visible' in a function",
+    ".reg .f32 x; mov.f32 x, .5;": "",
+}
+PARAMETERS = {  # of functions
+    ".reg .v2 .u16 a": "",
+    ".reg .u16 a": "functions have .b8, .b16 or more",
+    ".param .s8 a": "functions have .b8, .b16 or more",
+    ".param .b8 a": "",
+    ".param .u64 .ptr a": "only kernels have it",
+    ".param .u32 a, .param .u32 a": "declared twice",
+    ".param .f16x2 a": "declare an array of .b8",
+    ".reg .b8 a[4]": "as an array",
+}
+ATTRIBUTES = {
+    ".maxntid 32 .minnctapersm 2": "",
+    ".maxntid 32 .reqntid 32": "'.maxntid' and '.reqntid' together",
+    ".maxntid 32, 0": "'.maxntid' of 0",
+    ".maxnreg 0": "'.maxnreg' of 0",
+}
+CASES = {
+    **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
+    **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},
+    **{f".func f({text}) {{ ret; }}\n{CALLED}": reason for text, reason in PARAMETERS.items()},
+    **{f".visible .entry k() {text} {{ ret; }}\n": reason for text, reason in ATTRIBUTES.items()},
+    f".func f() .maxntid 32 {{ ret; }}\n{CALLED}": "'.maxntid' is for kernels",
+    ".visible .entry k(.param .v4 .f32 a) { ret; }\n": "declare an array of .b8",
+    ".visible .entry k(.param .u64 .ptr .global .align 8 a) { ret; }\n": "",
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_declarations(text):
+    code = Code((HEAD + text).encode(), "m")
+    code.write()
+    said = [fact for _, fact in code.faults]
+    assert any(CASES[text] in fact for fact in said) if CASES[text] else not said, said
+
+
+@pytest.mark.full
+def test_ptxas_says_the_same(tmp_path):
+    try:
+        ptxas = cuda.tool("ptxas")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "m.ptx"
+    for text, reason in CASES.items():
+        path.write_text(HEAD + text)
+        # an external variable is one of another module
+        flags = ["-c"] if ".extern .global" in text else []
+        line = [ptxas, "-arch=sm_90", "-O0", *flags, path, "-o", tmp_path / "m.cubin"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (not reason), (text, done.stderr)
