@@ -87,9 +87,9 @@ def open_stream(path: Path) -> IO[bytes] | None:
         with suppress(FileNotFoundError):
             if _is_stream(os.lstat(path)):
                 file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
-                found, folder = os.fstat(file), os.stat(path.parent)
-                planted = folder.st_mode & 0o022 and found.st_uid not in (os.geteuid(), folder.st_uid)
-                if planted or not _is_stream(found):
+                status, folder = os.fstat(file), os.stat(path.parent)
+                planted = folder.st_mode & 0o022 and status.st_uid not in (os.geteuid(), folder.st_uid)
+                if planted or not _is_stream(status):
                     os.close(file)
                     raise OSError(0, "is another user's, in a folder that others may write to")
                 return open(file, "wb")
