@@ -85,10 +85,19 @@ def open_stream(path: Path) -> IO[bytes] | None:
         if found := re.fullmatch(r"/dev/std(out|err)|(?:/dev|/proc/self)/fd/(\d{1,9})", os.path.abspath(path)):
             return open(os.dup(int(found[2]) if found[2] else 1 + (found[1] == "err")), "wb")
         with suppress(FileNotFoundError):
-            mode = os.lstat(path).st_mode
-            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-                return open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+            if _is_stream(os.lstat(path)):
+                file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+                status, folder = os.fstat(file), os.stat(path.parent)
+                planted = folder.st_mode & 0o022 and status.st_uid not in (os.geteuid(), folder.st_uid)
+                if planted or not _is_stream(status):
+                    os.close(file)
+                    raise OSError(0, "is another user's, in a folder that others may write to")
+                return open(file, "wb")
     return None
+
+
+def _is_stream(found: os.stat_result) -> bool:
+    return stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)
 
 
 def check_folder(path: Path) -> None:

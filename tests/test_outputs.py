@@ -12,7 +12,7 @@ from gpt import outputs
 from gpt.asm import images
 from gpt.cache import Cache
 from gpt.formats import negativa
-from gpt.outputs import is_user, replacing
+from gpt.outputs import is_user, open_stream, replacing
 from tests import loaded
 from tests.runtime import hooked
 from tests.stages.tools import extract, located, run
@@ -110,6 +110,20 @@ def test_only_files_are_replaced(how, tmp_path):
     with replacing(tmp_path / "nothing"):
         pass
     assert not (tmp_path / "nothing").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_planted_pipe_gets_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    os.chown(tmp_path / "pipe", 65534, 65534)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with open_stream(tmp_path / "pipe") as file:  # nobody else may write to the folder
+        file.write(b"x")
+    tmp_path.chmod(0o1777)
+    with pytest.raises(OSError, match="is another user's"):
+        open_stream(tmp_path / "pipe")
+    assert os.read(reader, 9) == b"x"
+    os.close(reader)
 
 
 def test_the_longest_name(how, tmp_path):

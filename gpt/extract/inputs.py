@@ -110,6 +110,8 @@ class Extraction:
         if self._count and not (self._others or told):
             fact = f"no GPU code in any of {self._count} files (--scan looks outside the usual sections)"
             yield self._stage.warn(top, fact, ref=top)
+        elif not (self._others or told or os.path.isdir(top)):
+            yield self._stage.warn(top, "no GPU code: the wheel has no members", ref=top)
 
     def _read_zip(self, source: Source) -> Records:
         """The records of the members of a wheel. A broken one costs a `diag`; the rest goes on."""

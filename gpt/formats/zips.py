@@ -29,6 +29,7 @@ MAX_DIRECTORY = 16 << 20  # bytes
 MAX_MEMBER = 8 << 30  # bytes of a member, unpacked
 MAX_RATIO, FREE = 100, 1 << 30
 LOCAL = struct.Struct("<4s22xHH")  # magic, ..., sizes of name and of extra fields
+ENCRYPTED = 1  # a flag
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 BLOCK = 1 << 20
 
@@ -75,6 +76,8 @@ class Zip:
         """A member, to be unpacked by reading it; faults come from there as well, so read it within `faults`."""
         if info.compress_type not in METHODS:
             raise self._fault("members that are neither stored nor deflated are not read", info)
+        if info.flag_bits & ENCRYPTED:
+            raise self._fault("is encrypted", info)
         if info.file_size > MAX_MEMBER:
             raise self._fault(f"unpacks to {info.file_size} bytes; the limit is {MAX_MEMBER}", info)
         self.local_extra(info)

@@ -48,14 +48,14 @@ def dump(
     printed = _open(output) if output and output != DASH else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
     folder = Path(tempfile.mkdtemp(prefix="gpt-dump."))
-    with _keep(folder):
-        try:
+    try:
+        with _keep(folder):
             if dumps:
                 make_folder(dumps, 0o700)
             stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
             return stage.run(files or [], None if quiet else LAUNCH)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep(folder: Path) -> subprocess.Popen[bytes]:

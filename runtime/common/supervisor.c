@@ -25,7 +25,7 @@
 
 enum {
     MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
-    MOST_CLIENTS = 1024, // others wait to be accepted
+    MOST_CLIENTS = 1024, // others take the place of one that asks nothing, or wait to be accepted
     LEAST_FILES = 256,
     SEARCH = 100,       // ms between two looks at all processes at first, and
     SEARCH_MOST = 1600, // later
@@ -37,6 +37,7 @@ struct client { // one request, and the image that it is about, if that is not i
     enum gpt_pipeline which;
     char arch[GPT_ARCH_BYTES];
     const char *probe;     // the pipeline that weaves probes; NULL: it needs none
+    uint64_t came;         // its place among all that have connected
     uint64_t turn;         // 0: it has not asked yet
     struct worker *worker; // that answers; NULL: none does
     bool again;            // a worker was killed over it
@@ -79,16 +80,31 @@ static void reply(struct client *client, int status, const char *fault, const st
     drop(client);
 }
 
+// The one that has asked nothing for the longest time, or NULL. A process in a sandbox may have connected,
+// too.
+static struct client *find_silent(void) {
+    struct client *found = NULL;
+    EACH_CLIENT(client)
+    if (!client->turn && (!found || client->came < found->came))
+        found = client;
+    return found;
+}
+
+static bool has_place(void) { return client_count < most_clients || find_silent(); }
+
 static void accept_one(void) {
+    static uint64_t count;
     int file = accept4(server, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (file < 0) {
         poll(NULL, 0, errno == EAGAIN || errno == ECONNABORTED ? 0 : 50); // the system is short of files
         return;
     }
+    if (client_count == most_clients)
+        drop(find_silent());
     struct client *client = clients;
     while (client->socket >= 0)
         client++;
-    *client = (struct client){.socket = file, .files = {-1, -1}};
+    *client = (struct client){.socket = file, .files = {-1, -1}, .came = ++count};
     client_count++;
 }
 
@@ -301,7 +317,7 @@ static void wait_and_do(int children, int root_file, int most) {
     int until = look_at_clock();
     for (size_t i = 0; i < SECOND + most_clients; i++)
         polls[i] = (struct pollfd){-1, POLLIN, 0};
-    polls[SERVER].fd = client_count < most_clients ? server : -1;
+    polls[SERVER].fd = has_place() ? server : -1;
     polls[CHILDREN].fd = children;
     polls[ROOT].fd = root_file;
     EACH_WORKER(worker) {
@@ -336,7 +352,7 @@ static void wait_and_do(int children, int root_file, int most) {
     }
     if (polls[CHILDREN].revents)
         reap(children);
-    if (polls[SERVER].revents)
+    if (polls[SERVER].revents && has_place()) // some that were silent have asked now
         accept_one();
 }
 

@@ -1,6 +1,7 @@
 // gpt-hook check: what is here, and what will not work.
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -145,5 +146,7 @@ int check(void) {
     bool wipes = page != MAP_FAILED && !madvise(page, 4096, MADV_WIPEONFORK);
     row("fork", "%s", wipes ? "every way is noticed" : "only fork() of libc is noticed: no MADV_WIPEONFORK");
     check_ptxas();
+    if (fflush(stdout) || ferror(stdout))
+        fail(BAD, "standard output", "%s", strerror(errno));
     return good ? 0 : BAD;
 }

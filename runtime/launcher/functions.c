@@ -1,6 +1,7 @@
 // gpt-hook functions: what is known of the driver's functions, a line each, as programs of bpftrace are made
 // of it.
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,5 +62,7 @@ int functions(int argc, char **argv) {
     check_calls("--calls", calls);
     for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++)
         print(symbols[i], calls);
-    return fflush(stdout) ? BAD : 0;
+    if (fflush(stdout) || ferror(stdout))
+        fail(BAD, "standard output", "%s", strerror(errno));
+    return 0;
 }

@@ -44,10 +44,11 @@ void begin_trace(const char *output, bool force, bool quiet, bool call_back, cha
 
 // parent.c
 
-// Starts the shell command that reads a stream, and returns the descriptor for it. It returns in a child,
+// Starts the shell command that reads a stream, and returns the descriptor for it. `output` is its standard
+// output, which is closed here; -1: that of this process. It returns in a child,
 // which becomes the command; this process waits for both, and does not return. Fails if there is no such
 // command. Unless its status `counts`, that of the program is ours.
-int start_reader(const char *command, bool counts);
+int start_reader(const char *command, int output, bool counts);
 void name_folder(
     const char *folder); // of the stream: the parent of the command tidies up if nobody else is left
 

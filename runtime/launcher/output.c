@@ -82,6 +82,18 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
         closedir(entries);
 }
 
+// Whether what has the name, a file or a link to one or to nothing, may be replaced. Anything else stays, and
+// so does a link to something else, or to a file that is open, as /dev/stdout: root would take it from the
+// whole machine.
+static bool is_replaceable(const char *path, const struct stat *found) {
+    struct stat target;
+    char text[8] = "";
+    if (!S_ISLNK(found->st_mode))
+        return S_ISREG(found->st_mode);
+    return readlink(path, text, sizeof(text) - 1) > 0 && strncmp(text, "/proc/", 6) &&
+           (stat(path, &target) || S_ISREG(target.st_mode));
+}
+
 static void prepare_output(const char *output, bool force) {
     char path[PATH_MAX];
     if (strlen(output) > PATH_MAX - 512)
@@ -89,7 +101,7 @@ static void prepare_output(const char *output, bool force) {
     expand(output, path);
     struct stat status;
     if (!lstat(path, &status)) {
-        if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
+        if (!is_replaceable(path, &status))
             fail(BAD, path, "not a regular file");
         if (!force)
             fail(BAD, path, "exists; -f overwrites it");
@@ -117,17 +129,31 @@ static void set_output(const char *template) {
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
-// Opens a named pipe. In a folder that others may write to, another file can have its name by now.
+// Whether others may have put a file of this owner at a path, and it's none of this user's.
+static bool is_planted(const char *path, uid_t owner) {
+    struct stat folder;
+    char parent[PATH_MAX + 1];
+    const char *name = strrchr(path, '/');
+    snprintf(parent, sizeof(parent), "%.*s", name ? (int)(name - path) + 1 : 1, name ? path : ".");
+    return owner != geteuid() &&
+           (stat(parent, &folder) || (folder.st_mode & (S_IWGRP | S_IWOTH) && owner != folder.st_uid));
+}
+
+// Opens a named pipe, and waits for its reader, as a shell does. In a folder that others may write to,
+// another file can have its name by now, or it's theirs, and so would the trace be.
 static int open_pipe(const char *path) {
     struct stat status;
     int file = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
     if (file >= 0 && (fstat(file, &status) || !S_ISFIFO(status.st_mode)))
         fail(BAD, path, "somebody else renames files in its folder");
+    if (file >= 0 && is_planted(path, status.st_uid))
+        fail(BAD, path, "is a named pipe of another user, in a folder that others may write to");
     return file;
 }
 
 // The traces go to a private folder, and a helper makes them one stream.
-static void begin_stream(const char *where, const char *path, const char *reader, bool quiet, char **argv) {
+static void begin_stream(const char *where, const char *pipe_path, const char *reader, bool quiet,
+                         char **argv) {
     struct follow follow = {
         .where = where, .output = -1, .argv = argv, .ends_with_root = reader != NULL, .quiet = quiet};
     bool standard = !strcmp(where, "-");
@@ -136,10 +162,13 @@ static void begin_stream(const char *where, const char *path, const char *reader
     if (standard && !reader)
         follow.output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
     gpt_hold_standard();
+    int pipe = *pipe_path ? open_pipe(pipe_path) : -1;
+    if (*pipe_path && pipe < 0)
+        fail(BAD, where, "%s", strerror(errno));
     if (reader)
-        follow.output = start_reader(reader, *where == '|');
-    else if (*path) // waits for its reader, as a shell does
-        follow.output = open_pipe(path);
+        follow.output = start_reader(reader, pipe, *where == '|');
+    else if (!standard)
+        follow.output = pipe;
     // As perf does: the program's own output goes to standard error.
     if (standard && follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
         fail(BAD, "standard error", "%s", strerror(errno));
@@ -179,8 +208,8 @@ static void add_quoted(char *to, size_t size, const char *word) {
 }
 
 // The command that runs callbacks, and writes what it reads to where the trace goes: to its standard output,
-// to a file that it makes, to a FIFO, or to the command of -o '|COMMAND'.
-static const char *find_dump(const char *output, const char *path, bool is_fifo) {
+// to a file that it makes, or to the command of -o '|COMMAND'.
+static const char *find_dump(const char *output, const char *file) {
     static char command[8 * PATH_MAX];
     char stage[PATH_MAX];
     strcpy(command, *output == '|' ? "" : "exec");
@@ -191,9 +220,9 @@ static const char *find_dump(const char *output, const char *path, bool is_fifo)
         if (strlen(output) > sizeof(command) - at - 16)
             fail(USAGE, "-o", "the command is too long");
         snprintf(command + at, sizeof(command) - at, " | {\n%s\n}", output + 1);
-    } else if (strcmp(output, "-")) {
-        strcat(command, is_fifo ? " >" : " -o");
-        add_quoted(command, sizeof(command), path);
+    } else if (*file) {
+        strcat(command, " -o");
+        add_quoted(command, sizeof(command), file);
     }
     return command;
 }
@@ -215,9 +244,11 @@ void begin_trace(const char *output, bool force, bool quiet, bool call_back, cha
         prepare_output(output, force);
         expand(output, path);
     }
-    const char *reader = call_back ? find_dump(output, path, is_fifo) : *output == '|' ? output + 1 : NULL;
+    const char *reader = call_back        ? find_dump(output, is_fifo ? "" : path)
+                         : *output == '|' ? output + 1
+                                          : NULL;
     if (stream || is_fifo || reader)
-        begin_stream(output, path, reader, quiet, argv);
+        begin_stream(output, is_fifo ? path : "", reader, quiet, argv);
     else
         set_output(output);
 }

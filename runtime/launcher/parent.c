@@ -122,12 +122,14 @@ static _Noreturn void supervise(const sigset_t *passed) {
     end_as(status, reader_status);
 }
 
-static _Noreturn void become_reader(const char *command, int stream, const sigset_t *mask) {
+static _Noreturn void become_reader(const char *command, int stream, int output, const sigset_t *mask) {
     static const int keys[] = {SIGINT, SIGQUIT, SIGTSTP};
     for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
         signal(keys[i], SIG_IGN);
     sigprocmask(SIG_SETMASK, mask, NULL);
     dup2(stream, STDIN_FILENO);
+    if (output >= 0)
+        dup2(output, STDOUT_FILENO);
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
     _exit(NOT_FOUND);
 }
@@ -153,7 +155,7 @@ static void check_reader(const char *command) {
         fail(NOT_FOUND, word, "command not found");
 }
 
-int start_reader(const char *command, bool counts) {
+int start_reader(const char *command, int output, bool counts) {
     check_reader(command);
     reader_counts = counts;
     int ends[2];
@@ -165,8 +167,10 @@ int start_reader(const char *command, bool counts) {
     if (pipe2(ends, O_CLOEXEC) || (reader = fork()) < 0)
         fail(BAD, command, "%s", strerror(errno));
     if (!reader)
-        become_reader(command, ends[0], &mask);
+        become_reader(command, ends[0], output, &mask);
     close(ends[0]);
+    if (output >= 0)
+        close(output);
     pid_t self = getpid();
     program = fork();
     if (program < 0)

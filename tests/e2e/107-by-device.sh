@@ -67,6 +67,23 @@ fails 2 "not a compute capability" --arch sm90 -r lib -o no
 fails 2 "recompress requires --mode compact" --arch sm_90 --recompress --mode hole -r lib -o no
 fails 1 "demo-1.2-py3-none-any.whl: not written for sm_60" --arch sm_60 --arch sm_90 -r demo-1.2-py3-none-any.whl -o some
 test "$(ls some)" = demo-1.2+sm90-py3-none-any.whl # the others are
+mkdir sealed # a member that can't be read is an error; the wheel is written all the same, which is said
+cp demo-1.2-py3-none-any.whl sealed
+cat >seal.py <<'EOF'
+import zipfile
+path = "sealed/demo-1.2-py3-none-any.whl"
+with zipfile.ZipFile(path, "a") as wheel:
+    wheel.writestr("demo/secret", b"x")
+    start = wheel.getinfo("demo/secret").header_offset
+data = bytearray(open(path, "rb").read())
+data[start + 6] |= 1  # encrypted, in the member's header and in the directory
+data[data.rindex(b"PK\1\2") + 8] |= 1
+open(path, "wb").write(data)
+EOF
+python3 seal.py
+fails 3 "demo-1.2-py3-none-any.whl: written for sm_90, but something failed before" --arch sm_90 \
+    -r sealed/demo-1.2-py3-none-any.whl -o opened
+test "$(ls opened)" = demo-1.2+sm90-py3-none-any.whl
 mkdir again
 cp demo-1.2-py3-none-any.whl again
 fails 2 "two wheels have the name 'demo-1.2-py3-none-any.whl'" --arch sm_90 -r demo-1.2-py3-none-any.whl \

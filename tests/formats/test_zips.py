@@ -100,7 +100,7 @@ HOSTILE = {
     "corrupt bzip2": (lambda: corrupt(zipfile.ZIP_BZIP2), "neither stored nor deflated"),
     "corrupt LZMA": (lambda: corrupt(zipfile.ZIP_LZMA), "neither stored nor deflated"),
     "method 99": (lambda: changed(packed((LIBRARY, b"x")), 10, "<H", 99), "neither stored nor deflated"),
-    "encrypted": (lambda: flagged(packed((LIBRARY, b"x")), 1), "encrypted"),
+    "encrypted": (lambda: flagged(packed((LIBRARY, b"x")), 1), ": zip: is encrypted"),
     "strongly encrypted": (lambda: flagged(packed((LIBRARY, b"x")), 0x41), "zip: "),
     "patch data": (lambda: flagged(packed((LIBRARY, b"x")), 0x20), "zip: "),
     "a wrong checksum": (lambda: changed(packed((LIBRARY, forge.cubin(9))), 16, "<I", 1), "CRC"),
@@ -129,6 +129,16 @@ def test_hostile_zips(name, tmp_path):
     assert [words in line for line in done.err.splitlines()] == [True]
     assert [record["kind"] for record in done.records] == ["header", "diag", "end"]
     assert done.memory < 200 * MIB
+
+
+def test_a_wheel_without_members_is_reported(tmp_path):
+    """A comment that looks like the end of a directory hides the real one from all of zipfile's users, too."""
+    path = tmp_path / "x.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        file.comment = b"PK\5\6" + bytes(18)
+        file.writestr(LIBRARY, forge.cubin(9))
+    done = extract("-r", path)
+    assert (done.status, done.err) == (0, f"gpt-extract: warning: {path}: no GPU code: the wheel has no members\n")
 
 
 def test_a_broken_member_costs_itself_alone(tmp_path):

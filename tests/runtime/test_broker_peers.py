@@ -210,6 +210,18 @@ def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
     assert found == [str(not enters)]
 
 
+def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
+    """A sandboxed child could hold all places of the supervisor's, and nobody else was answered."""
+    found = say(tmp_path, """
+        import resource
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+        silent = [connect() for _ in range(min(hard - 100, 1100))]
+        print(ask(CHECK)[0], ask(CHECK)[0])
+    """)  # fmt: skip
+    assert found == ["0 0"]
+
+
 # Programs
 
 

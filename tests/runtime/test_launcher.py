@@ -91,6 +91,14 @@ def test_check_says_what_is_here():
     assert done.returncode == 0 and "CUDA 13.0" in done.stdout and "0: GPT simulated device, sm_90" in done.stdout
 
 
+@pytest.mark.parametrize("word", ["check", "functions"])
+def test_what_cannot_be_written_is_reported(word):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(hooked.command(word), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "gpt-hook: error: standard output: No space left on device\n"
+
+
 def test_check_finds_the_ptxas_of_gpt_asm(tmp_path):
     def found(**environment):
         return re.findall(r"^ptxas +(.*)$", gpt_hook("check", env=os.environ | environment).stdout, re.M)

@@ -123,6 +123,39 @@ def test_records_come_while_the_program_runs(tmp_path):
     assert process.returncode == 7
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_fifo_of_another_user_gets_nothing(tmp_path):
+    """Who guesses the name of a trace in /tmp would read it."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    os.mkfifo(folder / "t.mp")
+    os.chown(folder / "t.mp", 65534, 65534)
+    reader = os.open(folder / "t.mp", os.O_RDONLY | os.O_NONBLOCK)
+    line = hooked.command("run", "-f", "-o", folder / "t.mp", "--", "echo", "ran")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    fact = "is a named pipe of another user, in a folder that others may write to"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"gpt-hook: error: {folder}/t.mp: {fact}\n"
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+@pytest.mark.parametrize("options", [[], ["-f"]])
+@pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
+def test_a_link_to_what_is_no_file_stays(tmp_path, target, options):
+    """-f took /dev/stdout, a link, from the whole machine where standard output was a file."""
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "stdout"
+    link.symlink_to(target)
+    line = hooked.command("run", *options, "-o", link, "--", "echo", "ran")
+    with open(tmp_path / "out", "wb") as out:
+        done = subprocess.run(line, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "out").read_text()) == (1, "")
+    assert done.stderr == f"gpt-hook: error: {link}: not a regular file\n"
+    assert os.readlink(link) == target
+
+
 def test_fifo(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     program = hooked.compile_c(tmp_path / "client", LOOP.replace("launch(f); }", 'launch(f); puts("done"); }'))

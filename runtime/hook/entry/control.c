@@ -37,7 +37,12 @@
 #include "hook/write/thread.h"
 #include "switch.h"
 
-enum { UNSHARE = 2, PATIENCE = 5 }; // CLOSE_RANGE_UNSHARE; seconds to wait for an order
+enum { UNSHARE = 2 };       // CLOSE_RANGE_UNSHARE
+enum { MOST_CLIENTS = 64 }; // connections that may stay silent before the oldest of them is closed
+
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 // Linux 6.16
+#endif
 
 // Descriptors
 
@@ -68,7 +73,10 @@ static int listen_here(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int size = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, GPT_CONTROL_NAME, getpid(),
                         getenv(GPT_CONTROL));
-    int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    // Orders come without descriptors. Closing one can take as long as its sender likes (SO_LINGER, FUSE).
+    if (file >= 0)
+        setsockopt(file, SOL_SOCKET, SO_PASSRIGHTS, &(int){0}, sizeof(int));
     if (file >= 0 && !setsockopt(file, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) &&
         !bind(file, (void *)&address, (socklen_t)(sizeof(sa_family_t) + 1) + (socklen_t)size) &&
         !listen(file, SOMAXCONN))
@@ -164,11 +172,6 @@ static void hear(int client) {
     } message;
     int files[GPT_FILES];
     pid_t sender = 0;
-    // Any user can connect to an abstract name: nobody waits for what another one doesn't send.
-    if (gpt_refuse_user(client, GPT_WISH_ORDER))
-        return;
-    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = PATIENCE},
-               sizeof(struct timeval));
     ssize_t got = gpt_receive(client, &message, sizeof(message), files, &sender);
     gpt_close(files);
     if (got < (ssize_t)sizeof(message.order) || gpt_refuse_peer(client, sender, GPT_WISH_ORDER) ||
@@ -177,6 +180,40 @@ static void hear(int client) {
     memset(&state, 0, sizeof(state));
     follow(&message.order, message.texts, (size_t)got - sizeof(message.order), &state);
     send(client, &state, sizeof(state), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// The server, and connections that haven't sent their order yet, from the oldest on.
+static struct pollfd polls[1 + MOST_CLIENTS];
+static nfds_t poll_count;
+
+static void drop(nfds_t i) {
+    close(polls[i].fd);
+    memmove(&polls[i], &polls[i + 1], (--poll_count - i) * sizeof(*polls));
+}
+
+// The program, or the system, is short of files or memory.
+static void save_files(void) {
+    if (poll_count > 1)
+        drop(1);
+    else
+        poll(NULL, 0, 50);
+}
+
+// Returns false if no connection will come any more.
+static bool accept_one(void) {
+    int client = accept4(polls[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (client < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+        save_files();
+    else if (client < 0)
+        return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED || errno == EPERM;
+    else if (gpt_refuse_user(client, GPT_WISH_ORDER))
+        close(client);
+    else {
+        if (poll_count > MOST_CLIENTS)
+            drop(1);
+        polls[poll_count++] = (struct pollfd){client, POLLIN, 0};
+    }
+    return true;
 }
 
 static void *serve(void *unused) {
@@ -188,13 +225,21 @@ static void *serve(void *unused) {
         hook_say("control", hook_describe_error(errno), "gpt-hook ctl does not reach this process");
         return NULL;
     }
-    for (;;) {
-        int client = accept4(server, NULL, NULL, SOCK_CLOEXEC);
-        if (client >= 0) {
-            hear(client);
-            close(client);
-        } else if (errno != EINTR && errno != ECONNABORTED)
-            break;
+    polls[0] = (struct pollfd){server, POLLIN, 0};
+    poll_count = 1;
+    for (bool good = true; good;) {
+        if (poll(polls, poll_count, -1) < 0) {
+            if (errno != EINTR)
+                save_files(); // or the limit of files is below their number by now
+            continue;
+        }
+        // Any process can connect to an abstract name, and send nothing: nobody waits for its order.
+        for (nfds_t i = 1; i < poll_count;)
+            if (polls[i].revents)
+                hear(polls[i].fd), drop(i);
+            else
+                i++;
+        good = !polls[0].revents || accept_one();
     }
     return NULL;
 }
