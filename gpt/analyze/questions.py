@@ -49,7 +49,7 @@ PHASES = (
     Column("launches", "u64"),
     Column("time", "u64", "ns"),
 )
-LOADING, WARMUP, ITERATING, REST = "loading", "warm-up", "iterations", "the rest"
+LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = "a copy or a graph"
@@ -93,7 +93,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     first = totals.launches.first()
     bounds = [(LOADING, 0, NEVER if first is None else first)]
     if first is not None and units and (units[0].role, units[0].scope) == (WHOLE, "all"):
-        bounds += [(WARMUP, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
+        bounds += [(BEFORE, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
         bounds += [(REST, units[0].end, NEVER)]
     elif first is not None:
         bounds += [(REST, first, NEVER)]

@@ -93,7 +93,7 @@ def test_what_the_trace_says():
     )  # fmt: skip
     assert (row["count"], row["first"], row["begin"], row["time"]) == (10, 3, ZERO + 200 * US, 50 * US)
     phases = [(row["phase"], row["calls"], row["launches"], row["time"]) for row in found.rows["phases"]]
-    assert phases == [("loading", 6, 0, 100 * US), ("warm-up", 2, 2, 100 * US),
+    assert phases == [("loading", 6, 0, 100 * US), ("before iterations", 2, 2, 100 * US),
                       ("iterations", 50, 40, 500 * US), ("the rest", 1, 0, 1301 * US)]  # fmt: skip
 
 
