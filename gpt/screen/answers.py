@@ -74,7 +74,9 @@ class AnswerTable:
                 sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
-        self.hidden = answer.get("top") == 0 and len(answer["rows"]) > 0  # a picture's
+        self.hidden = answer.get("top") == 0 or not answer["rows"]  # a picture's, or titles of nothing
+        if not (answer["rows"] or self.verdict):
+            self.verdict.append(f"{answer['name']}: no rows")
         if len(answer["rows"]) > len(first) * answer["stride"]:
             counts = [field for _, field, told in numbers if "unit" not in told and field.type in COUNTS]
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))

@@ -73,7 +73,8 @@ def test_numbers_for_which_there_is_no_room_are_named(width):
 
 
 def test_answers_without_text_rows_or_columns_to_show_are_tables():
-    assert table(answer([("n", "u8", {})], [])) == ["n"]
+    assert table(answer([("n", "u8", {})], [])) == ["things: no rows"]
+    assert table(answer([("n", "u8", {})], [], verdict=["so it is"])) == ["so it is"]  # no titles of nothing
     assert table(answer([("n", "u8", {"shown": "never"})], [(5,)])) == ["n", "5"]
     assert table(answer([("t", "text", {"shown": "under"})], [("a",)])) == ["t", "a"]
 
