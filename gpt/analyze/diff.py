@@ -350,7 +350,7 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
         for kind in REAL
         if counts[kind]
     ]
-    same = [f"{counts[NOISE_ONLY]:,} by what may be noise"] if counts[NOISE_ONLY] else []
+    same = [f"{counts[NOISE_ONLY]:,} by no more than noise"] if counts[NOISE_ONLY] else []
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []

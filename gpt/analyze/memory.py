@@ -156,7 +156,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
             size, number = human(_add(pieces.sizes[left])), amount(int(left.sum()), "allocation")
             yield f"{told}; when {ended}, {size} of {number} not freed"
         else:
-            yield f"{told}, and all of it freed when {ended}" if pieces.on_gpu.any() else told
+            yield f"{told}; all of it was freed by the time {ended}" if pieces.on_gpu.any() else told
     lost = sum(pieces.lost for pieces in found)
     if lost:
         yield f"{amount(lost, 'allocation')} at an address that was taken: what was there was freed unseen"

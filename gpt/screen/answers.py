@@ -92,8 +92,8 @@ class AnswerTable:
             return
         equal = self._find_equal(width)
         if equal:
-            told = ", ".join(f"{self.titles[at]} {self.rows[0][at].strip()}" for at in equal)
-            yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width))
+            told = ", ".join(f"{self.titles[at]} {value}" for at in equal if (value := self.rows[0][at].strip()) != "-")
+            yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width) if told)
         columns = [at for at in range(len(self.titles)) if at not in equal]
         heads = [self.titles]
         if self._total(columns, heads) > width:

@@ -129,9 +129,9 @@ def test_what_changed_most_comes_first(two):
     assert verdict[2].startswith("B took ") and "folders of 3 runs or more" in verdict[2]
     assert verdict[3].startswith("most of it: cuStreamSynchronize, ") and verdict[3].endswith("us longer")
     assert verdict[4] == f"most of it: kernel k2, {human_time(-found.rows['kernels'][0]['change'])} less"
-    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by what may be noise"
+    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by no more than noise"
     assert (
-        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by what may be noise"
+        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by no more than noise"
     )
 
 

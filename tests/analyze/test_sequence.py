@@ -221,8 +221,8 @@ def test_stages_are_found_from_the_calls():
     assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
     assert rows["Inference", "Per token"]["launches"] == 2
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
-    assert verdict == ["from the calls: no NVTX range names a stage",
-                       "4 rounds of 2 launches that are the same; the median of their times"]  # fmt: skip
+    assert verdict == ["found by the calls, as no NVTX range names a stage",
+                       "4 rounds of 2 launches that are the same; per token is the median of their times, waits included"]  # fmt: skip
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
@@ -254,7 +254,7 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     found = ask("stages", made(*calls))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per token"] == 10
-    assert found.verdicts["stages"][1].endswith("the median of their times")
+    assert found.verdicts["stages"][1].endswith("per token is the median of their times, waits included")
 
 
 def range_(id_, name, start, end, **more):
