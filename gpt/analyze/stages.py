@@ -138,10 +138,8 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
         took, waited = tapes.measure(first, period)
-        told, whole = (
-            "per token is the median of their times, waits included",
-            sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC)),
-        )
+        told = "per token is the median of their times, waits included"
+        whole = sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
         if not marked and took * period.times < AHEAD * whole and waited < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"

@@ -221,8 +221,10 @@ def test_stages_are_found_from_the_calls():
     assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
     assert rows["Inference", "Per token"]["launches"] == 2
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
-    assert verdict == ["found by the calls, as no NVTX range names a stage",
-                       "4 rounds of 2 launches that are the same; per token is the median of their times, waits included"]  # fmt: skip
+    assert verdict == [
+        "found by the calls, as no NVTX range names a stage",
+        "4 rounds of 2 launches that are the same; per token is the median of their times, waits included",
+    ]
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
@@ -282,7 +284,7 @@ def test_ranges_of_libraries_are_no_stages():
     library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
     assert stages(more=library) == unmarked
     times, _, verdict = stages(more=[*library, *range_(2, "generate", 100, 144, domain="me")])
-    assert (times["Inference"], times["Total"], verdict[0]) == (44, 44, "from NVTX ranges")
+    assert (times["Inference"], times["Total"], verdict[0]) == (44, 44, "found by NVTX ranges")
 
 
 def test_stages_are_those_of_nvtx_where_the_program_has_them():
@@ -297,7 +299,7 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
         "Other": 10,
         "Total": 129,
     }
-    assert verdict[0] == "from NVTX ranges"
+    assert verdict[0] == "found by NVTX ranges"
 
 
 def test_stages_of_what_is_launched_once():

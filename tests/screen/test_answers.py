@@ -194,6 +194,12 @@ def test_columns_that_are_equal_in_all_rows_fold_where_others_would_be_left_out(
     assert wide[0].split()[:3] == ["kernel", "pid", "thread"] and "all rows" not in wide[0]
 
 
+def test_columns_without_values_fold_without_a_word():
+    columns = [("kernel", "text", {}), *((f"number{n}", "u64?", {}) for n in range(12))]
+    rows = [(name, None, *([None] * 10), 5 + at) for at, name in enumerate("ab")]
+    assert table(answer(columns, rows)) == ["kernel  number11", "a              5", "b              6"]
+
+
 def test_ids_fold_where_a_text_would_be_cut():
     columns = [("gap", "text", {}), *WIDE[1:6], ("call", "text", {})]
     rows = [("from launch to launch", 12345, 12345, at, at, at, "cuStreamSynchronize, mostly") for at in (1, 2)]
