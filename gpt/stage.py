@@ -141,7 +141,11 @@ class Stage:
     def write(self, record: Output) -> None:
         """Writes a record, or several that are packed; `end` is recounted here, a `sync` flushed."""
         if isinstance(record, stream.Packed):
-            if self.table or self.json:
+            if self.table:
+                self._counts[self._turn] += record.count
+                for one in record:
+                    self.table.take(one)  # they are ours, and right
+            elif self.json:
                 for one in record:
                     self.write(one)
             else:

@@ -44,9 +44,13 @@ class Packed:
             self.data += pack(record)
             self.count += 1
 
-    def __iter__(self) -> Iterator[Record]:
-        blocks = (bytes(self.data[start : start + BLOCK]) for start in range(0, len(self.data), BLOCK))
-        return (record for record, _ in _split(blocks, "records"))
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        unpacker = msgpack.Unpacker(
+            unicode_errors="surrogateescape", strict_map_key=False, max_buffer_size=2 * BLOCK + records.MAX_RECORD
+        )
+        for start in range(0, len(self.data), BLOCK):
+            unpacker.feed(memoryview(self.data)[start : start + BLOCK])
+            yield from unpacker
 
 
 def pack(record: dict[str, Any]) -> bytes:

@@ -182,7 +182,7 @@ class BlockSched(MapAnalysis):
         rows = [(name, kernel.launches, *kernel.row()) for name, kernel in ordered]
         yield make_answer("kernels", KERNELS, rows, [total.line(), *verdict], top=TOP)
         rows = [(name, *kernel.occupancy.row()) for name, kernel in ordered]
-        yield make_answer("occupancy", OCCUPANCIES, rows, _describe_occupancy(total.occupancy), top=TOP)
+        yield make_answer("occupancy", OCCUPANCIES, rows, _describe_occupancy(total.occupancy, total.sms), top=TOP)
         more = self._number - len(self._rows)
         verdict = [f"only in the sums: {more:,} of the launches"] if more else []
         yield make_answer("launches", LAUNCHES, self._rows, verdict, top=TOP_LAUNCHES)
@@ -240,16 +240,18 @@ def _make_resident(shown: Shown) -> Record:
 
     found, all_ = shown.totals.occupancy, find_resident(shown.schedule)
     edges = np.linspace(0, found.time, BINS + 1)
-    blocks = all_.mean_between(edges)
-    values = [edges[:-1], blocks * found.most_warps / found.most_blocks, blocks, found.holds or NONE]
+    blocks = np.append(all_.mean_between(edges), 0)  # nothing is resident after the last one
+    values = [edges, blocks * found.most_warps / found.most_blocks, blocks, found.holds or NONE]
     near = 0 < found.holds <= NEAR * found.most_warps
-    title = "\n".join([f"warps that were resident, launch {shown.number}", *_describe_occupancy(found)])
-    drawn = plot("lines", "time", "warps", *(["holds"] if near else []), title=title)
+    title = "\n".join(
+        [f"warps that were resident, launch {shown.number}", *_describe_occupancy(found, shown.totals.sms)]
+    )
+    drawn = plot("levels", "time", "warps", *(["holds"] if near else []), title=title)
     return make_array_answer("resident", RESIDENT, values, top=TOP_BLOCKS, plots=[drawn])
 
 
-def _describe_occupancy(of: Occupancy) -> list[str]:
-    """In a line, as far as it is known."""
+def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
+    """Say how full so many SMs were, in lines, as far as it is known."""
     from gpt.screen.units import human_count, human_time
 
     if not of.time:
@@ -257,7 +259,11 @@ def _describe_occupancy(of: Occupancy) -> list[str]:
     warps, most, occupancy, tail, share, imbalance, *_ = of.row()
     whole = f"; the device holds {of.holds:,} ({occupancy:.1f} % used)" if of.holds else ""
     told = f"{human_count(warps)} warps resident on average, {most:,} at most{whole}"
-    ends = f"the first SM ran out of blocks {human_time(tail)} before the end ({share:.1f} % of the time)"
+    if sms == 1:
+        return [told, "one SM ran all blocks"]
+    mean = f", the mean of {of.launches:,} launches" if of.launches > 1 else ""
+    ends = f"the first SM ran out of blocks {human_time(tail / of.launches)} before the end{mean}"
+    ends += f" ({share:.1f} % of the time)"
     busy = f"the busiest SM was busy {imbalance:.2f} times as long as the average"
     return [told, ends if tail else "all SMs ended together", busy]
 

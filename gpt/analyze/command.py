@@ -269,7 +269,8 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
         _check_output(traces, own.get("output") or path)
         if analysis.two:
             sides = [*_expand_sides(traces)]
-            traces, own["runs"] = [trace for side in sides for trace in side], tuple(map(len, sides))
+            traces = [trace for side in sides for trace in side]
+            own["runs"] = tuple([trace.name for trace in side] for side in sides)
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
             if given["engine"]:

@@ -26,6 +26,7 @@ from gpt.analyze.differences import (
     TIME,
     Side,
     Sums,
+    find_outliers,
     is_apart,
     make_side,
     mean_of,
@@ -92,7 +93,8 @@ class Compared(NamedTuple):
 class Run:
     """One run: its processes, how long they ran, and sums by function and by kernel."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name  # of its file
         self.commands: list[str] = []
         self.verdict: list[str] = []  # on what probes reached
         self.functions: dict[Api, Sums] = defaultdict(Sums)
@@ -138,17 +140,17 @@ class Run:
 
 
 class Diff:
-    """The runs of two sides; `runs` has how many of the inputs are of A, and how many of B."""
+    """The runs of two sides; `runs` has the names of the inputs that are of A, and of those of B."""
 
     streams = True
     apart = True
 
-    def __init__(self, runs: tuple[int, int]) -> None:
+    def __init__(self, runs: tuple[list[str], list[str]]) -> None:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
-        self._first = runs[0]
-        self._runs = [Run() for _ in range(sum(runs))]
+        self._first = len(runs[0])
+        self._runs = [Run(name) for side in runs for name in side]
         self._open: dict[Process, ProcessTotals] = {}
 
     def take(self, process: Process) -> None:
@@ -230,25 +232,64 @@ def _row(one: Compared) -> tuple[Any, ...]:
 
 def _answer_whole(a: list[Run], b: list[Run], functions: list[Compared], kernels: list[Compared]) -> dict[str, Any]:
     """Compare whole runs: how much longer B takes, whether that's more than noise, and where most of it goes."""
+    sides = a, b
     values = {
-        WALL: ([run.wall for run in a], [run.wall for run in b]),
-        IN_CALLS: ([run.in_calls for run in a], [run.in_calls for run in b]),
-        ON_GPU: ([run.on_gpu for run in a], [run.on_gpu for run in b]),
+        WALL: [[run.wall for run in runs] for runs in sides],
+        IN_CALLS: [[run.in_calls for run in runs] for runs in sides],
+        ON_GPU: [[run.on_gpu for run in runs] for runs in sides],
     }
-    rows = []
-    known = min(len(a), len(b)) >= RUNS
-    for what, both in values.items():
-        if what == ON_GPU and not all(map(any, both)):
-            continue
-        means = [*map(mean_of, both)]
-        change = means[1].mean - means[0].mean
-        noise = NOISE * math.sqrt(means[0].error + means[1].error) if known else None
-        differs = (TIME if is_apart(*means) else NOISE_ONLY) if known else NOT_KNOWN
-        ratio = means[1].mean / means[0].mean if means[0].mean else None
-        rows.append((what, differs, means[0].mean, means[1].mean, change, ratio, noise, len(a), len(b)))
-    verdict = [*_describe("A", a), *_describe("B", b), _sum_up(*rows[0])]
+    rows = [
+        (what, *_compare_means(*both), len(a), len(b))
+        for what, both in values.items()
+        if what != ON_GPU or all(map(any, both))
+    ]
+    verdict = [*_describe("A", a), *_describe("B", b), _sum_up("", *rows[0][1:6])]
     verdict += filter(None, (_find_most("", functions), _find_most("kernel ", kernels)))
+    verdict += _tell_outliers(a, b)
     return make_answer("whole", WHOLE, rows, verdict)
+
+
+def _compare_means(
+    a: Sequence[float], b: Sequence[float]
+) -> tuple[str, float, float, float, float | None, float | None]:
+    """The columns WHOLE from `differs` to `noise`."""
+    known = min(len(a), len(b)) >= RUNS
+    means = mean_of(a), mean_of(b)
+    change = means[1].mean - means[0].mean
+    noise = NOISE * math.sqrt(means[0].error + means[1].error) if known else None
+    differs = (TIME if is_apart(*means) else NOISE_ONLY) if known else NOT_KNOWN
+    ratio = means[1].mean / means[0].mean if means[0].mean else None
+    return differs, means[0].mean, means[1].mean, change, ratio, noise
+
+
+def _tell_outliers(a: list[Run], b: list[Run]) -> Iterator[str]:
+    """Name the runs that took far more or less than the others of their side, and compare the others."""
+    rest = []
+    for name, runs in (("A", a), ("B", b)):
+        far = find_outliers([run.wall for run in runs])
+        rest.append([run for at, run in enumerate(runs) if at not in far])
+        for at in far:
+            yield _tell_outlier(name, runs[at], rest[-1], len(runs))
+    gone = len(a) + len(b) - sum(map(len, rest))
+    if gone:
+        told = "without that run" if gone == 1 else "without those runs"
+        yield _sum_up(f"{told}, ", *_compare_means(*([run.wall for run in runs] for runs in rest))[:5])
+
+
+def _tell_outlier(name: str, run: Run, others: list[Run], runs: int) -> str:
+    """Describe a run of the side `name`, and the function whose time sets it apart most."""
+    usual = mean_of(other.wall for other in others).mean
+    told = f"{run.name}, one of {runs} runs of {name}, took {human_time(run.wall)}; the others {human_time(usual)}"
+    changes = {
+        api: run.functions[api].times.total - mean_of(other.functions[api].times.total for other in others).mean
+        for api in {api for one in (run, *others) for api in one.functions}
+    }
+    api = max(changes, key=lambda one: (changes[one] * (1 if run.wall > usual else -1), one), default=None)
+    if api and abs(changes[api]) > abs(run.wall - usual) / 2:
+        told += (
+            f"; most of that: {api.title}, {human_time(abs(changes[api]))} {'longer' if changes[api] > 0 else 'less'}"
+        )
+    return told
 
 
 def _describe(name: str, runs: list[Run]) -> Iterator[str]:
@@ -261,8 +302,9 @@ def _describe(name: str, runs: list[Run]) -> Iterator[str]:
     yield from (f"{name}: {line}" for line in runs[0].verdict[:1])
 
 
-def _sum_up(_: str, differs: str, a: float, b: float, change: float, ratio: float | None, *more: Any) -> str:
-    told = f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
+def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
+    """Continue a sentence with how much longer B took than A, and whether that is noise."""
+    told += f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
     if ratio is not None:
         told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"
     if differs == NOISE_ONLY:
@@ -308,7 +350,7 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
         for kind in REAL
         if counts[kind]
     ]
-    same = [f"{counts[NOISE_ONLY]:,} by what may be noise"] if counts[NOISE_ONLY] else []
+    same = [f"{counts[NOISE_ONLY]:,} by no more than noise"] if counts[NOISE_ONLY] else []
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []

@@ -6,6 +6,9 @@ than NOISE standard errors apart, sqrt(a/m + b/n) with the variances a and b of 
 what calls within them differ by, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise
 too, because clocks and temperature change.
 
+One run that is far from the others of its side hides what the others say, as it raises the variance. Such outliers are
+found by the median and the median distance from it, which one run can't move, and the verdict names them.
+
 A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
 aren't noise. They cost the time all the same: they count as SLOWEST if they change the time of the whole program.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -29,6 +33,8 @@ LITTLE = 0.02  # of a mean
 MUCH = 0.01  # of the time in all calls: the slowest calls of a function count if they change it by so much
 FAR = 2.0  # times as long: the slowest calls of two sides differ
 FEW, RUNS = 5, 3  # durations, and runs of each side, from which on their variance is known well enough
+OUTLYING, VISIBLE = 5.0, 0.05  # standard deviations from the median of runs, and a share of it, that make an outlier
+SCALE = 1.4826  # standard deviations of a normal distribution in its median distance from the median
 DIGITS = re.compile(r"\d+")
 
 
@@ -87,6 +93,16 @@ def mean_of(values: Iterable[float]) -> Mean:
 def is_apart(a: Mean, b: Mean) -> bool:
     """Whether two means differ by more than noise."""
     return abs(a.mean - b.mean) > max(NOISE * math.sqrt(a.error + b.error), LITTLE * max(a.mean, b.mean))
+
+
+def find_outliers(values: Sequence[float]) -> list[int]:
+    """Return the places of values that are far from the others; none if there are fewer than RUNS."""
+    if len(values) < RUNS:
+        return []
+    middle = statistics.median(values)
+    spread = SCALE * statistics.median(abs(value - middle) for value in values)
+    limit = max(OUTLYING * spread, VISIBLE * middle)
+    return [at for at, value in enumerate(values) if abs(value - middle) > limit]
 
 
 def make_side(runs: Sequence[Sums]) -> Side:

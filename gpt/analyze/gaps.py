@@ -207,7 +207,7 @@ def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
     between = [row for row in rows if row[0] == LAUNCH][:1]
     waits = [row for row in rows if row[0] == WAIT]
     facts = [f"{row[-5]:.1f} % between launches of thread {row[4]}" for row in between]
-    facts += [f"{row[-5]:.1f} % from a wait to the next launch, with nothing to do for the GPU" for row in waits]
+    facts += [f"{row[-5]:.1f} % from a wait to the next launch, while the GPU had nothing to do" for row in waits]
     return f"{describe(who)}, of the time from its first call to its last: {'; '.join(facts)}"
 
 

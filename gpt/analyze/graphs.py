@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.errors import MissingError, TruncatedError
+from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 from gpt.trace.replays import COPIES, Replays, sum_replays
 
@@ -75,12 +76,11 @@ def graphs(trace: TraceModel) -> Answers:
     for graph in found:
         took = times.get(graph.number)
         gpu = (float(took.sum()), _median(took), float(took.max())) if took is not None else (None,) * 3
-        called = graph.calls["duration"][graph.calls["duration"] > 0]
         made, copies = graph.made, graph.copies
         since = max(0, int(trace.times(graph.process, _stamps([made.since]))[0]))
         copied = sum(one.nodes for one in copies), sum(one.bytes for one in copies)
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
-                     len(graph.calls), *gpu, _median(called) if len(called) else None, *copied))  # fmt: skip
+                     len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
         own = {function: spans.get((graph.number, function), (0, 0, 0.0)) for function in made.kernels}
         whole = sum(span for _, _, span in own.values())
@@ -94,6 +94,8 @@ def graphs(trace: TraceModel) -> Answers:
         mine = ((graph.made, len(graph.calls)) for graph in found if graph.process is process)
         replays.merge(sum_replays(mine, process.graphs))
     verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
+    if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
+        verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU: times are of the others")
     verdict += replays.verdict()
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
@@ -101,9 +103,9 @@ def graphs(trace: TraceModel) -> Answers:
     if not spans:
         verdict.append(f"how long kernels in replays took is not recorded: 'gpt-hook run -p {MAP}' does")
     elif missing := sum(1 for row in kernels if row[4] is None):
-        verdict.append(f"{missing:,} of these kernels have no times of the probe {MAP}")
+        verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times of the probe {MAP}")
     if zero := sum(1 for row in kernels if row[2] == 0):
-        fact = f"{zero:,} of these kernels are launched as a condition says, or disabled"
+        fact = f"{zero:,} of these kernels {'is' if zero == 1 else 'are'} launched as a condition says, or disabled"
         verdict.append(f"{fact}: only probes count them")
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
@@ -125,7 +127,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
     """The graphs that were launched, numbered from 1 in the order of their first launches."""
     calls = trace.calls("object", "stamp")
     calls = calls[trace.chosen(calls, type="graph", op="launch")]
-    calls = calls[calls["result"] == 0]
+    calls = calls[(calls["result"] == 0) & (calls["duration"] > 0)]  # those that returned
     found = []
     for number, process in enumerate(trace.processes):
         mine = calls[calls["process"] == number]
@@ -181,16 +183,14 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
     return spans
 
 
-def _find_lack(kinds: set[str]) -> str | None:
-    if "graph" in kinds:
+def _find_need(trace: TraceModel) -> str | None:
+    if _find_graphs(trace):
         return None
+    if any(True for process in trace.processes for _ in process.graphs.iter_all()):
+        return "no graph was launched, as far as calls are recorded: 'gpt-hook run' does"
     return "no CUDA graph in the trace: the program made none, or 'gpt-hook run' began after it did"
 
 
-def _find_need(trace: TraceModel) -> str | None:
-    return None if _find_graphs(trace) else "no graph was launched, as far as calls are recorded: 'gpt-hook run' does"
-
-
 KINDS = CALLS | GPU_TIMES | SAVES | {"graph", "device"}
-ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", KINDS, _find_lack, need=_find_need,
+ANALYSIS = of_model(graphs, "Show the kernels inside launches of graphs.", KINDS, lambda kinds: None, need=_find_need,
                     types=frozenset(("graph",)))  # fmt: skip

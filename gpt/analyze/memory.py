@@ -151,10 +151,12 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
     for pieces in found[:1]:
         pid, left = pieces.process.pid, pieces.left & pieces.on_gpu
         ended = "its trace ended" if pieces.process.status is None else "it ended"
-        yield (
-            f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most; when {ended}, "
-            f"{human(_add(pieces.sizes[left]))} of {amount(int(left.sum()), 'allocation')} not freed"
-        )
+        told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most"
+        if left.any():
+            size, number = human(_add(pieces.sizes[left])), amount(int(left.sum()), "allocation")
+            yield f"{told}; when {ended}, {size} of {number} not freed"
+        else:
+            yield f"{told}; all of it was freed by the time {ended}" if pieces.on_gpu.any() else told
     lost = sum(pieces.lost for pieces in found)
     if lost:
         yield f"{amount(lost, 'allocation')} at an address that was taken: what was there was freed unseen"
@@ -267,7 +269,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     moments, live, held = pieces.pages()
     if not len(moments):
         return
-    share = 1 - live / np.maximum(held, 1)
+    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # no pages lose nothing
     wasted = int(np.argmax(held - live))
     rows = []
     for when, at in (("at their peak", int(np.argmax(held))), ("most lost", wasted), ("at the end", len(moments) - 1)):

@@ -59,10 +59,11 @@ def find_busy(schedule: Schedule) -> Real:
 class Occupancy:
     """The sums of a launch, or of the launches of a kernel; times are ns, of launches whose times are known."""
 
-    _added = "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
+    _added = "launches", "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
     _most = "most_warps", "most_blocks", "holds"
 
     def __init__(self) -> None:
+        self.launches = 0  # whose times are known
         self.time = self.warps = self.blocks = self.tail = 0.0  # ns; resident warps and blocks by ns
         self.most_warps = self.most_blocks = 0
         self.busiest = self.mean_busy = 0.0  # clocks
@@ -104,6 +105,7 @@ def make_occupancy(schedule: Schedule | None, launch: ProbedLaunch, card: Mappin
     if schedule.ns_per_clock is None:
         return found
     warps = -(-launch.threads // WARP)
+    found.launches = 1
     found.time = float(schedule.ended.max())
     found.blocks = float((schedule.ended - schedule.began).sum())
     found.warps = warps * found.blocks

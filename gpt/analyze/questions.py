@@ -49,7 +49,7 @@ PHASES = (
     Column("launches", "u64"),
     Column("time", "u64", "ns"),
 )
-LOADING, WARMUP, ITERATING, REST = "loading", "warm-up", "iterations", "the rest"
+LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = "a copy or a graph"
@@ -93,7 +93,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     first = totals.launches.first()
     bounds = [(LOADING, 0, NEVER if first is None else first)]
     if first is not None and units and (units[0].role, units[0].scope) == (WHOLE, "all"):
-        bounds += [(WARMUP, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
+        bounds += [(BEFORE, first, units[0].start), (ITERATING, units[0].start, units[0].end)]
         bounds += [(REST, units[0].end, NEVER)]
     elif first is not None:
         bounds += [(REST, first, NEVER)]
@@ -241,6 +241,7 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
 
 def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
     from gpt.analyze.iterations import INSIDE, OTHER, WHOLE
+    from gpt.analyze.periods import REPEATS
 
     question, main = "kernels an iteration", facts[0]
     units = [row for row in main.units if row[0].startswith(WHOLE)]
@@ -253,7 +254,8 @@ def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
         told = [", ".join(parts), f"{human_time(took)} each, the median"]
         same = [row for row in main.units if row[1] == scope]
         if inside := [f"{amount(row[3], 'launch')}" for row in same if row[0].startswith(INSIDE)]:
-            told.append(f"inside of it {' and '.join(inside)} repeat themselves")
+            verb = "repeats itself" if inside == ["1 launch"] else "repeat themselves"
+            told.append(f"inside of it {' and '.join(inside)} {verb}")
         if others := [row for row in same if row[0].startswith(OTHER)]:
             other = " and ".join(f"{human_time(row[6])} ({row[5]:,} times)" for row in others[:SHOWN])
             told.append(f"other {amount(launches, 'launch')} repeat in the same way, each {other}")
@@ -266,8 +268,10 @@ def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
         )
         return Said(question, "no single iteration", evidence=evidence)
     if main.launches:
-        evidence = f"{names[id(main)]}: no sequence of launches comes three times, one after the other, in half of"
-        return Said(question, "no unit repeats itself", evidence=f"{evidence} its {amount(main.launches, 'launch')}")
+        evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}"
+        if main.launches >= REPEATS:
+            evidence += ", and no sequence that comes three times, one after the other, makes up half of them"
+        return Said(question, "no unit repeats itself", evidence=evidence)
     launched = _launched(totals)
     if not launched:
         return Said(question, NOTHING, evidence="no kernel or graph was launched")
@@ -343,7 +347,7 @@ def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
     every, waits = _host_time(syncs), sum(function.calls for function in syncs)
     shares = [percent(round(ns), span) if ns <= span else "over 100 %" for ns in (took, every)]
     all_waits = f"all waits {human_time(every)} in {amount(waits, 'call')}, {shares[1]}"
-    evidence = f"{amount(calls, 'call')}; {all_waits}"
+    evidence = f"{amount(calls, 'call')}; {all_waits}" if calls else all_waits
     told = f"{human_time(took)}, {shares[0]} of the time" if calls else "not called"
     if waits and sum(fact.threads for fact in facts) > len(facts):
         evidence += "; of threads that wait at the same time, each counts"

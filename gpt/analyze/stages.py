@@ -128,7 +128,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     inference = _find_inference(tapes)
     marked = _ranges(trace, number)
     rows, total = _marked_rows(marked, tapes.unrecorded) if marked else _rows(tapes, inference)
-    verdict = ["from NVTX ranges" if marked else "from the calls: no NVTX range names a stage"]
+    verdict = ["found by NVTX ranges" if marked else "found by the calls, as no NVTX range names a stage"]
     if not marked and not tapes.copies_timed:
         verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[2] > COPIES * total]
     process = trace.processes[number]
@@ -138,7 +138,8 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
         took, waited = tapes.measure(first, period)
-        told, whole = "the median of their times", sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
+        told = "per token is the median of their times, waits included"
+        whole = sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
         if not marked and took * period.times < AHEAD * whole and waited < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"

@@ -3,7 +3,8 @@
 A number counts in a bin of its distance from a base. The bins are those of the bits of a float of 64 bits, as far as
 the first BITS after the point: each is 0.2 % of the distance wide, and whole distances below 1024 have one of their
 own. All in a bin count as the number at its beginning. The base is 0, of whole numbers without a sign the least of the
-first array: so clocks and addresses, which are large and near each other, do not share one bin.
+first array: so clocks and addresses, which are large and near each other, do not share one bin. Numbers below half of
+that base are nearer to 0, so their distance from 0 counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ BITS = 9
 SHIFT = np.int64(52 - BITS)
 WIDE = 64  # how many times the median and the least above 0 the greatest is, for bins that double
 DOUBLINGS = 2  # bins between a number and twice that number, at most
+BELOW = np.int64(1 << 21)  # taken from bins of distances from 0 where the base is another: they come before all others
 HALF = 32  # bits of a whole number: sums of halves of many do not overflow
 
 Ints = npt.NDArray[np.int64]
@@ -85,9 +87,11 @@ class Values:
         base = found.dtype.type(self._base) if self._base <= np.iinfo(found.dtype).max else None
         if base is not None and found.min() >= base:
             return (found - base).astype(np.float64).view(np.int64) >> SHIFT
-        away = found.astype(np.float64) - float(self._base)
+        numbers = found.astype(np.float64)
+        away = numbers - float(self._base)
         bins = np.abs(away).view(np.int64) >> SHIFT
-        return np.where(away < 0, -bins, bins)
+        bins = np.where(away < 0, -bins, bins)
+        return np.where(numbers < self._base / 2, (numbers.view(np.int64) >> SHIFT) - BELOW, bins)
 
     def _count(self, bins: Ints) -> None:
         self._add_bins(*np.unique(bins, return_counts=True))
@@ -102,9 +106,16 @@ class Values:
 
     def bins(self) -> tuple[Floats, Ints]:
         """The number at the beginning of each bin that is not empty, from the least on, and how many are in it."""
-        found = (np.abs(self._bins) << SHIFT).view(np.float64)
-        found = np.where(self._bins < 0, -found, found) + float(self._base)
+        found, bases = self._split(self._bins)
+        found = found + bases
         return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
+
+    def _split(self, bins: Ints) -> tuple[Floats, Floats]:
+        """The distance that each bin begins at, and the base that it is from."""
+        from_zero = bins < -BELOW // 2
+        own = np.where(from_zero, bins + BELOW, bins)
+        away = (np.abs(own) << SHIFT).view(np.float64)
+        return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
         """The number that `part` of all, 0 to 1, are not greater than; None if there are none."""
@@ -116,8 +127,8 @@ class Values:
         at = int(np.searchsorted(np.cumsum(self._counts), rank))
         if not self.whole or self.least is None or self.greatest is None:
             return float(self.bins()[0][at])
-        away = float((np.abs(self._bins[at : at + 1]) << SHIFT).view(np.float64)[0])  # whole, as the base is
-        found = int(math.copysign(away, int(self._bins[at]))) + self._base
+        away, base = self._split(self._bins[at : at + 1])
+        found = int(away[0]) + (self._base if base[0] else 0)  # whole, as the base is, which a float may not hold
         return max(self.least, min(found, self.greatest))
 
     @property

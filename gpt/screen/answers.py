@@ -74,7 +74,9 @@ class AnswerTable:
                 sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
-        self.hidden = answer.get("top") == 0 and len(answer["rows"]) > 0  # a picture's
+        self.hidden = answer.get("top") == 0 or not answer["rows"]  # a picture's, or titles of nothing
+        if not (answer["rows"] or self.verdict):
+            self.verdict.append(f"{answer['name']}: no rows")
         if len(answer["rows"]) > len(first) * answer["stride"]:
             counts = [field for _, field, told in numbers if "unit" not in told and field.type in COUNTS]
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
@@ -90,8 +92,8 @@ class AnswerTable:
             return
         equal = self._find_equal(width)
         if equal:
-            told = ", ".join(f"{self.titles[at]} {self.rows[0][at].strip()}" for at in equal)
-            yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width))
+            told = ", ".join(f"{self.titles[at]} {value}" for at in equal if (value := self.rows[0][at].strip()) != "-")
+            yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width) if told)
         columns = [at for at in range(len(self.titles)) if at not in equal]
         heads = [self.titles]
         if self._total(columns, heads) > width:

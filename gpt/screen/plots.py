@@ -6,6 +6,7 @@ for each text of its first column.
 
 from __future__ import annotations
 
+import math
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots an inch
 ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and below; height of a panel
 HEAT = 6.0  # inches: height of a heat map
+OVER_TIME = ("spans", "lines", "levels")  # forms
+SAME_END = 0.02  # by which the ends of two axes of the same time differ at most: some have a margin
 NAME, SENTENCE = 90, 105  # columns of a title, of a line below a title
 
 
@@ -57,17 +60,40 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     size = (WIDTH, min(MOST * len(panels), sum(heights)))
     figure = pyplot.figure(figsize=size, dpi=DPI, layout="constrained")
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]  # each as wide as it can be
+    over_time: list[list[Any]] = []  # panels of the same time
     for (answer, plot), of, part in zip(panels, columns, parts, strict=True):
-        axes = part.subplots()
-        FORMS[plot["form"]](axes, plot, of, {told["name"]: told for told in answer["columns"]})
+        axes, known = part.subplots(), {told["name"]: told for told in answer["columns"]}
+        FORMS[plot["form"]](axes, plot, of, known)
+        if plot["form"] in OVER_TIME and known[plot["x"]].get("unit") == "ns":
+            end = axes.get_xlim()[1]
+            same = (group for group in over_time if math.isclose(group[0].get_xlim()[1], end, rel_tol=SAME_END))
+            if group := next(same, None):
+                group.append(axes)
+            else:
+                over_time.append([axes])
         _title(axes, plot.get("title") or "\n".join([answer["name"], *answer["verdict"][:1]]))
     if missing := [line for answer in answers[:1] for line in answer.get("incomplete", ())]:
         told_lines = "\n".join(text_of(f"incomplete: {line}", SENTENCE) for line in missing)
         parts[-1].supxlabel(told_lines, fontsize=SMALL, color="#b91c1c")
     with replacing(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph ")  # a letter that no font has is drawn as a box
+        if together := [group for group in over_time if len(group) > 1]:
+            figure.draw_without_rendering()  # lays it out
+            figure.set_layout_engine("none")
+            for group in together:
+                _align(group)
         figure.savefig(file, format=path.suffix[1:].lower())
     pyplot.close(figure)
+
+
+def _align(panels: Sequence[Any]) -> None:
+    """Put a time at the same place in panels of the same time, some of which have a scale beside them."""
+    places = [axes.get_position() for axes in panels]
+    left, right = max(place.x0 for place in places), min(place.x1 for place in places)
+    edges = [axes.get_xlim() for axes in panels]
+    for axes, place in zip(panels, places, strict=True):
+        axes.set_position((left, place.y0, right - left, place.height))
+        axes.set_xlim(min(edge[0] for edge in edges), max(edge[1] for edge in edges))
 
 
 def _bars_of(answer: Record) -> list[Record]:

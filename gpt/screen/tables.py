@@ -73,16 +73,20 @@ class LibraryTables:
 
     def add(self, record: Record) -> str | None:
         """Takes a record in; what it has no table for is passed over. Returns what is wrong with one, if anything."""
-        take = self._takers.get(record["kind"])
-        if take is None:
+        if record["kind"] not in self._takers:
             return None
         if fault := records.check(record):
             return fault
         try:
-            take({key: record[key] for key in ("kind", *records.KINDS[record["kind"]]) if key in record})
+            self.take({key: record[key] for key in ("kind", *records.KINDS[record["kind"]]) if key in record})
         except MalformedError as error:
             return error.fact
         return None
+
+    def take(self, record: Record) -> None:
+        """Takes in a record that was checked. Raises MalformedError."""
+        if take := self._takers.get(record["kind"]):
+            take(record)
 
     def _add_library(self, record: Record) -> None:
         details = [record.get("machine"), human(record["size"]), record.get("build_id")]

@@ -75,7 +75,8 @@ def extract(
         make_folder(save)
     stage = Stage(TOOL, json=json or names, from_json=from_json, table=table)
     archs = {str(one) for one in parse_archs(arch)}
-    listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, save)
+    seen = not (names or stage.table)
+    listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, seen, save)
     work = Extraction(stage, listing)
     if loaded and (recursive or not files):
         raise UsageError("--loaded requires traces, and cannot be combined with -r")

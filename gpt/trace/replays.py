@@ -69,7 +69,8 @@ class Replays:
         if self.untold:
             yield f"what else than kernels {amount(self.untold, 'launch')} of graphs ran is not in this trace"
         if self.blind:
-            yield f"what {amount(self.blind, 'launch')} of graphs ran is not recorded: they were made before"
+            fact = f"what {amount(self.blind, 'launch')} of graphs ran is not recorded"
+            yield f"{fact}: the graphs were made before recording began"
 
 
 def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpt import records
-from gpt.analyze.differences import Sums, make_side, pair_names, tell_difference
+from gpt.analyze.differences import Sums, find_outliers, make_side, pair_names, tell_difference
 from gpt.screen.units import human_time
 from tests.analyze.asked import Answers, run
 from tests.trace import forge
@@ -129,9 +129,9 @@ def test_what_changed_most_comes_first(two):
     assert verdict[2].startswith("B took ") and "folders of 3 runs or more" in verdict[2]
     assert verdict[3].startswith("most of it: cuStreamSynchronize, ") and verdict[3].endswith("us longer")
     assert verdict[4] == f"most of it: kernel k2, {human_time(-found.rows['kernels'][0]['change'])} less"
-    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by what may be noise"
+    assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by no more than noise"
     assert (
-        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by what may be noise"
+        found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by no more than noise"
     )
 
 
@@ -199,6 +199,42 @@ def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
     assert rows == {"cuStreamSynchronize": ("time", 199, 199), "cuMemAlloc": ("noise", 199, 199),
                     "cuMemcpyHtoD": ("nothing", 10, 10), "cuInit": ("nothing", 1, 1)}  # fmt: skip
     assert any(line.startswith("noise: means within 3 standard errors of runs") for line in found.verdicts["functions"])
+
+
+def test_an_outlying_run_is_named(tmp_path):
+    """Five runs of each side are alike, but for a wait of a second in one of B: the others say that nothing changed."""
+    for side, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            slow = (name, number) == ("b", 3)
+            waits = [(n * 2_000_000 + 1, 1_000_000 + 1000 * ((7 * n + number) % 10), SYNC, 0) for n in range(500)]
+            waits.append((waits[-1][0] + 2_000_000, 10**9 if slow else 1_000_000, SYNC, 0))
+            segment = forge.trace(*APIS, forge.calls(waits), pid=10 * side + number + 1)
+            (tmp_path / name / f"run{number}.mp").write_bytes(forge.pack(segment))
+    found = Answers(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
+    told = found.verdicts["whole"]
+    assert told[-2] == (
+        "run3.mp, one of 5 runs of B, took 2.00s; the others 1.00s; most of that: cuStreamSynchronize, 999ms longer"
+    )
+    assert told[-1].startswith("without that run, B took ")
+    assert told[-1].endswith("than A (0.0 %), which is within what runs of the same side differ by")
+
+
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        ([100, 101, 99, 100, 200], [4]),
+        ([100, 101, 150], [2]),
+        ([50, 100, 101, 99, 100], [0]),
+        ([100, 120, 150], []),  # they all differ
+        ([100, 100, 100, 104], []),  # less than 5 %
+        ([100, 200], []),  # which of them?
+        ([100, 101, 102, 200, 201, 202], []),  # two kinds of runs
+        ([0, 0, 0], []),
+    ],
+)
+def test_what_is_an_outlier(values, far):
+    assert find_outliers(values) == far
 
 
 def test_few_waits_that_took_a_second_are_no_noise(tmp_path):

@@ -78,4 +78,22 @@ def test_what_is_not_there_is_said():
         assert done.returncode == 1 and fact in done.stderr.decode()
     found = ask("graphs", forge.trace(*APIS, made(FIRST, 5000, f1=0), replays((100, 1, 0, FIRST), (6000, 1, 0, FIRST))))
     assert [(r["nodes"], r["replays"]) for r in found.rows["graphs"]] == [(0, 1), (9, 1)]  # the first is not known
-    assert "launched as a condition says, or disabled" in found.verdicts["kernels"][1]
+    assert "1 of these kernels is launched as a condition says, or disabled" in found.verdicts["kernels"][1]
+
+
+def test_launches_that_did_not_return_are_not_counted():
+    calls = replays((2000, 0, 0, FIRST), (3000, 5, 0, FIRST), (4000, 7, 0, FIRST))
+    times = forge.gpu_times([(3000, 90, 1, 0)])
+    found = ask("graphs", forge.trace(*APIS, made(FIRST, 1000, 3, f1=3), *KERNELS, calls, times))
+    (row,) = found.rows["graphs"]
+    assert (row["replays"], row["call"], row["time"]) == (2, 5, 90)
+    assert [row["launches"] for row in found.rows["kernels"]] == [6]
+    assert found.verdicts["graphs"][0] == "1 replay without a time on the GPU: times are of the others"
+
+
+def test_launches_of_graphs_that_were_made_before_are_no_error():
+    done = run("graphs", data=forge.pack(forge.trace(*APIS, replays((100, 5, 0, FIRST)))))
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = " ".join(done.stdout.decode().split())
+    assert "what 1 launch of graphs ran is not recorded: the graphs were made before recording began" in text
+    assert "kernels of graphs" not in text  # titles of no rows

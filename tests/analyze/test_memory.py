@@ -114,6 +114,12 @@ def test_fragmentation_is_what_pages_hold_beside_live_memory():
     assert held[:4] == [(half, PAGE), (PAGE, PAGE), (2 * PAGE + half, 3 * PAGE), (2 * PAGE, 3 * PAGE)]
 
 
+def test_no_pages_are_not_fragmented():
+    found = answers("memory", made(("cuMemAlloc", 0, BASE, PAGE // 2), ("cuMemFree", 2, BASE)))
+    assert picked(found.rows["fragmentation"][-1], "live", "held", "fragmented") == (0, 0, 0)
+    assert found.verdicts["memory"][0].endswith("of GPU memory at most; all of it was freed by the time it ended")
+
+
 def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
     random = np.random.default_rng(5)
     calls, live, pages, time = [], {}, 8, 0

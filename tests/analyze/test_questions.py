@@ -93,7 +93,7 @@ def test_what_the_trace_says():
     )  # fmt: skip
     assert (row["count"], row["first"], row["begin"], row["time"]) == (10, 3, ZERO + 200 * US, 50 * US)
     phases = [(row["phase"], row["calls"], row["launches"], row["time"]) for row in found.rows["phases"]]
-    assert phases == [("loading", 6, 0, 100 * US), ("warm-up", 2, 2, 100 * US),
+    assert phases == [("loading", 6, 0, 100 * US), ("before iterations", 2, 2, 100 * US),
                       ("iterations", 50, 40, 500 * US), ("the rest", 1, 0, 1301 * US)]  # fmt: skip
 
 
@@ -196,3 +196,14 @@ def test_captured_calls_have_a_label_of_their_own():
     segment = forge.trace(captured, forge.api(2, "cuLaunchKernel"), forge.calls([(5, 1, 1, 0), (9, 1, 2, 0)]))
     labels = [row["label"] for row in ask("summary", segment).rows["functions"] if row.get("label")]
     assert sorted(labels) == ["cuLaunchKernel", "cuLaunchKernel (captured)"]
+
+
+def test_few_launches_and_no_waits_are_said_in_plain_words():
+    one = forge.trace(*APIS, *KERNELS, forge.calls([launch(100, 7)], forge.LAUNCH))
+    asked = questions(ask("summary", one))
+    assert asked["kernels an iteration"]["evidence"] == "process 10: 1 launch"
+    assert asked["in cuStreamSynchronize"]["evidence"].startswith("all waits 0")
+    many = forge.trace(*APIS, *KERNELS, forge.calls([launch(100 * n, 1 + n % 8) for n in range(12)], forge.LAUNCH))
+    assert questions(ask("summary", many))["kernels an iteration"]["evidence"] == (
+        "process 10: 12 launches, and no sequence that comes three times, one after the other, makes up half of them"
+    )

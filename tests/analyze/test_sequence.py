@@ -221,8 +221,10 @@ def test_stages_are_found_from_the_calls():
     assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
     assert rows["Inference", "Per token"]["launches"] == 2
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
-    assert verdict == ["from the calls: no NVTX range names a stage",
-                       "4 rounds of 2 launches that are the same; the median of their times"]  # fmt: skip
+    assert verdict == [
+        "found by the calls, as no NVTX range names a stage",
+        "4 rounds of 2 launches that are the same; per token is the median of their times, waits included",
+    ]
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
@@ -254,7 +256,7 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     found = ask("stages", made(*calls))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per token"] == 10
-    assert found.verdicts["stages"][1].endswith("the median of their times")
+    assert found.verdicts["stages"][1].endswith("per token is the median of their times, waits included")
 
 
 def range_(id_, name, start, end, **more):
@@ -282,7 +284,7 @@ def test_ranges_of_libraries_are_no_stages():
     library = range_(1, "ncclCommInitRankConfig", 1, 140, domain="NCCL")
     assert stages(more=library) == unmarked
     times, _, verdict = stages(more=[*library, *range_(2, "generate", 100, 144, domain="me")])
-    assert (times["Inference"], times["Total"], verdict[0]) == (44, 44, "from NVTX ranges")
+    assert (times["Inference"], times["Total"], verdict[0]) == (44, 44, "found by NVTX ranges")
 
 
 def test_stages_are_those_of_nvtx_where_the_program_has_them():
@@ -297,7 +299,7 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
         "Other": 10,
         "Total": 129,
     }
-    assert verdict[0] == "from NVTX ranges"
+    assert verdict[0] == "found by NVTX ranges"
 
 
 def test_stages_of_what_is_launched_once():

@@ -5,8 +5,10 @@ import random
 
 from gpt.extract.contents import Opener
 from gpt.formats import fatbin
+from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
+from gpt.stages import extract
 from tests.formats import forge
 
 
@@ -74,3 +76,17 @@ def test_what_is_remembered_has_a_bound(monkeypatch):
     opener, items = opened(forge.region(b"".join(elements * 2)))
     assert [item.contents.kernels[0]["name"] for item in items] == list("abcabc")
     assert sum(len(contents.kernels) for _, contents in opener._known.values()) <= 4
+
+
+def test_a_table_takes_no_digest_of_the_file(tmp_path, monkeypatch):
+    """Nobody sees it, and of a large library it takes as long as all the rest."""
+    path = tmp_path / "x.fatbin"
+    text = b".version 8.0\n.target sm_90\n.entry k() { ret; }\n"
+    path.write_bytes(pack_fatbin([Payload("ptx", "sm_90", text)], "none"))
+    taken = []
+    digest = Source.sha256
+    monkeypatch.setattr(Source, "sha256", lambda source: taken.append(source.name) or digest(source))
+    for option, digests in (("--table", 0), ("--names", 0), ("--json", 1)):
+        taken.clear()
+        monkeypatch.setattr("sys.argv", ["gpt-extract", "-j1", option, str(path)])
+        assert extract.main() == 0 and len(taken) == digests

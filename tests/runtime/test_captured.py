@@ -204,7 +204,7 @@ def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
                 call(3, 400, object=6, stream=7)]  # fmt: skip
     old = " ".join(made(tmp_path, {}, *CALLS, graph, *launches).stdout.split())
     assert "what else than kernels 1 launch of graphs ran is not in this trace" in old
-    assert "what 1 launch of graphs ran is not recorded: they were made before" in old
+    assert "what 1 launch of graphs ran is not recorded: the graphs were made before recording began" in old
     graph |= {"operations": [], "device": 1}
     new = " ".join(made(tmp_path, {"captures": 1}, *CALLS, graph, *launches[:2]).stdout.split())
     assert "1 graph can be launched by kernels, too: that is not counted" in new

@@ -73,7 +73,8 @@ def test_numbers_for_which_there_is_no_room_are_named(width):
 
 
 def test_answers_without_text_rows_or_columns_to_show_are_tables():
-    assert table(answer([("n", "u8", {})], [])) == ["n"]
+    assert table(answer([("n", "u8", {})], [])) == ["things: no rows"]
+    assert table(answer([("n", "u8", {})], [], verdict=["so it is"])) == ["so it is"]  # no titles of nothing
     assert table(answer([("n", "u8", {"shown": "never"})], [(5,)])) == ["n", "5"]
     assert table(answer([("t", "text", {"shown": "under"})], [("a",)])) == ["t", "a"]
 
@@ -191,6 +192,12 @@ def test_columns_that_are_equal_in_all_rows_fold_where_others_would_be_left_out(
     assert lines[0].split() == ["kernel", "number5", "longest", "gap"]
     wide = table(answer(WIDE, rows), 120)
     assert wide[0].split()[:3] == ["kernel", "pid", "thread"] and "all rows" not in wide[0]
+
+
+def test_columns_without_values_fold_without_a_word():
+    columns = [("kernel", "text", {}), *((f"number{n}", "u64?", {}) for n in range(12))]
+    rows = [(name, None, *([None] * 10), 5 + at) for at, name in enumerate("ab")]
+    assert table(answer(columns, rows)) == ["kernel  number11", "a              5", "b              6"]
 
 
 def test_ids_fold_where_a_text_would_be_cut():

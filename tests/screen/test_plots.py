@@ -110,3 +110,25 @@ def test_colors_of_a_heat_map_stand_for_plain_numbers(most, ticks, tmp_path):
     rows = [(0, 0, 1), (0, 1, 2), (4096, 1, most)]
     texts = drawn(tmp_path, columns, rows, plot("heat", "clock", "page", color="accesses"))
     assert ticks <= {*texts} and not [text for text in texts if "10^" in text or "times" in text]
+
+
+def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):
+    """The upper one has a scale of colors beside it."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    columns = [
+        Column(name, "u64", unit) for name, unit in (("sm", "id"), ("begin", "ns"), ("end", "ns"), ("block", "id"))
+    ]
+    spans = make_answer("blocks", columns, [(0, 0, 5000, 1), (1, 2000, 8000, 2)],
+                        plots=[plot("spans", "begin", "sm", end="end", color="block")])  # fmt: skip
+    levels = make_answer("resident", [TIME, Column("warps", "u64")], [(0, 1), (2000, 2), (8000, 0)],
+                         plots=[plot("levels", "time", "warps")])  # fmt: skip
+    other = make_answer("other", [TIME, Column("warps", "u64")], [(0, 1), (900, 2)],
+                        plots=[plot("levels", "time", "warps")])  # fmt: skip
+    plots.draw(tmp_path / "p.png", [spans, levels, other])
+    upper, _, lower, last = figures[0].axes  # the second is the scale
+    for at in (0, 2, 8):
+        left, right = (axes.transData.transform((at, 0))[0] for axes in (upper, lower))
+        assert left == pytest.approx(right, abs=0.01)
+    assert last.get_xlim()[1] == pytest.approx(900)  # another time
