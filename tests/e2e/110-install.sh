@@ -8,7 +8,7 @@ unset PYTHONPATH GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15 CFLAGS=-O0
 
 mkdir tree
-for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py install.sh README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h
