@@ -32,9 +32,9 @@ START = "gpt_start.py"  # as start.py is called once it's installed
 SOURCES = ("bin", "gpt", "man", "probes", "runtime", "Makefile", "CHANGELOG.md")  # of a source distribution
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the stages, which they find beside themselves
 EDITABLE = """\
-#!/bin/sh
+#!/bin/bash
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
-exec {launcher} "$@"
+exec -a "$(readlink -f "$0")" {launcher} "$@" # the stages are beside this
 """
 
 
