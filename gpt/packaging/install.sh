@@ -79,7 +79,7 @@ make_environment() {
     done
     rm -rf "$work/gpt/_runtime" "$work/runtime/records.h" "$work/runtime/sim/renamed.h"
     "$PYTHON" -m venv "$folder" &&
-        "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$EXTRAS]}"
+        "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$(printf %s "$EXTRAS" | tr -s ", " ,, | sed "s/^,//; s/,\$//")]}"
 }
 
 # Programs name their interpreter, and compiled files their source, by paths that are not there yet.
