@@ -18,7 +18,7 @@ HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
 HEADERS = $(wildcard runtime/*.h) runtime/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
-SHELL_FILES = .ci/run install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
+SHELL_FILES = .ci/run gpt/packaging/install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
 MAN_PAGES   = $(wildcard man/man[1-8]/*.[1-8])
 
 # The tests and the demo run the executables of this checkout.
@@ -203,10 +203,10 @@ install uninstall: export PYTHON := $(PYTHON)
 
 install: ## install to PREFIX (/usr/local): its own Python environment (EXTRAS=plot,perfetto,parquet,dask), executables, man pages
 	$(call need_cc,install)
-	@sh install.sh install
+	@sh gpt/packaging/install.sh install
 
 uninstall: ## remove what install put under PREFIX
-	@sh install.sh uninstall
+	@sh gpt/packaging/install.sh uninstall
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

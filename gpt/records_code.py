@@ -74,12 +74,14 @@ CODE: dict[str, Keys] = {
         "start": ("u64", "file offset"),
         "end": ("u64", "file offset, exclusive"),
         "reason": ("str", "why it is not needed"),
+        "arch": ("str?", "the devices of one --arch, sm_80,sm_90, if the library is cut for these alone"),
     },
     "trim": {
         "library": ("str", "path of the library"),
         "offset": ("u64", "file offset of the header of an element that stays, a cubin"),
         "kernels": ("[str]", "kernels of it that are not needed"),
         "reason": ("str", "why"),
+        "arch": ("str?", "as in span"),
     },
     "trimmed": {
         "library": ("str", "path of the library"),
@@ -110,6 +112,7 @@ CODE: dict[str, Keys] = {
         "elements": ("u64", "elements"),
         "kernels": ("u64", "entry functions in them"),
         "bytes": ("u64", "bytes in the file, headers included"),
+        "arch": ("str?", "as in span"),
     },
     "repacked": {
         "wheel": ("str", "path of the wheel that was read"),

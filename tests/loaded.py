@@ -36,8 +36,9 @@ LOCK = threading.Lock()
 
 @cache
 def mains() -> dict[str, str]:
-    """`module:function` of each executable."""
-    found: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    """`module:function` of each executable, where gpt_start finds it."""
+    scripts: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    found = {name: main.replace("gpt_start:", "gpt.executables:") for name, main in scripts.items()}
     return found
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # scripts, which find each othe
 import containers  # noqa: E402
 import debloat  # noqa: E402
 import inplace  # noqa: E402
+import recompress  # noqa: E402
 import table  # noqa: E402
+import wheels  # noqa: E402
 import workload  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
@@ -176,3 +179,42 @@ def test_readme_has_the_tables_of_the_results():
     lines = [*table.sizes(rows), *table.runs(rows)]
     assert len(lines) > 8
     assert [line for line in lines if line not in readme] == []
+
+
+WHEEL_USE = """
+import demo_package
+
+def prepare(device):
+    return lambda: open(demo_package.LIBRARY, "rb").read(4) + device.encode()
+"""
+
+
+@pytest.mark.full
+def test_versions_of_a_wheel_are_compared(demo, monkeypatch, capsys):
+    """All but the GPU: made, installed each into a folder, run in turns, compared."""
+    members = {f"demo_package/{path.name}": path.read_bytes() for path in (demo / "packages/demo_package").iterdir()}
+    info = "demo_package-1.dist-info"
+    members[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: demo-package\nVersion: 1\n"
+    members[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: py3-none-any\n"
+    members[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"]).encode()
+    wheel = demo / "demo_package-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    uses = demo / "uses"
+    uses.mkdir()
+    (uses / "demo.py").write_text(WHEEL_USE)
+    monkeypatch.setattr(wheels.use_of, "__defaults__", (uses,))
+    monkeypatch.setattr(recompress, "OUT", demo / "out")
+    monkeypatch.delenv("PYTHONPATH")
+    assert recompress.main(["--dry-run", "--rounds", "2", str(wheel)]) == 0
+    (found,) = json.loads((demo / "out" / "recompress-wheels.json").read_text())
+    files = {way: one["file"] for way, one in found["versions"].items()}
+    cut = "demo_package-1+sm90-py3-none-any.whl"
+    assert files == {"shipped": wheel.name, "recompressed": wheel.name, "arch": cut, "both": cut}
+    assert all(len(one["first"]) == 2 and len(one["digests"]) == 1 for one in found["versions"].values())
+    assert f"{wheel.name}: the same bytes, on cpu" in capsys.readouterr().out
+    (uses / "demo.py").write_text(WHEEL_USE.replace("device.encode()", "demo_package.__file__.encode()"))
+    assert recompress.main(["--dry-run", "--rounds", "1", str(wheel)]) == 1
+    with pytest.raises(SystemExit, match=r"no script in .* is for 'other'"):
+        recompress.main(["--dry-run", str(wheel.rename(demo / "other-1-py3-none-any.whl"))])

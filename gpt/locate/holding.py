@@ -1,51 +1,61 @@
 """A filter that holds its output back while it is not known whether what it adds may stand.
 
-What is held lies in memory, from SPOOL bytes on in a temporary file: a frame a record, {u8 whether it was added, u64
-size}, and the record as it goes into a stream.
+What is held lies in memory, from SPOOL bytes on in a temporary file: a frame a record, {u16 target, u64 size}, and the
+record as it goes into a stream. A record that is added belongs to a target, a number from 1 on; others have 0.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from tempfile import SpooledTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt import stream
 from gpt.errors import GptError
 from gpt.stage import Output, Stage
 
 SPOOL = 32 << 20  # bytes
-FRAME = struct.Struct("<?Q")
+MAX_TARGETS = (1 << 16) - 1
+FRAME = struct.Struct("<HQ")
 
 
 class Added(dict[str, Any]):
-    """A record that is left out if the verdict is bad."""
+    """A record that is left out if the verdict on its target is bad."""
+
+    target = 1
+
+
+class Verdict(NamedTuple):
+    """What is wrong with what was added so far, and the targets of which everything is left out."""
+
+    faults: Sequence[GptError] = ()
+    bad: Container[int] = ()
 
 
 class Holding(Stage):
-    """A stage that can hold back what it writes. `judge` says what is wrong with what was added so far."""
+    """A stage that can hold back what it writes, until `judge` says what may be written of it."""
 
-    judge: Callable[[], Sequence[GptError]] = tuple
+    judge: Callable[[], Verdict] = Verdict
     _held: Any = None
 
     def hold(self) -> None:
         """From now on nothing is written, until `release`, a sync, or the end of the stream."""
         self._held = self._held or SpooledTemporaryFile(SPOOL)
 
-    def release(self, faults: Sequence[GptError] = (), *, added: bool = True) -> None:
-        """Writes what is held: with faults, those, and nothing that was added."""
+    def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, for it never changes
+        """Writes the faults, and what is held without the targets that are bad."""
         held, self._held = self._held, None
         if held is None:
             return
-        for fault in faults:
+        for fault in verdict.faults:
             self.write(self.error(fault))
         held.seek(0)
         while frame := held.read(FRAME.size):
-            is_added, size = FRAME.unpack(frame)
+            target, size = FRAME.unpack(frame)
             data = held.read(size)
-            if not is_added or (added and not faults):
+            if not target or target not in verdict.bad:
                 self.write(stream.unpack(data))
         held.close()
 
@@ -61,11 +71,12 @@ class Holding(Stage):
             super().write(record)
         else:
             data = stream.pack(record)
-            self._held.write(FRAME.pack(isinstance(record, Added), len(data)) + data)
+            target = record.target if isinstance(record, Added) else 0
+            self._held.write(FRAME.pack(target, len(data)) + data)
 
     def close(self) -> int:
         """See Stage. If a stream ends too early, it is not known what else would have come."""
         cut = sys.exception() is not None
         if self._held is not None:
-            self.release(() if cut else self.judge(), added=not cut)
+            self.release(Verdict(bad=range(MAX_TARGETS + 1)) if cut else self.judge())
         return super().close()

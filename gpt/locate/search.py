@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.arch import Arch, describe, find_arch
+from gpt.arch import describe
 from gpt.errors import GptError, MalformedError, UsageError
 from gpt.formats.negativa import read_spans, write_spans
 from gpt.formats.paths import real_path
-from gpt.locate.holding import Added, Holding
+from gpt.locate.holding import Added, Holding, Verdict
 from gpt.locate.listed import Listed, quoted
-from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, Device, candidate_of, fits, iter_reasons, may_link
+from gpt.locate.targets import DeviceSet
+from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, candidate_of, fits, iter_reasons, may_link
 from gpt.stage import Stage
 from gpt.trace.used import Used
 
@@ -29,8 +30,7 @@ Spans = list[tuple[int, int]]
 class Wanted:
     """What the command line asks for: gpt-locate(1) has the meaning of each option."""
 
-    devices: list[Device]
-    asked: bool  # the devices are those of --arch
+    targets: list[DeviceSet]
     keep: Sequence[str]
     keep_ptx: bool
     by_kernel: bool
@@ -65,22 +65,6 @@ class Library:
         return path
 
 
-def find_devices(archs: Iterable[Arch], used: Used) -> list[Device]:
-    """The devices of --arch, otherwise those of the traces. Raises UsageError if there are none, MalformedError."""
-    devices = [Device(arch) for arch in archs]
-    if not devices:
-        devices = [Device(_arch_of(name), runs == "ptx") for name, runs in sorted(used.devices)]
-    if not devices:
-        raise UsageError("no trace names a device: give --arch, for example --arch sm_90")
-    return devices
-
-
-def _arch_of(name: str) -> Arch:
-    if arch := find_arch(name):
-        return arch
-    raise MalformedError(f"a trace has a device of architecture '{name}'")
-
-
 class Given:
     """Spans that somebody else decided on take the place of a search."""
 
@@ -109,12 +93,10 @@ class Search:
         self._used = used
         self._wanted = wanted
         self._idle = dict(wanted.kept)  # patterns that matched nothing so far
-        self._idle_devices = list(wanted.devices) if wanted.asked else []  # none of the code so far is for these
         self._there: set[tuple[str, str]] = set()  # types and architectures that there are
         self._lists = Listed(used.lists)
         self._files: list[tuple[str, Spans]] = []  # libraries and spans for --spans-json, not written
         self._seen: set[str] = set()  # used names that some library holds
-        self._kept: set[str] = set()  # used names that an element holds that stays
         self._strange = dict(used.images)  # images from memory that no library so far holds
         self._libraries: set[str] = set()
         self._library: Library | None = None
@@ -162,7 +144,8 @@ class Search:
         if maybe := self._lists.look(names, {function["name"] for function in element["functions"]}):
             library.maybe.append((candidate, maybe))
         self._there.add((element["type"], element["arch"]))
-        self._idle_devices = [device for device in self._idle_devices if not fits(candidate, device)]
+        for target in self._wanted.targets:
+            target.idle = [device for device in target.idle if not fits(candidate, device)]
         if self._settled:
             self._stage.release()
             self._write_files()
@@ -179,40 +162,50 @@ class Search:
         return found
 
     def _decide(self, library: Library) -> Records:
-        """The spans of a library that is complete, and what they come to, reason by reason."""
+        """The spans of a library that is complete, for each target, and what they come to, reason by reason."""
         self._find_demangled(library)
         if not self._settled and not self._wanted.allow_missing:
             self._stage.hold()
-        tallies: dict[str, Counter[str]] = {}
-        spans = []
         loaders = set().union(*self._strange.values())
         linking = self._wanted.everything or any(
             may_link(library.path, loader, library.candidates) for loader in loaders
         )
-        for candidate, reason in iter_reasons(library.candidates, self._wanted.devices, linking):
+        for target in self._wanted.targets:
+            for record in self._decide_for(target, library, linking):
+                added = Added(record)
+                added.target = target.number
+                yield added
+        if self._settled or self._wanted.allow_missing:
+            self._write_files()
+
+    def _decide_for(self, target: DeviceSet, library: Library, linking: bool) -> Records:
+        tallies: dict[str, Counter[str]] = {}
+        spans = []
+        candidates = [replace(candidate) for candidate in library.candidates]  # what one target picks is its own
+        for candidate, reason in iter_reasons(candidates, target.devices, linking):
             if self._wanted.keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT
             tally = tallies.setdefault(reason, Counter())
             tally.update(elements=1, kernels=candidate.kernels, bytes=candidate.end - candidate.start)
             if reason == KEPT:
-                self._kept |= candidate.used
+                target.kept |= candidate.used
                 if unused := library.unused.get(candidate.start):
                     tally["kernels"] -= len(unused)
                     tallies.setdefault(KERNEL_UNUSED, Counter())["kernels"] += len(unused)
                     trim = {"offset": candidate.start, "kernels": unused, "reason": KERNEL_UNUSED}
-                    yield Added(records.make("trim", library=library.path, **trim))
+                    yield records.make("trim", library=library.path, arch=target.arch, **trim)
             elif candidate.payload < candidate.end:
                 spans.append((candidate.payload, candidate.end))
                 span = {"start": candidate.payload, "end": candidate.end, "reason": reason}
-                yield Added(records.make("span", library=library.path, **span))
+                yield records.make("span", library=library.path, arch=target.arch, **span)
         tallies[KEPT] = tallies.pop(KEPT, Counter())  # last
+        if self._wanted.everything and candidates and all(c.arch for c in candidates) and not tallies[KEPT]:
+            target.lost[library.path] = describe({(c.type, str(c.arch)) for c in candidates})
         for reason, tally in tallies.items():
             counts = {key: tally[key] for key in ("elements", "kernels", "bytes")}
-            yield Added(records.make("tally", library=library.path, reason=reason, **counts))
+            yield records.make("tally", library=library.path, reason=reason, arch=target.arch, **counts)
         if self._wanted.spans_json:
             self._files.append((library.path, spans))
-        if self._settled or self._wanted.allow_missing:
-            self._write_files()
 
     def _find_demangled(self, library: Library) -> None:
         """Counts those kernels of the library as used that a demangled name of a list may mean."""
@@ -228,34 +221,31 @@ class Search:
     @property
     def _settled(self) -> bool:
         """Whether nothing that comes can show that a list or --arch is wrong."""
-        return self._lists.settled and not self._all_idle
+        return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
-    @property
-    def _all_idle(self) -> bool:
-        """Return whether no code so far is for any device of --arch."""
-        return self._wanted.asked and len(self._idle_devices) == len(self._wanted.devices)
+    def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:
+        """What the user named and no library so far has, and the targets for which that counts."""
+        for one in self._lists.faults():
+            yield GptError(one.fact, one.where), self._wanted.targets
+        for target in self._wanted.targets:
+            if target.all_idle and self._there:
+                yield GptError(self._describe_idle(target)), [target]
 
-    def _misfits(self) -> list[GptError]:
-        """What the user named and no library so far has."""
-        faults = [GptError(one.fact, one.where) for one in self._lists.faults()]
-        if self._all_idle and self._there:
-            faults.append(GptError(self._describe_idle()))
-        return faults
-
-    def _describe_idle(self) -> str:
-        names = " or ".join(str(device.arch) for device in self._idle_devices)
+    def _describe_idle(self, target: DeviceSet) -> str:
+        names = " or ".join(str(device.arch) for device in target.idle)
         return f"--arch: no code for {names}: there is {describe(self._there)}"
 
-    def _faults(self) -> list[GptError]:
-        return [GptError(f"{one.fact}: nothing is cut without --allow-missing", one.where) for one in self._misfits()]
-
-    def _judge(self) -> list[GptError]:
-        """What is wrong with the names of lists, as far as libraries came by. If nothing is, files of spans appear."""
-        faults = self._faults()
+    def _judge(self) -> Verdict:
+        """What is wrong with lists and --arch, as far as libraries came by. If nothing is, files of spans appear."""
+        faults, bad = [], set[int]()
+        for fault, targets in self._misfits():
+            what = "nothing is cut" if targets == self._wanted.targets else "nothing is cut for that"
+            faults.append(GptError(f"{fault.fact}: {what} without --allow-missing", fault.where))
+            bad |= {target.number for target in targets}
         if not faults:
             self._write_files()
         self._files = []
-        return faults
+        return Verdict(faults, bad)
 
     def _write_files(self) -> None:
         files, self._files = self._files, []
@@ -270,13 +260,18 @@ class Search:
         if not self._libraries:
             return  # as was said
         if self._wanted.allow_missing:
-            for fault in self._misfits():
+            for fault, _ in self._misfits():
                 self._stage.warn(fault.where, fault.fact)
         else:
-            for fault in self._faults():
+            for fault in self._judge().faults:
                 self._stage.error(fault)
-        if self._idle_devices and not self._all_idle:
-            self._stage.warn("", self._describe_idle())
+        for target in self._wanted.targets:
+            if target.idle and not target.all_idle:
+                self._stage.warn("", self._describe_idle(target))
+            if not target.all_idle:
+                names = " or ".join(str(device.arch) for device in target.devices)
+                for library, there in target.lost.items():
+                    self._stage.warn(library, f"loses all of its GPU code, for none is for {names}: there is {there}")
         origins = self._used.names
         missing = {
             name
@@ -284,8 +279,10 @@ class Search:
             if origins[name] is None or real_path(origins[name] or "") in self._libraries
         }
         self._warn_of("used, but in no library", missing)
-        if not self._all_idle:
-            self._warn_of("used, but in no code for these devices", self._seen - self._kept)
+        for target in self._wanted.targets:
+            if not target.all_idle:
+                devices = target.arch if len(self._wanted.targets) > 1 else "these devices"
+                self._warn_of(f"used, but in no code for {devices}", self._seen - target.kept)
         self._warn_of("--keep: matches no kernel", set(self._idle))
 
     def _warn_of(self, fact: str, names: set[str]) -> None:

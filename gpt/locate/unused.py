@@ -3,9 +3,10 @@
 The driver chooses inside a region, for a device sm_XY: a cubin of the same major version and the highest minor
 not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
 binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
-another major version never runs. Where sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their
-order (seen on an H200), but that is documented nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, Tile
-IR for itself where a region has both.
+another major version never runs. Between Tegra and other GPUs NVIDIA promises nothing, and nvlink takes no cubin of
+the one for the other (sm_86 on sm_87, sm_87 on sm_89): it is kept, and so is what would be picked without it. Where
+sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their order (seen on an H200), but that is documented
+nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, Tile IR for itself where a region has both.
 
 Relocatable code (section `__nv_relfatbin`) is what nvlink read; it wrote the linked cubin into `.nv_fatbin`. The
 driver links the relocatable code again only where no linked cubin serves the device: a program built with
@@ -46,6 +47,7 @@ KERNEL_UNUSED = "kernel not used"
 SUPERSEDED = "a better one is there"
 PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
+TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)}
 BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that hold only if the names of kernels do
 
 RELOCATABLE = "__nv_relfatbin"
@@ -141,9 +143,18 @@ def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
         return fitting
     cubins = [c for c in fitting if c.type == "cubin"]
     if cubins:
-        return _best(cubins)
+        best = _best(cubins)
+        if any(surely_runs(c, device) for c in best):
+            return best
+        return best + _pick([c for c in elements if c.type != "cubin" or surely_runs(c, device)], device)
     tiles = [c for c in fitting if c.type == "tileir"]
     return _best(tiles) + _best([c for c in fitting if c.type != "tileir"])
+
+
+def surely_runs(cubin: Candidate, device: Device) -> bool:
+    """Whether NVIDIA promises that a cubin that fits runs."""
+    code, card = cubin.arch and cubin.arch[:2], device.arch[:2]
+    return code == card or not {code, card} & TEGRA
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:

@@ -141,7 +141,7 @@ def _use_driver(driver: Path) -> None:
 
 def _hook_words(asked: Asked, probe: Path, kept: Path) -> list[str]:
     folder = _find_executables()
-    # What found this package for us may be nothing that another Python looks at (gpt_start.py).
+    # What found this package for us may be nothing that another Python looks at (packaging/start.py).
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     module = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m"]
     stages = [

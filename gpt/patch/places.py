@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpt.errors import GptError, MissingError
 from gpt.formats.paths import real_path
-from gpt.patch.versions import Renaming
+from gpt.patch.versions import Renaming, label_of
 from gpt.patch.wheel import Wheels, split
 
 
@@ -38,6 +38,23 @@ class Places:
         self._parents = parents
         self._dry_run = dry_run
         self._taken: dict[Path, str] = {}  # output -> library
+        self._by_arch: dict[str, Places] = {}
+
+    @property
+    def all(self) -> list[Places]:
+        """These, and those of each --arch."""
+        return [self, *self._by_arch.values()]
+
+    def for_arch(self, arch: str) -> Places:
+        """The places of what is cut for the devices of one --arch: wheels are named after it, unless they have a label.
+
+        Raises MalformedError.
+        """
+        if arch not in self._by_arch:
+            label = self.renaming.label or label_of(arch)
+            self._by_arch[arch] = made = Places(self.output, self._parents, self._dry_run, label)
+            made._taken = self._taken
+        return self._by_arch[arch]
 
     def find(self, library: str) -> Place:
         """The place of a library. Raises MissingError if it is absent, GptError if its output is impossible."""
@@ -75,8 +92,9 @@ class Places:
 
     def close(self) -> None:
         """Removes what is temporary."""
-        if self.wheels:
-            self.wheels.close()
+        for places in self.all:
+            if places.wheels:
+                places.wheels.close()
 
     def _destination(self, path: Path, is_wheel: bool = False) -> Path:
         if self.output is None:

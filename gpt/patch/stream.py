@@ -30,6 +30,7 @@ class Patcher:
         self._places = places
         self._way = way
         self._request: Request | None = None  # for the library that the stream is at
+        self._by_arch: dict[str, Request] = {}  # the same, for the devices of one --arch each
         self._decided = False  # somebody said of a library what stays and what goes
 
     def handle(self, record: dict[str, Any]) -> Records:
@@ -45,25 +46,31 @@ class Patcher:
                 yield self._stage.error(GptError(TRACE), once=True)
             case _, "library":
                 self.report_unfinished()
-                self._request = Request(record)
+                self._request, self._by_arch = Request(record), {}
             case Request(), "element" if record.get("library") == of and not records.check(record):
                 self._request.kernels[record["offset"]] = [kernel["name"] for kernel in record["kernels"]]
             case Request(), "span":
-                self._request.spans.append((record["start"], record["end"]))
-                self._request.reasons.setdefault(record["reason"], set()).add(record["start"])
+                request = self._request_of(record)
+                request.spans.append((record["start"], record["end"]))
+                request.reasons.setdefault(record["reason"], set()).add(record["start"])
             case Request(), "trim":
-                self._request.unused.setdefault(record["offset"], set()).update(record["kernels"])
+                self._request_of(record).unused.setdefault(record["offset"], set()).update(record["kernels"])
             case Request(), "tally" if record["library"] == of:
-                self._request.tallies.append(record)  # until it is known what was cut: of a library that fails, nothing
+                self._request_of(record).tallies.append(record)  # until it is known what was cut
                 return
             case Request(), "library_end" if record["path"] == of:
                 request, self._request = self._request, None
                 if fact := self._find_forgotten(request):
                     yield self._stage.error(GptError(fact), ref=request.library["path"], once=True)
+                elif fact := self._find_mixed(request):
+                    yield self._stage.error(GptError(fact, request.library["path"]), ref=request.library["path"])
                 else:
-                    yield from self._patch(request)
-            case _, "end" if self._places.wheels:
-                yield from self._finish_wheels(self._places.wheels)
+                    for arch, one in (self._by_arch or {"": request}).items():
+                        yield from self._patch(one, self._places.for_arch(arch) if arch else self._places)
+            case _, "end" if any(places.wheels for places in self._places.all):
+                for places in self._places.all:
+                    if places.wheels:
+                        yield from self._finish_wheels(places, places.wheels)
             case _, "end" if self._places.renaming.label:
                 yield self._stage.warn("", "--label: no wheel was written", ref="")
         yield record
@@ -78,19 +85,37 @@ class Patcher:
                 self._stage.error(MalformedError(fact, self._request.library["path"]))
             self._request = None
 
+    def _request_of(self, record: dict[str, Any]) -> Request:
+        """The request that a span, trim or tally belongs to."""
+        base = self._request
+        assert base
+        if not (arch := record.get("arch")):
+            return base
+        return self._by_arch.setdefault(arch, Request(base.library, kernels=base.kernels))
+
+    def _find_mixed(self, request: Request) -> str | None:
+        """Return why the library can't be written once for each --arch, or None."""
+        if self._by_arch and (request.spans or request.unused):
+            return "some spans have an arch, others have none"
+        if len(self._by_arch) > 1 and os.path.exists(request.library["path"]):
+            return "only wheels are written once for each --arch: put commas between devices that share a library"
+        if len(self._by_arch) > 1 and self._places.renaming.label:
+            return "--label is for one wheel: without it each is named after its --arch"
+        return None
+
     def _find_forgotten(self, request: Request) -> str | None:
         """Return which stage is missing if no stage that could find spans was there, or None."""
         if self._way.level is not None or self._way.zstd_sizes:
             return None
-        if request.spans or request.unused or set(self._stage.header.get("via", [])) - FIND_NONE:
+        if request.spans or request.unused or self._by_arch or set(self._stage.header.get("via", [])) - FIND_NONE:
             return None
         return NO_SPANS if request.kernels else NO_ELEMENTS
 
-    def _patch(self, request: Request) -> Records:
+    def _patch(self, request: Request, places: Places) -> Records:
         """The library rewritten. Faults become `diag`s."""
         path = request.library["path"]
         try:
-            done = rewrite(request, self._places.find(path), self._way)
+            done = rewrite(request, places.find(path), self._way)
         except GptError as error:
             yield self._stage.error(error, ref=path)
         except OSError as error:
@@ -99,16 +124,15 @@ class Patcher:
             yield from (self._stage.warn(path, note, ref=path) for note in done.notes)
             yield from done.records
 
-    def _finish_wheels(self, wheels: Wheels) -> Records:
+    def _finish_wheels(self, places: Places, wheels: Wheels) -> Records:
         """Writes the wheels of which libraries were patched. Faults become `diag`s."""
         for wheel, replaced in wheels.take_complete().items():
             try:
-                if self._places.renaming.label and self._stage.told and not self._decided:
-                    raise GptError(
-                        "nothing was cut, as said before: not written, for its label would be wrong", str(wheel)
-                    )
-                target = self._places.take(wheel, is_wheel=True)
-                wheels.write(wheel, replaced, target, self._places.renaming)
+                located = places.renaming.label or "gpt-locate" in self._stage.header.get("via", [])
+                if located and self._stage.told and not self._decided:
+                    raise GptError("nothing was cut, as said before: not written", str(wheel))
+                target = places.take(wheel, is_wheel=True)
+                wheels.write(wheel, replaced, target, places.renaming)
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
                 if self._way.listing:
                     append(self._way.listing, os.fsencode(os.path.abspath(target)) + b"\0")

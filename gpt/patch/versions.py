@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpt.arch import find_arch
 from gpt.errors import MalformedError, UsageError
 
 _LABEL = re.compile(r"[a-z0-9]+(?:[-_.][a-z0-9]+)*", re.ASCII | re.IGNORECASE)
@@ -21,6 +22,7 @@ _VERSION = re.compile(rb"(?mi)^(Version:[ \t]*)([^\s]+)[ \t]*(?=\r?$)")
 _NUMBER = re.compile(
     r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9]+(?:[_.][a-z0-9]+)*)?", re.ASCII
 )
+_LOCAL_ARCHS = re.compile(r"(?:(?:^|[-_.])sm\d+[af]?)+$", re.ASCII | re.IGNORECASE)
 METADATA = ".dist-info/METADATA"
 
 
@@ -31,9 +33,25 @@ def parse_label(text: str) -> str:
     return re.sub("[-_]", ".", text.lower())
 
 
+def label_of(arch: str) -> str:
+    """Return the label for the devices of an --arch: `sm80.sm90a` for `sm_80,sm_90a`. Raises MalformedError."""
+    names = arch.split(",")
+    if not all(map(find_arch, names)):
+        raise MalformedError(f"span of architecture '{arch}'")
+    return ".".join(name.replace("_", "") for name in names)
+
+
 def with_label(version: str, label: str) -> str:
-    """Return a version with one more label."""
-    return f"{version}{'.' if '+' in version else '+'}{label}"
+    """Return a version with a label, once.
+
+    Architectures take the place of those that it ends with: what a wheel for sm_80 and sm_90 has left is for sm_90.
+    """
+    public, _, local = version.partition("+")
+    if _LOCAL_ARCHS.fullmatch(label):
+        local = _LOCAL_ARCHS.sub("", local)
+    elif re.sub("[-_]", ".", f".{local.lower()}").endswith(f".{label}"):
+        return version
+    return f"{public}+{local}.{label}" if local else f"{public}+{label}"
 
 
 class Renaming(NamedTuple):

@@ -43,7 +43,7 @@ class LibraryTables:
     def __init__(self) -> None:
         self._titles: dict[str, str] = {}
         self._elements: dict[str, Counter[tuple[str, str, str]]] = {}
-        self._tallies: dict[str, dict[str, Counter[str]]] = {}  # library -> reason -> COUNTS
+        self._tallied: dict[tuple[str, str], dict[str, Counter[str]]] = {}  # library, arch -> reason -> COUNTS
         self._patched: list[Record] = []
         self._trimmed: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
@@ -101,7 +101,7 @@ class LibraryTables:
         counts[*row, "unpacked"] += record["size"]
 
     def _add_tally(self, record: Record) -> None:
-        reasons = self._tallies.setdefault(record["library"], {})
+        reasons = self._tallied.setdefault((record["library"], record.get("arch", "")), {})
         reasons.setdefault(record["reason"], Counter()).update({key: record[key] for key in COUNTS})
 
     def _add_patched(self, record: Record) -> None:
@@ -148,6 +148,12 @@ class LibraryTables:
 
         self._answers = self._answers or AnswerTables()
         self._answers.take(record)
+
+    @property
+    def _tallies(self) -> dict[str, dict[str, Counter[str]]]:
+        """The tallies of each library, and where it's cut for each of several --arch, those of each."""
+        several = len({arch for _, arch in self._tallied}) > 1
+        return {f"{library} {arch}" if several else library: rows for (library, arch), rows in self._tallied.items()}
 
     def text(self) -> str:
         """The news of the last stage that had any: patched libraries, else tallies, else elements."""
@@ -199,8 +205,9 @@ class LibraryTables:
         headers = ("file", after, "less", "GPU code", after, "less")
         grid = Grid("library", *columns, *headers, texts=1 + len(columns), paths=True)
         total: Counter[str] = Counter()
+        name = "output" if len({row["library"] for row in self._patched}) < len(self._patched) else "library"
         for row in self._patched:
-            grid.add(row["library"], *(row[key] for key in columns), *_before_after(row))
+            grid.add(row[name], *(row[key] for key in columns), *_before_after(row))
             total.update({key: value for key, value in row.items() if isinstance(value, int)})
         if len(self._patched) > 1:
             grid.add(TOTAL, *("" for _ in columns), *_before_after(total), total=True)

@@ -36,7 +36,10 @@ def locate(
             metavar="FILE", help="A trace, a list of kernel names, or a trace.json; repeatable. All kernels by default."
         ),
     ] = None,
-    arch: Annotated[str, Option(metavar="SM,...", help="Devices to run on; those of the traces by default.")] = "",
+    arch: Annotated[
+        list[str] | None,
+        Option(metavar="SM,...", help="Devices to run on; those of the traces by default. Repeated: wheels for each."),
+    ] = None,
     keep: Annotated[list[str] | None, Option(metavar="REGEX", help="Kernels that count as used; repeatable.")] = None,
     keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
     granularity: Annotated[
@@ -61,10 +64,11 @@ def locate(
 ) -> int:
     """Find the GPU code that is not needed to run these kernels on these devices."""
     from gpt.locate.holding import Holding
-    from gpt.locate.search import Given, Search, Wanted, find_devices
+    from gpt.locate.search import Given, Search, Wanted
+    from gpt.locate.targets import find_targets
     from gpt.trace.used import read_used
 
-    archs = parse_archs(arch)
+    archs = [list(group) for group in dict.fromkeys(tuple(parse_archs(text)) for text in arch or ()) if group]
     stage = Holding(TOOL, json=json, from_json=from_json, table=table)
     if not used and not archs:
         if spans_json is None:
@@ -75,6 +79,8 @@ def locate(
     for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
         if is_given and not used:
             raise UsageError(f"{option} requires --used FILE: without it every kernel counts as used")
+    if spans_json and len(archs) > 1:
+        raise UsageError("--spans-json requires a single --arch: sm_80,sm_90 keeps the code of both")
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
     if trace_json:
@@ -89,8 +95,8 @@ def locate(
         return stage.status
     if used and not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
-    devices = find_devices(archs, found)
-    wanted = Wanted(devices, bool(archs), keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
+    targets = find_targets(archs, found, everything=not used)
+    wanted = Wanted(targets, keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
     search = Search(stage, found, wanted)
     stage.filter(search.handle, files or (), wants=ELEMENT)
     search.report_missing()

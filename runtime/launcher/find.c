@@ -61,10 +61,17 @@ bool find_runtime(const char *name, char path[PATH_MAX]) {
     return *self && find_packaged(self, name, path);
 }
 
-// Finds another tool: beside this program, or in its checkout.
+// Finds another tool: beside this program, beside what started it under its own name (an editable package has
+// a script in another environment), or in its checkout.
 bool find_neighbour(const char *name, char path[PATH_MAX]) {
     char self[PATH_MAX];
-    return find_near(name, (const char *[]){"", "../../bin/", NULL}, self, path);
+    if (find_near(name, (const char *[]){"", NULL}, self, path))
+        return true;
+    const char *called = program_invocation_name, *end = strrchr(called, '/');
+    if (*called == '/' && snprintf(path, PATH_MAX, "%.*s/%s", (int)(end - called), called, name) < PATH_MAX &&
+        readable(path))
+        return true;
+    return find_near(name, (const char *[]){"../../bin/", NULL}, self, path);
 }
 
 bool is_command(const char *name, char path[PATH_MAX]) {

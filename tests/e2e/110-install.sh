@@ -8,7 +8,7 @@ unset PYTHONPATH GPT_RUNTIME
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=1 PIP_RETRIES=1 PIP_TIMEOUT=15 CFLAGS=-O0
 
 mkdir tree
-for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py install.sh README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h
@@ -88,6 +88,9 @@ grep -q "^runtime  *$PWD/many/lib/python3.3/site-packages/gpt/_runtime/libgpthoo
 # An editable package runs what is in the checkout.
 builder/bin/pip install --no-build-isolation -e tree
 works "$PWD/builder/bin/gpt-hook" "$PWD/tree/gpt/_runtime"
+printf '#!/bin/sh\necho "the one beside it"\n' >builder/bin/gpt-asm # and not the one of tree/bin, which has no .venv
+builder/bin/gpt-hook check >check.txt || test $? = 1
+grep -q '^ptxas  *the one beside it' check.txt
 sed -i 's/^  Cut the GPU code/  Cut out the GPU code/' tree/bin/gpt-debloat
 builder/bin/gpt-debloat --help | grep -q '^  Cut out the GPU code'
 rm tree/gpt/_runtime/gpt-hook

@@ -12,7 +12,7 @@ python -m tests.demo.build demo >/dev/null
 unset PYTHONPATH
 
 mkdir tree
-for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 rm -rf tree/gpt/_runtime tree/runtime/records.h

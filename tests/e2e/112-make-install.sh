@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=1 PIP_TIMEOUT=15 PIP_NO_COMPI
 python -m tests.demo.build demo >/dev/null
 unset PYTHONPATH
 mkdir tree home
-for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py install.sh README.md CHANGELOG.md LICENSE; do
+for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
 find tree | sort >before.txt

@@ -26,6 +26,7 @@ LONG = (
     "110-install",
     "111-install-anywhere",
     "112-make-install",
+    "113-extras",
     "120-assemble",
 )
 SCRIPTS = [

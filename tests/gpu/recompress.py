@@ -1,15 +1,20 @@
 """Libraries packed again with zstd: they have to compute the same, and what it costs to load them.
 
-    python tests/gpu/recompress.py
+    python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 
 Builds recompress.cu for two architectures, once packed with LZ4 and once not packed at all, packs each again at level
 19, with all of its code and with this GPU's alone, and runs all six in processes of their own, with eager and with
 lazy loading in turns. Prints the size, the median times of the first call (which makes the context and loads) and of
 the second, and the sum that came out. Fails unless that's the same everywhere.
+
+With the paths of wheels, which wheel_uses has scripts for, it does the same with these instead (wheels.py): as shipped,
+recompressed, for the architecture of this GPU, and both. --packages is a folder with the wheels that they need, if this
+Python doesn't have them. --dry-run does all of it on the CPU, with what a script computes there.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -18,6 +23,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import wheels
 
 HERE = Path(__file__).resolve().parent
 BIN = HERE.parents[1] / "bin"
@@ -64,9 +71,38 @@ def use(library: Path, loading: str) -> tuple[str, float, float]:
     return words[0], float(words[1]), float(words[2])
 
 
-def main() -> int:
+def find_arch() -> str:
+    """Ask for the compute capability of the GPU, as 90."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
-    arch = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().replace(".", "")
+
+
+def try_wheels(options: argparse.Namespace) -> int:
+    """Compare the versions of each wheel. Returns the exit status."""
+    arch = options.arch or ("sm_90" if options.dry_run else f"sm_{find_arch()}")
+    device = "cpu" if options.dry_run else "cuda"
+    found = []
+    for wheel in options.wheels:
+        with tempfile.TemporaryDirectory() as folder:
+            one = wheels.compare(wheel.resolve(), arch, device, options.packages, options.rounds, Path(folder))
+        print("\n".join(wheels.lines(one)), flush=True)
+        found.append(one)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "recompress-wheels.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(one["same"] for one in found) else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="recompress")
+    parser.add_argument("--rounds", type=int, default=TIMES)
+    parser.add_argument("--arch")
+    parser.add_argument("--packages", type=Path)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("wheels", nargs="*", type=Path)
+    options = parser.parse_args(argv)
+    if options.wheels:
+        return try_wheels(options)
+    arch = find_arch()
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

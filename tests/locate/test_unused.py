@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import subprocess
 
 import pytest
 
@@ -17,8 +18,11 @@ from gpt.locate.unused import (
     SUPERSEDED,
     Device,
     candidate_of,
+    fits,
     iter_reasons,
+    surely_runs,
 )  # fmt: skip
+from tests.cuda import tool
 from tests.stages.tools import run
 from tests.tiers import full
 
@@ -84,6 +88,16 @@ RULES = {
     "a lower minor version serves": ("sm_89", "k", (), [
         ("1 ptx sm_89 k", "cubin"), ("1 cubin sm_80 k", "+"), ("1 cubin sm_90 k", "arch"),
     ]),
+    "a Tegra may run what it isn't promised to": ("sm_87", "k", (), [
+        ("1 cubin sm_80 k", "better"), ("1 cubin sm_86 k", "+"), ("1 ptx sm_80 k", "+"), ("1 ptx sm_75 k", "cubin"),
+    ]),
+    "so may another GPU with code for one": ("sm_89", "k", (), [
+        ("1 cubin sm_80 k", "better"), ("1 cubin sm_86 k", "+"), ("1 cubin sm_87 k", "+"), ("1 ptx sm_80 k", "cubin"),
+    ]),
+    "a Tegra has code of its own": ("sm_87", "k", (), [
+        ("1 cubin sm_86 k", "better"), ("1 cubin sm_87 k", "+"), ("1 ptx sm_80 k", "cubin"),
+    ]),
+    "a family leaves out the Tegra between": ("sm_101", "k", (), [("1 cubin sm_100f k", "+"), ("1 ptx sm_90 k", "+")]),
     "PTX where no cubin serves": ("sm_90", "k", (), [
         ("1 cubin sm_80 k", "arch"), ("1 ptx sm_70 k", "better"), ("1 ptx sm_80 k", "+"), ("1 ptx sm_100 k", "arch"),
     ]),
@@ -240,6 +254,51 @@ LIBRARY = [
     "3 cubin sm_80 k",
     "3 ptx sm_80 x",
 ]
+
+
+@pytest.mark.full
+def test_nvlink_takes_the_cubins_that_serve(tmp_path):
+    """It refuses one that the device can't run."""
+    codes = [f"{sm}{a}" for sm in (90, 100, 103) for a in ("", "a")] + [f"{sm}f" for sm in (100, 103, 110, 120, 121)]
+    devices = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
+    for code in [*map(str, devices), *codes]:
+        cubin = tmp_path / f"{code}.cubin"
+        text = f".version 9.0\n.target sm_{code}\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
+        cubin.with_suffix(".ptx").write_text(text)
+        subprocess.run([tool("ptxas"), "-c", f"-arch=sm_{code}", cubin.with_suffix(".ptx"), "-o", cubin], check=True)
+        candidate = candidate_of(element(f"1 cubin sm_{code} k", 0), {"k"}, False)
+        for name in devices:
+            device = Device(parse_arch(f"sm_{name}"))
+            nvlink = [tool("nvlink"), f"-arch=sm_{name}", cubin, "-o", tmp_path / "out"]
+            takes = subprocess.run(nvlink, capture_output=True, check=False).returncode == 0
+            assert takes == (fits(candidate, device) and surely_runs(candidate, device)), (code, name)
+
+
+def test_a_library_that_loses_all_its_code(tmp_path):
+    """Beside one that has some: it's said, with what there is."""
+
+    def stream_of(*libraries):
+        records_ = [stream.header("test", [])]
+        for path, texts in libraries:
+            records_.append(records.make("library", path=path, size=1 << 20))
+            records_ += [element(text, 100 * number, path) for number, text in enumerate(texts)]
+            records_.append(records.make("library_end", path=path))
+        return b"".join(map(stream.pack, [*records_, records.make("end", records=len(records_) - 1, status=0)]))
+
+    data = stream_of(
+        ("a.so", ["1 cubin sm_90 k"]),
+        ("b.so", ["1 cubin sm_80 k", "1 ptx sm_100 k"]),
+        ("c.so", ["1 cubin sm_80 k", "1 ptx sm_80 k"]),
+        ("d.so", []),
+    )
+    done = run("gpt-locate", "--arch", "sm_90,sm_90a", data=data)
+    fact = "loses all of its GPU code, for none is for sm_90 or sm_90a: there is cubin for sm_80; ptx for sm_100"
+    assert (done.status, done.err) == (0, f"gpt-locate: warning: b.so: {fact}\n")
+    assert [span["library"] for span in done.kind("span")] == ["b.so", "b.so", "c.so"]
+    assert run("gpt-locate", "--arch", "sm_90,sm_80", data=data).err == ""
+    assert run("gpt-locate", "--arch", "sm_90", "--keep-ptx", data=data).err == ""
+    done = run("gpt-locate", "--arch", "sm_90", "--arch", "sm_80", data=data)
+    assert [line.split(": ")[2] for line in done.err.splitlines()] == ["b.so", "a.so"]
 
 
 def test_keep(locate):

@@ -7,11 +7,13 @@ import io
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from gpt import stream
 from gpt.errors import GptError
+from gpt.patch.versions import with_label
 from gpt.patch.wheel import Wheels
 from tests.stages.tools import extract, kept, located, run
 
@@ -371,14 +373,91 @@ def test_odd_wheels_with_a_label(wheel, tmp_path):
         assert (done.status, fact in done.err, names) == (3, True, []), done.err
 
 
+def split(wheel, out, *options):
+    """A wheel cut for each --arch: what gpt-patch did, and what gpt-locate said."""
+    located = run("gpt-locate", *options, data=extract("-r", wheel).out)
+    return run("gpt-patch", "-o", out, data=located.out), located.err
+
+
+def archs_in(wheel):
+    return {e["arch"] for e in extract("-r", wheel).kind("element")}
+
+
+def test_a_wheel_is_written_for_each_arch(wheel, tmp_path):
+    """It is named after it, also where there's only one, and a second cut doesn't repeat the name."""
+    done, _ = split(wheel, tmp_path / "out", "--arch", "7.5", "--arch", "sm_75,90a", "--arch", "90", "--arch", "sm_90")
+    assert done.status == 0, done.err
+    made = {path.name: archs_in(path) for path in (tmp_path / "out").iterdir()}
+    assert made == {
+        "pkg-1+sm75-py3-none-any.whl": {"sm_75"},
+        "pkg-1+sm75.sm90a-py3-none-any.whl": {"sm_75", "sm_90"},
+        "pkg-1+sm90-py3-none-any.whl": {"sm_90"},
+    }
+    assert sorted(Path(r["output"]).name for r in done.kind("repacked")) == sorted(made)
+    assert len(done.kind("patched")) == 3 * len(extract("-r", wheel).kind("library"))
+    for name in made:
+        assert f"pkg-1+{name.split('-')[1][2:]}.dist-info/METADATA" in check_record(tmp_path / "out" / name)
+    both = tmp_path / "out" / "pkg-1+sm75.sm90a-py3-none-any.whl"
+    done, _ = split(both, tmp_path / "again", "--arch", "sm_90")
+    (once,) = (tmp_path / "again").iterdir()
+    assert (done.status, once.name, archs_in(once)) == (0, "pkg-1+sm90-py3-none-any.whl", {"sm_90"})
+    done, _ = split(once, tmp_path / "third", "--arch", "sm_90")
+    assert [path.name for path in (tmp_path / "third").iterdir()] == [once.name]
+    check_record(tmp_path / "third" / once.name)
+
+
+def test_an_arch_that_no_code_is_for_writes_no_wheel(wheel, tmp_path):
+    _, said = split(wheel, tmp_path / "out", "--arch", "sm_60", "--arch", "sm_90")
+    assert "no code for sm_60: there is cubin for sm_75, sm_80, sm_90" in said
+    assert "nothing is cut for that without --allow-missing" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["pkg-1+sm90-py3-none-any.whl"]
+    assert archs_in(next((tmp_path / "out").iterdir())) == {"sm_90"}
+
+
+def test_only_wheels_are_split(wheel, sample, tmp_path):
+    options = ("--arch", "sm_75", "--arch", "sm_90")
+    located = run("gpt-locate", *options, data=extract(sample("zstd")).out)
+    for out in (("-o", tmp_path / "out"), ("--in-place",)):
+        done = run("gpt-patch", *out, data=located.out)
+        assert (done.status, "only wheels are written once for each --arch" in done.err) == (1, True)
+    assert list((tmp_path / "out").iterdir()) == []
+    located = run("gpt-locate", *options, data=extract("-r", wheel).out)
+    done = run("gpt-patch", "-o", tmp_path / "out", "--label", "x", data=located.out)
+    assert (done.status, "--label is for one wheel" in done.err) == (1, True)
+    records = located.out.replace(b"\xa4arch\xa5sm_75", b"\xa4arch\xa5../75")
+    done = run("gpt-patch", "-o", tmp_path / "out", data=records)
+    assert (done.status, "architecture '../75'" in done.err) == (3, True)
+    assert "sm75" not in str(list((tmp_path / "out").iterdir()))
+    table = run("gpt-locate", *options, "--table", data=extract("-r", wheel).out).out.decode()
+    assert "libone.so sm_75" in table and "libone.so sm_90" in table
+
+
+@pytest.mark.parametrize(
+    "version, label, new",
+    [
+        ("1", "sm90", "1+sm90"),
+        ("1+sm90", "sm90", "1+sm90"),
+        ("1+SM90", "sm90", "1+sm90"),
+        ("1+cu128.sm80.sm90a", "sm90a", "1+cu128.sm90a"),
+        ("1+sm80.cu128", "sm80", "1+sm80.cu128.sm80"),
+        ("1+cu128-X", "x", "1+cu128-X"),
+        ("1+xx", "x", "1+xx.x"),
+        ("pkg-1!2+a", "b.c", "pkg-1!2+a.b.c"),
+    ],
+)
+def test_a_label_stands_once(version, label, new):
+    assert with_label(version, label) == new
+
+
 def test_a_label_that_would_be_wrong(wheel, tmp_path):
-    """No code is for the device, so nothing is cut: a copy isn't called sm60."""
+    """No code is for the device, so nothing is cut: a copy isn't called sm60, nor is there one."""
     located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
     assert located.status == 1
     done = run("gpt-patch", "--label", "sm60", "--recompress", "-o", tmp_path / "out", data=located.out)
     assert (done.status, "nothing was cut, as said before: not written" in done.err) == (1, True)
     assert list((tmp_path / "out").iterdir()) == []
-    assert run("gpt-patch", "-o", tmp_path / "out", data=located.out).status == 0
+    assert run("gpt-patch", "-o", tmp_path / "out", data=located.out).status == 1
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def pip(*args):

@@ -12,7 +12,7 @@ fail() {
 }
 
 what=$1
-here=$(dirname "$(readlink -f "$0")")
+here=$(dirname "$(readlink -f "$0")")/../..
 case ${PREFIX:=/usr/local} in
 /*) ;;
 *) PREFIX=$PWD/$PREFIX ;;
@@ -74,12 +74,12 @@ END
 
 # Built from a copy: nothing is left in the checkout, which root may not own, nor does anything old get in.
 make_environment() {
-    for part in bin gpt man probes runtime Makefile MANIFEST.in pyproject.toml setup.py gpt_start.py README.md CHANGELOG.md LICENSE; do
+    for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
         cp -R "$here/$part" "$work/" || return
     done
     rm -rf "$work/gpt/_runtime" "$work/runtime/records.h" "$work/runtime/sim/renamed.h"
     "$PYTHON" -m venv "$folder" &&
-        "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$EXTRAS]}"
+        "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$(printf %s "$EXTRAS" | tr -s ", " ,, | sed "s/^,//; s/,\$//")]}"
 }
 
 # Programs name their interpreter, and compiled files their source, by paths that are not there yet.

@@ -1,7 +1,7 @@
 """Find the package for the executables that pip makes: `gpt_start:NAME` is `gpt.executables:NAME`.
 
 `pip install --target DIR` puts the package into DIR, where Python does not look, and executables into DIR/bin, where it
-looks first. So this file is in both, and says where the package is.
+looks first. So this file is installed into both as gpt_start.py (build.py), and says where the package is.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The runtime in C and the built-in probes as parts of the package: setuptools asks `make runtime` to build the one.
 
-Everything else about the package stands in pyproject.toml. The wheel is for one platform and for any Python 3.
-`gpt-hook` goes to the executables as it is, for Python's start would cost more than all that it does.
+These are setuptools' commands with that added. pyproject.toml names them, and says all the rest about the package. The
+wheel is for one platform and for any Python 3. `gpt-hook` goes to the executables as it is, for Python's start would
+cost more than all that it does.
 """
 
 import os
@@ -13,25 +14,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import setup  # before distutils, which it brings along
-from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.bdist_wheel import bdist_wheel  # before distutils, which it brings along
 from setuptools.command.build_py import build_py
-from setuptools.dist import Distribution
+from setuptools.command.dist_info import dist_info
+from setuptools.command.sdist import sdist
 
 from distutils.command.build_scripts import build_scripts  # isort: skip
 from distutils.command.install_data import install_data  # isort: skip
 
-TOP = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
 PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
 # Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
-START = "gpt_start.py"  # also a module: see there
+START = "gpt_start.py"  # as start.py is called once it's installed
+SOURCES = ("bin", "gpt", "man", "probes", "runtime", "Makefile", "CHANGELOG.md")  # of a source distribution
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the stages, which they find beside themselves
 EDITABLE = """\
-#!/bin/sh
+#!/bin/bash
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
-exec {launcher} "$@"
+exec -a "$(readlink -f "$0")" {launcher} "$@" # the stages are beside this
 """
 
 
@@ -66,6 +69,7 @@ class BuildPackage(build_py):
         """Copies the package and builds."""
         super().run()
         if not self.editable_mode:
+            shutil.copy(HERE / "start.py", Path(self.build_lib) / START)
             shutil.copytree(TOP / "probes", Path(self.build_lib) / PROBES, dirs_exist_ok=True)
         if HAS_RUNTIME:
             make_runtime((TOP if self.editable_mode else Path(self.build_lib).absolute()) / PACKAGED)
@@ -87,7 +91,7 @@ class BuildScripts(build_scripts):
         """Makes the executables."""
         folder = Path(self.build_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(TOP / START, folder)
+        shutil.copy(HERE / "start.py", folder / START)
         for name in SCRIPTS:
             shutil.copy(TOP / "bin" / name, folder)
             if self.editable_mode:  # read by a shell that is named as the executable: its folder has the stages
@@ -140,6 +144,7 @@ class PlatformWheel(bdist_wheel):
 
     def finalize_options(self) -> None:
         """Says that there is code of a platform in it."""
+        self.distribution.has_ext_modules = lambda: HAS_RUNTIME
         super().finalize_options()
         self.root_is_pure = not HAS_RUNTIME
 
@@ -152,23 +157,29 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", platform)
 
 
-class WithRuntime(Distribution):
-    """Builds into folders of this platform."""
+class DistInfo(dist_info):
+    """Finds the compiler first: pip asks for this before it downloads what the package depends on."""
 
-    def has_ext_modules(self) -> bool:
-        """Whether there is code of a platform in it."""
-        return HAS_RUNTIME
+    def run(self) -> None:
+        """Checks, and writes the metadata."""
+        if HAS_RUNTIME:
+            find_compiler()
+        super().run()
 
 
-if HAS_RUNTIME and "dist_info" in sys.argv:  # pip asks for this before it downloads what the package depends on
-    find_compiler()
-setup(
-    distclass=WithRuntime,
-    scripts=[*SCRIPTS, START, *([str(PACKAGED / "gpt-hook")] if HAS_RUNTIME else [])],
-    cmdclass={
-        "build_py": BuildPackage,
-        "build_scripts": BuildScripts,
-        "install_data": InstallData,
-        "bdist_wheel": PlatformWheel,
-    },
-)
+class SourceDistribution(sdist):
+    """Adds the sources of the runtime, the probes, the scripts and the man pages."""
+
+    def make_distribution(self) -> None:
+        """Adds them to the list, and packs."""
+        for name in SOURCES:
+            if (TOP / name).is_dir():
+                self.filelist.graft(name)
+            else:
+                self.filelist.append(name)
+        self.filelist.prune("gpt/_runtime")
+        for pattern in ("runtime/records.h", "runtime/sim/renamed.h"):
+            self.filelist.exclude(pattern)
+        self.filelist.global_exclude("*.py[cod]")
+        self.filelist.remove_duplicates()
+        super().make_distribution()
