@@ -50,7 +50,9 @@ WHEELS = (
     "sgl-kernel==0.3.21",
 )
 MOST = 600_000_000  # bytes of a wheel
-PYTHON = shutil.which("python3.12") or sys.executable  # the wheels that are fetched are for this version
+PYTHON = shutil.which("python3.12")  # the wheels that are fetched are for this version
+if PYTHON and subprocess.run([PYTHON, "--version"], capture_output=True, check=False).returncode:
+    PYTHON = None  # a shim without a Python behind it
 TIMEOUT = 120  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
@@ -110,6 +112,8 @@ def load(site: Path) -> str:
 
     Of a package without Python, as NVIDIA's own, each shared library is loaded.
     """
+    if not PYTHON:
+        return "not tried"
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
     code = IMPORT if packages else LOAD

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -78,9 +79,10 @@ bool hook_is_readable(const void *start, size_t size) {
 // callers. A thread's stack ends at its control block, that of the first one at what the kernel put there.
 static bool is_on_stack(uintptr_t at, size_t size) {
     enum { NEAR = 16 << 10 }; // bytes; a coroutine's stack is somewhere else
-    static uintptr_t first;   // end of the first thread's
+    static _Atomic uintptr_t found;
+    uintptr_t first = atomic_load_explicit(&found, memory_order_relaxed); // end of the first thread's
     if (UNLIKELY(!first))
-        first = getauxval(AT_RANDOM);
+        atomic_store_explicit(&found, first = getauxval(AT_RANDOM), memory_order_relaxed);
     uintptr_t here = (uintptr_t)__builtin_frame_address(0), thread, end = first;
     __asm__("movq %%fs:0, %0" : "=r"(thread));
     if (thread > here && (thread < end || end < here))
