@@ -138,13 +138,13 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
         took, waited = tapes.measure(first, period)
-        told = "per token is the median of their times, waits included"
+        told = "per token: their median, waits included"
         whole = sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
         if not marked and took * period.times < AHEAD * whole and waited < AHEAD:
             took = whole / period.times
             told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
         rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
-        verdict.append(f"{period.times:,} rounds of {amount(period.length, 'launch')} that are the same; {told}")
+        verdict.append(f"{period.times:,} equal rounds of {amount(period.length, 'launch')}; {told}")
     rows.append((TOTAL, None, total, 100.0, None, None, None))
     return len(tapes.launches), rows, verdict
 

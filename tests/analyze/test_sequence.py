@@ -223,7 +223,7 @@ def test_stages_are_found_from_the_calls():
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
     assert verdict == [
         "found by the calls, as no NVTX range names a stage",
-        "4 rounds of 2 launches that are the same; per token is the median of their times, waits included",
+        "4 equal rounds of 2 launches; per token: their median, waits included",
     ]
 
 
@@ -256,7 +256,7 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     found = ask("stages", made(*calls))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per token"] == 10
-    assert found.verdicts["stages"][1].endswith("per token is the median of their times, waits included")
+    assert found.verdicts["stages"][1].endswith("per token: their median, waits included")
 
 
 def range_(id_, name, start, end, **more):

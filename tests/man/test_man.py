@@ -282,7 +282,7 @@ def demo(tmp_path_factory):
     (folder / "bin").mkdir()
     scripts = {"python3": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}
     for tool, entry in TOOLS.items():
-        module, _, function = entry.partition(":")
+        module, _, function = entry.replace("gpt_start", "gpt.executables").partition(":")
         scripts[tool] = f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
     scripts["gpt-hook"] = f'#!/bin/sh\nexec "{ROOT}/bin/gpt-hook" "$@"\n'
     scripts |= {name: (ROOT / "bin" / name).read_text() for name in SCRIPTS}
