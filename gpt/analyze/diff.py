@@ -140,7 +140,7 @@ class Run:
 
 
 class Diff:
-    """The runs of two sides; `runs` has the names of the inputs that are of A, and of those of B."""
+    """The runs of two sides; `runs` has the names of A's inputs and of B's."""
 
     streams = True
     apart = True

@@ -127,7 +127,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
     """The graphs that were launched, numbered from 1 in the order of their first launches."""
     calls = trace.calls("object", "stamp")
     calls = calls[trace.chosen(calls, type="graph", op="launch")]
-    calls = calls[(calls["result"] == 0) & (calls["duration"] > 0)]  # those that returned
+    calls = calls[(calls["result"] == 0) & (calls["duration"] > 0)]  # a launch that never returned may not have run
     found = []
     for number, process in enumerate(trace.processes):
         mine = calls[calls["process"] == number]

@@ -49,7 +49,7 @@ class Listing:
     kernels: list[str] = field(default_factory=list)
     payload: bool = False
     ptx: bool = False
-    digest: bool = True  # whether anybody sees that of the file, which takes as long as all the rest
+    digest: bool = True  # hash the whole file, which takes as long as everything else
     save: Path | None = None
     wishes: dict[str, Any] = field(default_factory=dict)  # of the module at hand, for its PTX
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -1,7 +1,7 @@
-"""A filter that holds its output back while it is not known whether what it adds may stand.
+"""A filter that holds its output back until it knows whether the records that it added may be written.
 
-What is held lies in memory, from SPOOL bytes on in a temporary file: a frame a record, {u16 target, u64 size}, and the
-record as it goes into a stream. A record that is added belongs to a target, a number from 1 on; others have 0.
+Held records stay in memory, and spill to a temporary file beyond SPOOL bytes. Each has a frame, {u16 target, u64 size},
+before its bytes. Records that the filter added belong to a target, numbered from 1; those that pass through have 0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Added(dict[str, Any]):
 
 
 class Verdict(NamedTuple):
-    """What is wrong with what was added so far, and the targets of which everything is left out."""
+    """The faults found so far, and the targets whose records are all left out."""
 
     faults: Sequence[GptError] = ()
     bad: Container[int] = ()
 
 
 class Holding(Stage):
-    """A stage that can hold back what it writes, until `judge` says what may be written of it."""
+    """A stage that can hold its output back, until `judge` says which targets may be written."""
 
     judge: Callable[[], Verdict] = Verdict
     _held: Any = None
@@ -45,7 +45,7 @@ class Holding(Stage):
         self._held = self._held or SpooledTemporaryFile(SPOOL)
 
     def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, for it never changes
-        """Writes the faults, and what is held without the targets that are bad."""
+        """Write the faults, then all held records but those of bad targets."""
         held, self._held = self._held, None
         if held is None:
             return

@@ -224,7 +224,7 @@ class Search:
         return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
     def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:
-        """What the user named and no library so far has, and the targets for which that counts."""
+        """Yield a fault for each name that no library so far has, and the targets that it concerns."""
         for one in self._lists.faults():
             yield GptError(one.fact, one.where), self._wanted.targets
         for target in self._wanted.targets:

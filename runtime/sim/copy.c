@@ -103,7 +103,7 @@ static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
         return sim_issue(stream, &operation);
     enum place to = place_of(c->dstMemoryType, c->dstHost, c->dstDevice);
     enum place from = place_of(c->srcMemoryType, c->srcHost, c->srcDevice);
-    bool staged = from == IN_PAGEABLE && to == ON_DEVICE && // so its size is no more than that of memory
+    bool staged = from == IN_PAGEABLE && to == ON_DEVICE && // so it's no larger than device memory
                   c->WidthInBytes * c->Height * c->Depth <= STAGED;
     if (staged && !async && (status = sim_wait(stream)))
         return status;

@@ -52,7 +52,7 @@ WHEELS = (
 MOST = 600_000_000  # bytes of a wheel
 PYTHON = shutil.which("python3.12")  # the wheels that are fetched are for this version
 if PYTHON and subprocess.run([PYTHON, "--version"], capture_output=True, check=False).returncode:
-    PYTHON = None  # a shim without a Python behind it
+    PYTHON = None  # pyenv leaves a script of that name where it has no such Python
 TIMEOUT = 120  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"

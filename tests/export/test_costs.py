@@ -38,7 +38,7 @@ def test_what_probes_cost_and_what_ran_without_them_is_there(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_sum_that_no_column_holds_is_the_most_that_it_does(tmp_path):
+def test_a_sum_beyond_64_bits_is_clipped(tmp_path):
     lost = [records.make("unprobed", function=0, launches=(1 << 64) - 1, reason="closed")] * 2
     trace = forge.trace(*lost, **NS)
     found = write(tmp_path / "t.sqlite", trace)
