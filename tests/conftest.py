@@ -35,9 +35,9 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `make test-part` doesn't run for this commit."""
     if tiers.PART:
-        left = [item for item in items if not tiers.is_in_part(item)]
-        items[:] = [item for item in items if tiers.is_in_part(item)]
-        config.hook.pytest_deselected(items=left)
+        chosen = [item for item in items if tiers.is_in_part(item)]
+        config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")
