@@ -62,7 +62,7 @@ def test_a_program_in_c(tmp_path):
     launches = recipe(tmp_path, r"""cat traces/trace_*.jsonl | grep -E '^{' | \
         jq -c 'select(.type=="kernel" and .op=="launch") | .kernel' | LC_ALL=C sort | uniq -c""")  # fmt: skip
     assert launches == ["21", '"last"', str(21 * 64), '"layer"']
-    assert "65 launches that are the same" in done.stdout
+    assert "equal rounds of 65 launches; " in done.stdout
     trace = json.loads(next((tmp_path / "traces").glob("*.json")).read_text())
     names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
     assert names.count("cuLaunchKernel") == 21 * 65
@@ -78,7 +78,7 @@ def test_a_model_that_generates(tmp_path):
     times = stages(done.stdout)
     assert set(times) >= ALL
     assert times["Per token"] * 12 <= 1.5 * (times["Inference"] + times["Sync"] + times["Output Transfer"])
-    assert "22 launches that are the same" in done.stdout
+    assert "equal rounds of 22 launches; " in done.stdout
     (lines,) = (tmp_path / "traces").glob("*.jsonl")
     (before,), (after,) = (gpt.trace.open(path).processes for path in (lines.with_suffix(".mp"), lines))
     assert set(before.kernels().values()) == set(after.kernels().values())

@@ -11,10 +11,10 @@ from tests.runtime import hooked
 FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
 
 
-STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; main()'"
+STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; sys.exit(main())'"
 
 
-def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop"):
+def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop", arch="sm_90"):
     """The library with one kernel, or what a trace used."""
     used = used or folder.parent / "nothing.txt"
     if used.suffix == ".txt":
@@ -23,7 +23,7 @@ def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kern
     script = " | ".join(
         (
             f"{STAGE % 'extract'} {library}",
-            f"{STAGE % 'locate'} --used {used} {keep} --arch sm_90 {' '.join(options)}",
+            f"{STAGE % 'locate'} --used {used} {keep} --arch {arch} {' '.join(options)}",
             f"{STAGE % 'patch'} -o {folder} --mode {mode} --kernels {kernels}",
         )
     )

@@ -185,7 +185,7 @@ def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     patched = slim(library, tmp_path / "slim", *kernels, mode=mode, keep="^one$" if kernels else "^(one|two)$")
     if kernels:  # the code for sm_80 stays, so that this is found by what is lost of the cubin for sm_90
-        again = slim(library, tmp_path / "again", "--arch", "sm_80,sm_90", *kernels, mode=mode, keep="^one$")
+        again = slim(library, tmp_path / "again", *kernels, mode=mode, keep="^one$", arch="sm_80,sm_90")
         assert again.read_bytes() != patched.read_bytes()
         patched = again
     assert (patched.stat().st_size < library.stat().st_size - 4096) == (mode == "compact")
