@@ -38,7 +38,7 @@
 
 // Arguments
 
-static uint64_t read_value(const struct frame *frame, uint8_t where) {
+static uint64_t read_argument(const struct frame *frame, uint8_t where) {
     if (where & ARG_IN)
         return frame_arg(frame, where & ARG_MASK);
     if (where & ARG_OUT) {
@@ -64,10 +64,10 @@ static void read_copy(struct row_memory *row, const struct frame *frame, bool de
 }
 
 static void read_memory(struct row_memory *row, const struct frame *frame, const struct slot *slot) {
-    row->to = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
-    row->from = read_value(frame, slot->values[1]);
-    row->bytes = slot->values[2] & ARG_IN ? read_value(frame, slot->values[2]) : 0;
-    row->stream = read_value(frame, slot->values[3]);
+    row->to = slot->values[0] & ARG_IN ? read_argument(frame, slot->values[0]) : 0;
+    row->from = read_argument(frame, slot->values[1]);
+    row->bytes = slot->values[2] & ARG_IN ? read_argument(frame, slot->values[2]) : 0;
+    row->stream = read_argument(frame, slot->values[3]);
     switch (slot->special) {
     case SPECIAL_TIMES_2:
     case SPECIAL_TIMES_4:
@@ -163,8 +163,8 @@ static struct row *new_row(const struct frame *frame, const struct slot *slot) {
     switch (slot->layout) {
     case LAYOUT_OBJECT: {
         struct row_object *object = (struct row_object *)row;
-        object->object = slot->values[0] & ARG_IN ? read_value(frame, slot->values[0]) : 0;
-        object->stream = read_value(frame, slot->values[1]);
+        object->object = slot->values[0] & ARG_IN ? read_argument(frame, slot->values[0]) : 0;
+        object->stream = read_argument(frame, slot->values[1]);
         break;
     }
     case LAYOUT_MEMORY:
@@ -315,15 +315,15 @@ static void read_results(struct row *row, const struct frame *frame, const struc
     switch (slot->layout) {
     case LAYOUT_MEMORY:
         if (slot->values[0] & ARG_OUT)
-            memory->to = read_value(frame, slot->values[0]);
+            memory->to = read_argument(frame, slot->values[0]);
         if (slot->special == SPECIAL_COPY_2D || slot->special == SPECIAL_COPY_3D)
             read_copy(memory, frame, slot->special == SPECIAL_COPY_3D);
         if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
-            memory->bytes = read_value(frame, ARG_OUT | 1) * frame->args[3];
+            memory->bytes = read_argument(frame, ARG_OUT | 1) * frame->args[3];
         break;
     case LAYOUT_OBJECT:
         if (slot->values[0] & ARG_OUT)
-            ((struct row_object *)row)->object = read_value(frame, slot->values[0]);
+            ((struct row_object *)row)->object = read_argument(frame, slot->values[0]);
         break;
     case LAYOUT_LAUNCH:
         if (frame->counter)

@@ -24,7 +24,7 @@ struct known {
     char name[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct known *buckets[BUCKETS];
 static _Atomic unsigned all_asked; // the order by which all were
 
@@ -48,7 +48,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
     if (!added)
         return;
     added->function.order = asked ? function->order : 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&known_lock);
     struct known **at = bucket_of(function->handle), *known;
     while ((known = *at) && hook_is_alive(known->function.reference) &&
            known->function.handle != function->handle)
@@ -64,7 +64,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
         if (!asked)
             all_asked = 0;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&known_lock);
 }
 
 // Takes those off that are gone, and returns copies of those that are to be asked for here.
@@ -72,7 +72,7 @@ static struct known *collect(unsigned order) {
     struct known *found = NULL, *known, *copied;
     uint64_t context = hook_current_context();
     bool rest = false;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&known_lock);
     for (size_t i = 0; i < BUCKETS; i++)
         for (struct known **at = &buckets[i]; (known = *at);) {
             struct looked_up *function = &known->function;
@@ -94,7 +94,7 @@ static struct known *collect(unsigned order) {
         }
     if (!rest)
         all_asked = order;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&known_lock);
     return found;
 }
 
@@ -117,18 +117,18 @@ bool hook_is_meant(uint64_t handle) {
     const struct probed *found = hook_find_probed(handle);
     if (found && found->kernel)
         handle = found->kernel;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&known_lock);
     const struct known *known = *bucket_of(handle);
     while (known && (known->function.handle != handle || !hook_is_alive(known->function.reference)))
         known = known->next;
     bool meant = !known || hook_is_wanted(known->name, hook_order());
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&known_lock);
     return meant;
 }
 
 void hook_count_known(struct known_counts *counts) {
     const struct order *order = hook_order();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&known_lock);
     for (size_t i = 0; i < BUCKETS && order->identity; i++)
         for (const struct known *known = buckets[i]; known; known = known->next) {
             if (!hook_is_alive(known->function.reference))
@@ -142,5 +142,5 @@ void hook_count_known(struct known_counts *counts) {
             const struct probed *probed = hook_find_probed(known->function.handle);
             *(!probed ? &counts->pending : probed->refused ? &counts->refused : &counts->probed) += 1;
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&known_lock);
 }

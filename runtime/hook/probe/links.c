@@ -28,8 +28,8 @@ struct link {
     char digest[65];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct link *all;
+static pthread_mutex_t links_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct link *links;
 
 static void drop(struct link **at) {
     struct link *gone = *at;
@@ -39,8 +39,8 @@ static void drop(struct link **at) {
 }
 
 // The link that is under way; the lock is held.
-static struct link **find(uint64_t state) {
-    struct link **at = &all;
+static struct link **find_link(uint64_t state) {
+    struct link **at = &links;
     while (*at && (*at)->state != state)
         at = &(*at)->next;
     return at;
@@ -57,27 +57,27 @@ void hook_after_link_begun(struct frame *frame) {
         hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && state ? calloc(1, sizeof(*link)) : NULL;
     if (!link)
         return;
-    pthread_mutex_lock(&lock);
-    struct link **old = find(*state);
+    pthread_mutex_lock(&links_lock);
+    struct link **old = find_link(*state);
     if (*old)
         drop(old);
     link->state = *state;
-    link->next = all;
-    all = link;
-    pthread_mutex_unlock(&lock);
+    link->next = links;
+    links = link;
+    pthread_mutex_unlock(&links_lock);
 }
 
 static void add_part(uint64_t state, int type, const void *data, size_t size) {
     if (type == CU_JIT_INPUT_LIBRARY)
         return;
-    pthread_mutex_lock(&lock);
-    struct link *link = *find(state);
+    pthread_mutex_lock(&links_lock);
+    struct link *link = *find_link(state);
     if (link && ++link->parts == 1 && type == CU_JIT_INPUT_PTX && size <= MOST_TEXT &&
         hook_is_readable(data, size))
         gpt_add(&link->text, data, size);
     else if (link)
         gpt_empty(&link->text);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&links_lock);
 }
 
 // cuLinkAddData
@@ -105,7 +105,7 @@ void hook_after_link_file(struct frame *frame) {
 // Too many results: the oldest, which are the last, go.
 static void shrink(void) {
     unsigned count = 0;
-    for (struct link **at = &all; *at;)
+    for (struct link **at = &links; *at;)
         if (!(*at)->state && ++count > MOST_RESULTS)
             drop(at);
         else
@@ -123,29 +123,29 @@ void hook_after_link(struct frame *frame) {
         return;
     made->size = image.size;
     gpt_sha256(image.start, image.size, made->digest);
-    pthread_mutex_lock(&lock);
-    const struct link *link = *find(frame->args[0]);
+    pthread_mutex_lock(&links_lock);
+    const struct link *link = *find_link(frame->args[0]);
     if (link && link->text.size)
         gpt_add(&made->text, link->text.data, link->text.size);
-    made->next = all;
-    all = made;
+    made->next = links;
+    links = made;
     shrink();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&links_lock);
 }
 
 // cuLinkDestroy
 void hook_after_link_end(struct frame *frame) {
-    pthread_mutex_lock(&lock);
-    struct link **at = find(frame->args[0]);
+    pthread_mutex_lock(&links_lock);
+    struct link **at = find_link(frame->args[0]);
     if (frame->args[0] && (CUresult)frame->rax == CUDA_SUCCESS && *at)
         drop(at);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&links_lock);
 }
 
 bool hook_find_linked(const struct image *image, struct gpt_bytes *text) {
     char digest[65] = "";
-    pthread_mutex_lock(&lock);
-    const struct link *link = all;
+    pthread_mutex_lock(&links_lock);
+    const struct link *link = links;
     for (; link; link = link->next) {
         if (link->state || link->size != image->size)
             continue;
@@ -156,6 +156,6 @@ bool hook_find_linked(const struct image *image, struct gpt_bytes *text) {
     }
     if (link && link->text.size)
         gpt_add(text, link->text.data, link->text.size);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&links_lock);
     return link != NULL;
 }

@@ -43,7 +43,7 @@ static bool is_told(const struct question *kept, const struct question *asked) {
            hook_is_alive(kept->reference);
 }
 
-static void keep(struct question *asked, uint64_t told) {
+static void keep_answer(struct question *asked, uint64_t told) {
     struct object_view view;
     struct question *at, *made = NULL;
     _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
@@ -162,7 +162,7 @@ static void lower(const struct frame *frame, struct question *question) {
     if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
     if (may_come(question->handle))
-        keep(question, (uint64_t)*answer);
+        keep_answer(question, (uint64_t)*answer);
 }
 
 // cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, shared, flags)
@@ -183,7 +183,7 @@ void hook_after_shared(struct frame *frame) {
         return;
     question.shared = *answer;
     uint64_t blocks = (uint32_t)frame->args[2], fit = count_both(question.handle, other.function, &question);
-    keep(&question, fit < blocks ? fit : blocks);
+    keep_answer(&question, fit < blocks ? fit : blocks);
 }
 
 // cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): of the kernel
@@ -208,7 +208,7 @@ void hook_after_block_size(struct frame *frame) {
     if (with && fit)
         *grid = (int)((uint64_t)found[0] / with * fit), *threads = found[1];
     if (may_come(question.handle))
-        keep(&question, fit);
+        keep_answer(&question, fit);
 }
 
 // cuOccupancyMaxPotentialClusterSize(size, function, config), cuOccupancyMaxActiveClusters(count, ...)

@@ -40,7 +40,7 @@ struct pending {
     char name[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
 static _Atomic unsigned count; // of all
 static unsigned asked_count;
@@ -54,14 +54,14 @@ void hook_end_burst(void) {
 // Adds the time from `start` on, which threads that wait together spend once.
 static void spend(uint64_t start) {
     uint64_t now = gpt_now();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&pending_lock);
     uint64_t from = atomic_load(&waited_until);
     from = from > start ? from : start;
     if (now > from) {
         atomic_fetch_add(&spent, now - from);
         atomic_store(&waited_until, now);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&pending_lock);
 }
 
 // Entries
@@ -81,7 +81,7 @@ static struct pending *find(uint64_t handle, unsigned registers) {
 
 // The thread is done with an entry, which goes if it is `finished`.
 static void release(struct pending *pending, bool finished) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&pending_lock);
     pending->busy = false;
     struct pending **at = &all;
     while (*at != pending)
@@ -91,7 +91,7 @@ static void release(struct pending *pending, bool finished) {
         count--;
         asked_count -= pending->asked;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&pending_lock);
     if (finished)
         free(pending);
 }
@@ -104,11 +104,11 @@ static bool is_here(const struct pending *pending) {
 static bool ask(struct pending *pending) {
     struct rlimit files;
     rlim_t most = getrlimit(RLIMIT_NOFILE, &files) ? 0 : files.rlim_cur / SHARE;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&pending_lock);
     bool room = asked_count <= most && asked_count < MOST_ASKED;
     asked_count += room;
     pending->asked = room;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&pending_lock);
     const char *fault = room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
     if (fault)
         hook_refuse(&pending->function, fault);
@@ -164,7 +164,7 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
     pending->function = *function;
     pending->busy = true;
     strcpy(pending->name, name);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&pending_lock);
     bool first = !find(function->handle, function->registers) &&
                  (function->registers || !hook_find_probed(function->handle));
     if (first) {
@@ -172,7 +172,7 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
         all = pending;
         count++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&pending_lock);
     if (!first) {
         free(pending);
         return;
@@ -191,12 +191,12 @@ void hook_ask_later(const struct looked_up *function, const char *name) { ask_fo
 // is another thread's or another context's to take it.
 static bool look_after(uint64_t handle, int *socket) {
     *socket = -1;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&pending_lock);
     struct pending *pending = find(handle, 0);
     bool there = pending != NULL, mine = there && !pending->busy && is_here(pending);
     if (mine)
         pending->busy = true;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&pending_lock);
     if (!mine)
         return there;
     bool finished = take(pending);
@@ -227,7 +227,7 @@ void hook_finish_lookups(void) {
     if (!atomic_load_explicit(&count, memory_order_acquire))
         return;
     for (uint64_t pass = atomic_fetch_add(&passes, 1) + 1;;) {
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&pending_lock);
         struct pending *pending = all;
         while (pending && (pending->busy || pending->pass >= pass ||
                            (!is_here(pending) && is_wanted(&pending->function))))
@@ -236,7 +236,7 @@ void hook_finish_lookups(void) {
             pending->busy = true;
             pending->pass = pass;
         }
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&pending_lock);
         if (!pending)
             break;
         release(pending, take(pending));

@@ -44,8 +44,8 @@ static const char CLOSED[] = "it is a library of NVIDIA's whose code is closed",
                   NO_PTX[] = "no PTX comes with it", LINKED[] = "it was linked, and not of one PTX module",
                   CHANGED[] = "its file was changed since it was loaded",
                   UNREADABLE[] = "its image cannot be read", NO_MEMORY[] = "memory ran out";
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct loaded *all;
+static pthread_mutex_t sources_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct loaded *sources;
 
 // Whether a module has PTX. The driver has read the image, but its headers may claim more than is there.
 
@@ -168,8 +168,8 @@ static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset)
 // What is gone is forgotten when something comes.
 static void add(struct loaded *added) {
     struct stat status;
-    pthread_mutex_lock(&lock);
-    for (struct loaded **at = &all, *loaded; (loaded = *at);)
+    pthread_mutex_lock(&sources_lock);
+    for (struct loaded **at = &sources, *loaded; (loaded = *at);)
         if (hook_is_alive(loaded->reference))
             at = &loaded->next;
         else {
@@ -181,9 +181,9 @@ static void add(struct loaded *added) {
             free(loaded->path);
             free(loaded);
         }
-    added->next = all;
-    all = added;
-    pthread_mutex_unlock(&lock);
+    added->next = sources;
+    sources = added;
+    pthread_mutex_unlock(&sources_lock);
 }
 
 static struct loaded *new_loaded(const struct frame *frame) {
@@ -268,10 +268,10 @@ void hook_after_load_file(struct frame *frame) {
 // Questions
 
 // What a function or kernel was loaded with; the lock is held. NULL: it is not known.
-static struct loaded *find(uint64_t function) {
+static struct loaded *find_source(uint64_t function) {
     struct object_view view;
     for (uint64_t handle = function; handle && hook_object_look(handle, &view); handle = view.parent)
-        for (struct loaded *loaded = all; loaded; loaded = loaded->next)
+        for (struct loaded *loaded = sources; loaded; loaded = loaded->next)
             if (loaded->handle == handle && hook_is_alive(loaded->reference))
                 return loaded;
     return NULL;
@@ -293,14 +293,14 @@ static void digest(struct loaded *loaded) {
 static const char UNKNOWN[] = "where its code comes from is not known";
 
 const char *hook_digest_source(uint64_t function, char to[65]) {
-    pthread_mutex_lock(&lock);
-    struct loaded *loaded = find(function);
+    pthread_mutex_lock(&sources_lock);
+    struct loaded *loaded = find_source(function);
     const char *refused = loaded ? loaded->refused : UNKNOWN;
     if (!refused && !*loaded->digest)
         digest(loaded);
     if (!refused)
         memcpy(to, loaded->digest, sizeof(loaded->digest));
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&sources_lock);
     return refused;
 }
 
@@ -338,11 +338,11 @@ const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct 
     struct object_view view;
     *file = -1;
     asked->module = hook_object_look(function, &view) ? view.module : 0;
-    pthread_mutex_lock(&lock);
-    struct loaded *loaded = find(function);
+    pthread_mutex_lock(&sources_lock);
+    struct loaded *loaded = find_source(function);
     const char *refused = !loaded           ? UNKNOWN
                           : loaded->refused ? loaded->refused
                                             : add_request(loaded, asked, request, file);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&sources_lock);
     return refused;
 }

@@ -122,7 +122,7 @@ struct machine {
     bool bad;
 };
 
-static void set_place(struct machine *machine, uint64_t of, enum place place, int64_t at) {
+static void set_place(struct machine *machine, uint64_t of, enum saved_at place, int64_t at) {
     if (of == RETURN && (place != AT_CFA || at != -8)) {
         machine->now.outermost = true; // undefined; or kept where nobody else keeps it
     } else if (of == RBP) {
@@ -137,7 +137,7 @@ static void set_cfa(struct machine *machine, uint64_t from, int64_t distance) {
     machine->bad |= !fits(distance);
 }
 
-static uint64_t number_of(const struct machine *machine) {
+static uint64_t cfa_register(const struct machine *machine) {
     return machine->now.how == FROM_RBP ? RBP : machine->now.how == FROM_RSP ? RSP : RETURN;
 }
 
@@ -168,7 +168,7 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
         set_place(machine, take_leb(bytes, false), LOST, 0);
         break;
     case 0x08: // same_value
-        set_place(machine, take_leb(bytes, false), SAME, 0);
+        set_place(machine, take_leb(bytes, false), UNCHANGED, 0);
         break;
     case 0x09: // register
         of = take_leb(bytes, false);
@@ -193,7 +193,7 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
         set_cfa(machine, take_leb(bytes, false), machine->now.distance);
         break;
     case 0x0e: // def_cfa_offset
-        set_cfa(machine, number_of(machine), (int64_t)take_leb(bytes, false));
+        set_cfa(machine, cfa_register(machine), (int64_t)take_leb(bytes, false));
         break;
     case 0x0f: // def_cfa_expression
         machine->now.how =
@@ -213,7 +213,7 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
         set_cfa(machine, of, take_scaled(bytes, true, data));
         break;
     case 0x13: // def_cfa_offset_sf
-        set_cfa(machine, number_of(machine), take_scaled(bytes, true, data));
+        set_cfa(machine, cfa_register(machine), take_scaled(bytes, true, data));
         break;
     case 0x16: // val_expression
         of = take_leb(bytes, false);

@@ -6,11 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum place { SAME, AT_CFA, AT_RBP, LOST };
+enum saved_at { UNCHANGED, AT_CFA, AT_RBP, LOST };
 struct rule { // how the frame's address (CFA) is found, and what the caller has; distances have 24 bits
     enum { FROM_RSP, FROM_RBP, LOADED_FROM_RBP, NO_CFA } how;
     int32_t distance;
-    enum place rbp; // where the caller's is
+    enum saved_at rbp; // where the caller's is
     int32_t rbp_at;
     bool outermost; // nobody called it
 };

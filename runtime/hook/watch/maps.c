@@ -52,7 +52,7 @@ static char *next_line(struct maps *maps) {
     }
 }
 
-static uint64_t read_number(char **at, unsigned base) {
+static uint64_t take_number(char **at, unsigned base) {
     uint64_t number = 0;
     for (;; ++*at) {
         unsigned digit = (unsigned char)**at;
@@ -67,12 +67,12 @@ bool hook_next_mapping(struct maps *maps, struct mapping *mapping) {
     char *at = maps ? next_line(maps) : NULL; // "7f00-7f80 r-xp 1000 08:01 1234    /path"
     if (!at)
         return false;
-    mapping->start = read_number(&at, 16), at++;
-    mapping->end = read_number(&at, 16), at += strlen(" r-xp ");
-    mapping->offset = read_number(&at, 16), at++;
-    read_number(&at, 16), at++;
-    read_number(&at, 16), at++;
-    mapping->inode = read_number(&at, 10);
+    mapping->start = take_number(&at, 16), at++;
+    mapping->end = take_number(&at, 16), at += strlen(" r-xp ");
+    mapping->offset = take_number(&at, 16), at++;
+    take_number(&at, 16), at++;
+    take_number(&at, 16), at++;
+    mapping->inode = take_number(&at, 10);
     mapping->path = at + strspn(at, " ");
     return true;
 }

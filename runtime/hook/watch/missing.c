@@ -37,7 +37,7 @@ static const void *image_of(uint64_t handle) {
     return view.image;
 }
 
-struct place { // of an image
+struct cut_image { // of an image
     const void *start;
     const char *path; // of the file whose mapping holds it, or NULL
     uint64_t offset;
@@ -145,9 +145,9 @@ static bool was_patched(const char *path) {
     return !access(original, F_OK);
 }
 
-static void find_place(const void *start, struct place *place) {
+static void find_place(const void *start, struct cut_image *place) {
     struct fatbin_wrapper wrapper;
-    *place = (struct place){.start = start};
+    *place = (struct cut_image){.start = start};
     if (!start)
         return;
     if (hook_peek(start, &wrapper, sizeof(wrapper)) && wrapper.magic == FATBIN_WRAPPER_MAGIC)
@@ -169,7 +169,7 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
 }
 
 // Returns false if it was said before.
-static bool tell(const struct frame *frame, const struct place *place, const char *kernel) {
+static bool tell(const struct frame *frame, const struct cut_image *place, const char *kernel) {
     uint32_t said;
     if (!is_new(kernel, place->start, &said))
         return false;
@@ -237,7 +237,7 @@ static const char *ask_name(uint64_t handle) {
 // is for. What was launched for the first time last is that kernel, most probably.
 static void on_illegal_instruction(const struct frame *frame) {
     static _Atomic bool told;
-    struct place place;
+    struct cut_image place;
     if (!hook_this_thread() || atomic_exchange(&told, true))
         return;
     uint64_t handle = hook_function_with_id(hook_newest_launch());
@@ -256,7 +256,7 @@ void hook_on_failure(struct frame *frame) {
     }
     handler *kind = frame->slot->on_return;
     bool none = status == CUDA_ERROR_NO_BINARY_FOR_GPU;
-    struct place place;
+    struct cut_image place;
     if (!none && status != CUDA_ERROR_NOT_FOUND && status != CUDA_ERROR_INVALID_IMAGE)
         return;
     if (!hook_this_thread())
@@ -266,7 +266,7 @@ void hook_on_failure(struct frame *frame) {
         if (place.cut)
             tell(frame, &place, NULL);
     } else if (kind == hook_on_module_file && frame->args[1] && none) {
-        place = (struct place){.path = (const char *)frame->args[1]};
+        place = (struct cut_image){.path = (const char *)frame->args[1]};
         if (was_patched(place.path))
             tell(frame, &place, NULL);
     } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame->args[2]) {

@@ -149,14 +149,14 @@ const char *hook_nvtx_text(const void *handle) {
 
 static struct {
     _Atomic uint64_t ours, theirs; // ours is 0 where nothing is, and the largest while it is written
-} ids[IDS];
+} started[IDS];
 
 void hook_nvtx_remember(uint64_t theirs, uint64_t ours) {
     for (size_t i = 0, at = place(theirs); i < NEAR; i++) {
         uint64_t none = 0;
-        if (atomic_compare_exchange_strong(&ids[(at + i) % IDS].ours, &none, UINT64_MAX)) {
-            atomic_store(&ids[(at + i) % IDS].theirs, theirs);
-            atomic_store(&ids[(at + i) % IDS].ours, ours);
+        if (atomic_compare_exchange_strong(&started[(at + i) % IDS].ours, &none, UINT64_MAX)) {
+            atomic_store(&started[(at + i) % IDS].theirs, theirs);
+            atomic_store(&started[(at + i) % IDS].ours, ours);
             return;
         }
     }
@@ -164,9 +164,9 @@ void hook_nvtx_remember(uint64_t theirs, uint64_t ours) {
 
 uint64_t hook_nvtx_recall(uint64_t theirs) {
     for (size_t i = 0, at = place(theirs); i < NEAR; i++) {
-        uint64_t ours = atomic_load(&ids[(at + i) % IDS].ours);
-        if (ours && ours != UINT64_MAX && atomic_load(&ids[(at + i) % IDS].theirs) == theirs &&
-            atomic_compare_exchange_strong(&ids[(at + i) % IDS].ours, &ours, 0))
+        uint64_t ours = atomic_load(&started[(at + i) % IDS].ours);
+        if (ours && ours != UINT64_MAX && atomic_load(&started[(at + i) % IDS].theirs) == theirs &&
+            atomic_compare_exchange_strong(&started[(at + i) % IDS].ours, &ours, 0))
             return ours;
     }
     return 0;

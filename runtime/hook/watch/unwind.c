@@ -99,7 +99,7 @@ static bool step(struct context *context, struct window *window) {
     if (cfa <= context->sp || cfa % 8 || !read_word(window, cfa - 8, &context->pc))
         return false;
     uint64_t at = (rule.rbp == AT_CFA ? cfa : base) + (uint64_t)(int64_t)rule.rbp_at;
-    if (rule.rbp != SAME && (rule.rbp == LOST || !read_word(window, at, &context->rbp)))
+    if (rule.rbp != UNCHANGED && (rule.rbp == LOST || !read_word(window, at, &context->rbp)))
         context->rbp = 0; // a rule that needs it fails
     context->sp = cfa;
     return context->pc != 0;

@@ -26,21 +26,21 @@ struct note {
 };
 
 static const char *notes; // the names of the files begin so
-static pid_t root;
+static pid_t root_pid;
 static uint64_t device, inode; // of the standard error that the run began with
 
 void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) {
     device = error_device, inode = error_inode;
     const char *path = hook_keep_variable("GPT_HOOK_NOTES");
     notes = path && *path == '/' ? path : NULL;
-    root = of_run;
+    root_pid = of_run;
 }
 
 // Whether the root process is another user's by now, who would not believe a note of ours.
-static bool is_foreign(void) { return kill(root, 0) && errno == EPERM; }
+static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
 
 // The root process is there, so the note will be removed.
-bool hook_notes_losses(void) { return notes && (!kill(root, 0) || errno == EPERM); }
+bool hook_notes_losses(void) { return notes && (!kill(root_pid, 0) || errno == EPERM); }
 
 static void name_note(enum loss loss, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s.%d", notes, (int)loss);
@@ -57,7 +57,7 @@ static void describe(enum loss loss, const struct note *note, char *text, size_t
              loss == LOSS_DROPPED ? "" : ":", note->how, advice_of(loss));
 }
 
-static void say(enum loss loss, const struct note *note) {
+static void say_lost(enum loss loss, const struct note *note) {
     char line[2 * TEXT] = "gpt-hook: warning: ";
     struct stat error;
     if (fstat(STDERR_FILENO, &error) || error.st_dev != device || error.st_ino != inode)
@@ -76,11 +76,11 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
     name_note(loss, path);
     int file = gpt_create(AT_FDCWD, path, O_WRONLY, 0600);
     if (file < 0 && errno != EEXIST) // the folder isn't for this user, say
-        say(loss, &note);
+        say_lost(loss, &note);
     if (file < 0)
         return;
     if (is_foreign()) // the file stays, so that the next one is silent
-        say(loss, &note);
+        say_lost(loss, &note);
     else if (write(file, &note, sizeof(note)) != sizeof(note))
         unlink(path);
     close(file);

@@ -89,7 +89,7 @@ static bool is_out_of_reach(const struct trace_totals *found) {
     return found->fault && (found->fault != ENOENT || (hook_live && *hook_live->path));
 }
 
-static void say(const struct trace_totals *found) {
+static void say_totals(const struct trace_totals *found) {
     static char line[PATH_MAX + 256];
     struct quantity size = quantity_of(found->bytes), most = quantity_of(found->most),
                     needed = quantity_of(found->needed);
@@ -166,7 +166,7 @@ void hook_report(void) {
     if (root.streams) {
         say_loss(NULL, LOSS_RIGHTS);
     } else {
-        say(hook_reread(root.path));
+        say_totals(hook_reread(root.path));
     }
     if (opened)
         close(STDERR_FILENO);
