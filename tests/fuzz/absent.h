@@ -6,8 +6,7 @@
 
 #include "harness.h"
 #include "hook/watch/watched.h"
-#include "hook/write/record.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 
 struct live *hook_live;
 struct watched *hook_watched;

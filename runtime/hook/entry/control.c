@@ -29,12 +29,7 @@
 #include "hook/probe/settings.h"
 #include "hook/probe/unprobed.h"
 #include "hook/watch/watched.h"
-#include "hook/write/counts.h"
-#include "hook/write/errors.h"
-#include "hook/write/file.h"
-#include "hook/write/live.h"
-#include "hook/write/recording.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "switch.h"
 
 enum { UNSHARE = 2 };       // CLOSE_RANGE_UNSHARE

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include "hook/probe/launch.h"
-#include "hook/write/compiler.h"
-#include "hook/write/report.h"
-#include "hook/write/trace.h"
+#include "hook/write/write.h"
 #include "libc.h"
 #include "scopes.h"
 #include "setup.h"

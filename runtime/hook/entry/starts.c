@@ -18,10 +18,7 @@
 #include "common/unwatchable.h"
 #include "hook/probe/memusage.h"
 #include "hook/probe/unprobed.h"
-#include "hook/write/compiler.h"
-#include "hook/write/lost.h"
-#include "hook/write/report.h"
-#include "hook/write/trace.h"
+#include "hook/write/write.h"
 #include "libc.h"
 
 static const char *find_variable(char *const *environment, const char *name) {

@@ -60,7 +60,7 @@
 #ifndef __ASSEMBLER__
 
 #include "hook/watch/call.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 
 extern struct slot hook_slots[SLOTS];
 extern const char hook_stubs[], hook_stubs_end[];

@@ -5,7 +5,7 @@
 
 #include "decode.h"
 #include "hook/watch/captures.h"
-#include "hook/write/recording.h"
+#include "hook/write/write.h"
 #include "stub.h"
 #include "switch.h"
 

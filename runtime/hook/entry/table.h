@@ -10,7 +10,7 @@
 #include <fnmatch.h>
 
 #include "decode.h"
-#include "hook/write/layout.h"
+#include "hook/write/write.h"
 
 #define IN(n) (ARG_IN | (n))
 #define OUT(n) (ARG_OUT | (n))

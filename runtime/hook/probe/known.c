@@ -10,7 +10,7 @@
 
 #include "common/control.h"
 #include "hook/watch/contexts.h"
-#include "hook/write/recording.h"
+#include "hook/write/write.h"
 #include "known.h"
 #include "load.h"
 #include "pending.h"

@@ -14,7 +14,7 @@
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
-#include "hook/write/calm.h"
+#include "hook/write/write.h"
 #include "load.h"
 #include "occupancy.h"
 #include "ours.h"

@@ -6,7 +6,7 @@
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
 #include "hook/watch/driver.h"
-#include "hook/write/recording.h"
+#include "hook/write/write.h"
 #include "known.h"
 #include "launch.h"
 #include "lookup.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "arguments.h"
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 #include "memusage.h"
 #include "parts.h"
 #include "unprobed.h"

@@ -17,7 +17,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/contexts.h"
-#include "hook/write/calm.h"
+#include "hook/write/write.h"
 #include "known.h"
 #include "lookup.h"
 #include "pending.h"

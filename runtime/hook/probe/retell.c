@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 #include "retell.h"
 
 uint64_t hook_number_of_map(const struct woven *woven, uint64_t id) {

@@ -8,9 +8,7 @@
 #include "common/broker.h"
 #include "common/control.h"
 #include "common/selection.h"
-#include "hook/write/naming.h"
-#include "hook/write/recording.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "settings.h"
 
 _Atomic bool hook_probing;

@@ -4,7 +4,7 @@
 // for nothing.
 
 #include "turns.h"
-#include "hook/write/calm.h"
+#include "hook/write/write.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 #include "unprobed.h"
 
 enum { BUCKETS = 1 << 12 };

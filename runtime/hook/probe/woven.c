@@ -8,7 +8,7 @@
 
 #include "hook/watch/modules.h"
 #include "hook/watch/watched.h"
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 #include "retell.h"
 #include "unpack.h"
 #include "woven.h"

@@ -9,7 +9,7 @@
 #include "devices.h"
 #include "driver.h"
 #include "gputime.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "objects.h"
 #include "streamops.h"
 #include "watched.h"

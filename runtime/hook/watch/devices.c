@@ -7,8 +7,7 @@
 #include "cuda_abi.h"
 #include "devices.h"
 #include "driver.h"
-#include "hook/write/record.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "watched.h"
 
 #define WARP 32 // threads

@@ -11,12 +11,7 @@
 #include "call.h"
 #include "cuda_abi.h"
 #include "gputime.h"
-#include "hook/write/calm.h"
-#include "hook/write/clock.h"
-#include "hook/write/layout.h"
-#include "hook/write/reference.h"
-#include "hook/write/rows.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "streamops.h"
 #include "watched.h"
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "call.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 
 extern bool hook_gpu_time;
 void hook_gpu_begin(struct frame *frame);

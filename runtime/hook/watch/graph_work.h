@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 
 #define MAX_OPERATIONS 1024 // different ones of a graph
 

@@ -12,9 +12,7 @@
 #include "driver.h"
 #include "graph_work.h"
 #include "graphs.h"
-#include "hook/write/clock.h"
-#include "hook/write/record.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "modules.h"
 #include "objects.h"
 

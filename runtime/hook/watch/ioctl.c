@@ -12,12 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "hook/write/clock.h"
-#include "hook/write/layout.h"
-#include "hook/write/record.h"
-#include "hook/write/recording.h"
-#include "hook/write/rows.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "ioctl.h"
 
 #define DEVICES "/dev/nvidia"

@@ -19,9 +19,7 @@
 
 #include "build_id.h"
 #include "cuda_abi.h"
-#include "hook/write/calm.h"
-#include "hook/write/record.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "libs.h"
 #include "linker.h"
 #include "maps.h"

@@ -8,11 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hook/write/clock.h"
-#include "hook/write/compiler.h"
-#include "hook/write/record.h"
-#include "hook/write/recording.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "nvtxnext.h"
 #include "nvtxrange.h"
 

@@ -5,7 +5,7 @@
 
 #include <wchar.h>
 
-#include "hook/write/record.h"
+#include "hook/write/write.h"
 #include "nvtx_abi.h"
 
 #define NVTX_NAME_MAX 1024

@@ -7,8 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "hook/write/calm.h"
-#include "hook/write/reference.h"
+#include "hook/write/write.h"
 #include "objects.h"
 #include "watched.h"
 

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hook/write/reference.h"
+#include "hook/write/write.h"
 
 enum object_kind {
     OBJECT_NONE,

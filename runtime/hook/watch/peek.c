@@ -12,7 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "hook/write/compiler.h"
+#include "hook/write/write.h"
 #include "peek.h"
 
 // A sanitizer asks for symbols before it is ready for code of its own, and stands before functions of libc.

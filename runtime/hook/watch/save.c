@@ -16,9 +16,7 @@
 #include <unistd.h>
 
 #include "common/own.h"
-#include "hook/write/errors.h"
-#include "hook/write/file.h"
-#include "hook/write/naming.h"
+#include "hook/write/write.h"
 #include "images.h"
 
 static const char *folder;

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 
 #include "call.h"
-#include "hook/write/record.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "libs.h"
 #include "sites.h"
 #include "unwind.h"

@@ -6,9 +6,7 @@
 #include "call.h"
 #include "cuda_abi.h"
 #include "driver.h"
-#include "hook/write/layout.h"
-#include "hook/write/reference.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "objects.h"
 #include "streamops.h"
 

@@ -11,7 +11,7 @@
 
 #include "call.h"
 #include "cuda_abi.h"
-#include "hook/write/reference.h"
+#include "hook/write/write.h"
 
 struct thread;
 

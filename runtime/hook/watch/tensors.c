@@ -8,11 +8,7 @@
 #include <string.h>
 
 #include "driver.h"
-#include "hook/write/clock.h"
-#include "hook/write/live.h"
-#include "hook/write/record.h"
-#include "hook/write/recording.h"
-#include "hook/write/thread.h"
+#include "hook/write/write.h"
 #include "tensors.h"
 
 enum { TEXT_BYTES = 1023, DIMS = 64 };

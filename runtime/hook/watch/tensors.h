@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "hook/write/compiler.h"
+#include "hook/write/write.h"
 
 // A tensor is there, under this name. `id` is a number that the program gives it, and is not given again;
 // under another name it has the same. `address` is that of its lowest byte, `bytes` how many there are from

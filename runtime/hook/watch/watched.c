@@ -1,5 +1,5 @@
 #include "watched.h"
-#include "hook/write/trace.h"
+#include "hook/write/write.h"
 
 struct watched *hook_watched;
 

@@ -14,9 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "bus.h"
-#include "errors.h"
-#include "live.h"
+#include "write.h"
 
 static struct sigaction dispositions[2]; // of the program
 static _Atomic unsigned current;

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "calm.h"
+#include "write.h"
 
 static __thread __attribute__((tls_model("initial-exec"))) bool calm;
 static __thread __attribute__((tls_model("initial-exec"))) struct calm outer; // while it is

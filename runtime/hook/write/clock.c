@@ -5,7 +5,7 @@
 #include <cpuid.h>
 #include <time.h>
 
-#include "clock.h"
+#include "write.h"
 
 bool hook_has_tsc;
 

@@ -5,14 +5,8 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
-#include "calm.h"
 #include "chunk.h"
-#include "counts.h"
-#include "file.h"
-#include "live.h"
-#include "record.h"
-#include "reference.h"
-#include "thread.h"
+#include "write.h"
 
 #define COUNTS(id_)                                                                                          \
     {                                                                                                        \

@@ -4,10 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
 #include "common/selection.h"
-#include "coverage.h"
 #include "say.h"
+#include "write.h"
 
 enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
 

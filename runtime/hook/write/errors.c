@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "errors.h"
-#include "live.h"
 #include "say.h"
+#include "write.h"
 
 const char *hook_folder;
 

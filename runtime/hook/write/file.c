@@ -18,14 +18,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "bus.h"
-#include "calm.h"
 #include "chunk.h"
-#include "errors.h"
-#include "file.h"
 #include "folder.h"
-#include "live.h"
-#include "thread.h"
+#include "write.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -7,9 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "header.h"
-#include "record.h"
+#include "write.h"
 
 // The command line of this process, at most 64 KiB of it.
 static size_t read_command(struct gpt_str *words, size_t count, char *text, size_t size) {

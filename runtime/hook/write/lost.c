@@ -15,9 +15,8 @@
 
 #include "common/own.h"
 #include "common/private.h"
-#include "lost.h"
-#include "naming.h"
 #include "say.h"
+#include "write.h"
 
 enum { TEXT = 512 };
 

@@ -11,12 +11,8 @@
 #include <unistd.h>
 
 #include "common/own.h"
-#include "errors.h"
-#include "file.h"
-#include "live.h"
-#include "naming.h"
-#include "others.h"
 #include "template.h"
+#include "write.h"
 
 const char *hook_keep_variable(const char *name) {
     const char *value = getenv(name);

@@ -11,14 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "bus.h"
 #include "chunk.h"
-#include "file.h"
-#include "header.h"
-#include "live.h"
-#include "others.h"
-#include "record.h"
-#include "thread.h"
+#include "write.h"
 
 uint64_t hook_run;
 

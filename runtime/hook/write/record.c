@@ -5,12 +5,7 @@
 #include <string.h>
 
 #include "chunk.h"
-#include "clock.h"
-#include "compiler.h"
-#include "file.h"
-#include "live.h"
-#include "record.h"
-#include "thread.h"
+#include "write.h"
 
 TLS bool hook_writing;
 

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "clock.h"
-#include "record.h"
-#include "recording.h"
+#include "write.h"
 
 _Atomic bool hook_recording = true;
 struct periods hook_periods;

@@ -16,17 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "calm.h"
 #include "common/selection.h"
-#include "coverage.h"
-#include "errors.h"
-#include "live.h"
-#include "lost.h"
-#include "naming.h"
-#include "report.h"
-#include "reread.h"
 #include "say.h"
-#include "thread.h"
+#include "write.h"
 
 static struct {
     int pid;                          // of the root process, 0 if nothing is to be said

@@ -13,11 +13,8 @@
 
 #include "chunk.h"
 #include "common/selection.h"
-#include "counts.h"
-#include "coverage.h"
-#include "layout.h"
-#include "reread.h"
 #include "unpack.h"
+#include "write.h"
 
 #define AHEAD 512 // bytes that are seen of a value: names are shorter
 #define DEPTH 16  // how far children's children are followed

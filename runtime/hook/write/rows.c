@@ -4,11 +4,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#include "calm.h"
-#include "layout.h"
-#include "record.h"
-#include "rows.h"
-#include "thread.h"
+#include "write.h"
 
 // Layouts of rows
 

@@ -11,16 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "bus.h"
-#include "calm.h"
 #include "chunk.h"
-#include "compiler.h"
-#include "errors.h"
-#include "file.h"
-#include "layout.h"
-#include "live.h"
-#include "rows.h"
-#include "thread.h"
+#include "write.h"
 
 TLS struct thread *hook_thread;
 TLS const void *hook_calling;

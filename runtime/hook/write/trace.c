@@ -9,21 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "bus.h"
-#include "calm.h"
 #include "chunk.h"
-#include "clock.h"
-#include "compiler.h"
-#include "errors.h"
-#include "file.h"
-#include "header.h"
-#include "live.h"
-#include "naming.h"
-#include "others.h"
-#include "record.h"
-#include "recording.h"
-#include "thread.h"
-#include "trace.h"
+#include "write.h"
 
 struct live *hook_live;
 static TLS bool busy; // this thread is in code that must not call itself
