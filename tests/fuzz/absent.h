@@ -5,7 +5,7 @@
 #define GPT_ABSENT_H
 
 #include "harness.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 
 struct live *hook_live;

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 
 #include "cuda_abi.h"
-#include "hook/watch/call.h"
-#include "hook/watch/modules.h"
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 
 static struct {
     unsigned before, after, failed;

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hook/watch/objects.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 
 struct watched *hook_watched;
 

@@ -28,7 +28,7 @@
 #include "hook/probe/known.h"
 #include "hook/probe/settings.h"
 #include "hook/probe/unprobed.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "switch.h"
 

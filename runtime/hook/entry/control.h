@@ -3,7 +3,7 @@
 #ifndef GPT_HOOK_CONTROL_H
 #define GPT_HOOK_CONTROL_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 extern handler hook_on_init;
 

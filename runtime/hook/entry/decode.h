@@ -3,7 +3,7 @@
 #ifndef GPT_DECODE_H
 #define GPT_DECODE_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 struct known {
     const char *name; // without version and stream suffix

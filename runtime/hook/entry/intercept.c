@@ -19,9 +19,7 @@
 
 #include "cuda_abi.h"
 #include "decode.h"
-#include "hook/watch/call.h"
-#include "hook/watch/driver.h"
-#include "hook/watch/linker.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "intercept.h"
 #include "libc.h"

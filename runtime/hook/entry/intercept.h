@@ -3,8 +3,7 @@
 #ifndef GPT_INTERCEPT_H
 #define GPT_INTERCEPT_H
 
-#include "hook/watch/call.h"
-#include "hook/watch/linker.h"
+#include "hook/watch/watch.h"
 
 void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
 void hook_unresolve(struct span driver);

@@ -7,11 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "hook/watch/call.h"
-#include "hook/watch/driver.h"
-#include "hook/watch/ioctl.h"
-#include "hook/watch/libs.h"
-#include "hook/watch/linker.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "intercept.h"
 #include "libc.h"

@@ -16,10 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "hook/watch/driver.h"
-#include "hook/watch/linker.h"
-#include "hook/watch/peek.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "intercept.h"
 #include "libc.h"

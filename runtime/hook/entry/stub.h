@@ -59,7 +59,7 @@
 
 #ifndef __ASSEMBLER__
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 
 extern struct slot hook_slots[SLOTS];

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "decode.h"
-#include "hook/watch/captures.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "stub.h"
 #include "switch.h"

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "hook/probe/settings.h"
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 void hook_use_flags(struct slot *slot); // those for now
 void hook_find_all_flags(void);         // of all slots, after what they follow from has changed

@@ -6,7 +6,7 @@
 
 #include "arguments.h"
 #include "cuda_abi.h"
-#include "hook/watch/peek.h"
+#include "hook/watch/watch.h"
 #include "memusage.h"
 #include "settings.h"
 

@@ -3,7 +3,7 @@
 #ifndef GPT_ARGUMENTS_H
 #define GPT_ARGUMENTS_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 #include "pool.h"
 
 // Counts a launch. Why it runs without probes, as the user wants only some; NULL: it need not.

@@ -10,8 +10,7 @@
 
 #include "benchmark.h"
 #include "driver_calls.h"
-#include "hook/watch/driver.h"
-#include "hook/watch/streamops.h"
+#include "hook/watch/watch.h"
 #include "launch.h"
 #include "ours.h"
 #include "variables.h"

@@ -3,7 +3,7 @@
 #ifndef GPT_CHANGES_H
 #define GPT_CHANGES_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
     hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,

@@ -1,7 +1,7 @@
 #include <stdatomic.h>
 
 #include "driver_calls.h"
-#include "hook/watch/driver.h"
+#include "hook/watch/watch.h"
 
 // A function that the driver lacks, or that nobody has looked up yet, fails: no member is ever NULL.
 static CUresult absent(void) { return CUDA_ERROR_NOT_FOUND; }

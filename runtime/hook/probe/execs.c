@@ -6,8 +6,7 @@
 
 #include "driver_calls.h"
 #include "execs.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/peek.h"
+#include "hook/watch/watch.h"
 #include "launch.h"
 #include "ours.h"
 #include "prepared.h"

@@ -3,7 +3,7 @@
 #ifndef GPT_EXECS_H
 #define GPT_EXECS_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 #include "prepared.h"
 
 extern handler hook_before_instantiate, hook_after_instantiate, hook_before_exec_update,

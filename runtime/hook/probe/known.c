@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "common/control.h"
-#include "hook/watch/contexts.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "known.h"
 #include "load.h"

@@ -3,7 +3,7 @@
 #ifndef GPT_LAUNCH_H
 #define GPT_LAUNCH_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 // The launch of a frame, of another function with these parameters; false if the driver refuses it.
 bool hook_launch_as(struct frame *frame, uint64_t function, void **params);

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "cuda_abi.h"
-#include "hook/watch/peek.h"
+#include "hook/watch/watch.h"
 #include "links.h"
 #include "settings.h"
 

@@ -4,8 +4,7 @@
 #define GPT_LINKS_H
 
 #include "common/kept.h"
-#include "hook/watch/call.h"
-#include "hook/watch/modules.h"
+#include "hook/watch/watch.h"
 
 extern handler hook_after_link_begun, hook_after_link_data, hook_after_link_file, hook_after_link,
     hook_after_link_end;

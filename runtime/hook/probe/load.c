@@ -12,8 +12,7 @@
 
 #include "benchmark.h"
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/driver.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "load.h"
 #include "occupancy.h"

@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/driver.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "known.h"
 #include "launch.h"

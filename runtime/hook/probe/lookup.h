@@ -3,7 +3,7 @@
 #ifndef GPT_LOOKUP_H
 #define GPT_LOOKUP_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 extern handler hook_after_function, hook_after_kernel_function, hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // loads what has come meanwhile, without waiting

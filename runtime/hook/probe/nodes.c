@@ -13,8 +13,7 @@
 
 #include "arguments.h"
 #include "driver_calls.h"
-#include "hook/watch/driver.h"
-#include "hook/watch/modules.h"
+#include "hook/watch/watch.h"
 #include "load.h"
 #include "nodes.h"
 #include "settings.h"

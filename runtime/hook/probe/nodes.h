@@ -5,7 +5,7 @@
 
 #include "choice.h"
 #include "cuda_abi.h"
-#include "hook/watch/graphs.h"
+#include "hook/watch/watch.h"
 #include "pool.h"
 
 // A node of an executable graph: a kernel, or one with a graph inside.

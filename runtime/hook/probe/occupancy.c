@@ -13,7 +13,7 @@
 #include "choice.h"
 #include "common/control.h"
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
+#include "hook/watch/watch.h"
 #include "occupancy.h"
 #include "settings.h"
 

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 #include "mover.h"
 #include "ours.h"
 #include "writer.h"

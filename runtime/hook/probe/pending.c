@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "known.h"
 #include "lookup.h"

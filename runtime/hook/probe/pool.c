@@ -11,8 +11,7 @@
 
 #include "demand.h"
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "ours.h"
 #include "pool.h"

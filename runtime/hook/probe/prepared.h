@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 #include "nodes.h"
 #include "slab.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "hook/watch/modules.h"
+#include "hook/watch/watch.h"
 #include "probed.h"
 #include "settings.h"
 

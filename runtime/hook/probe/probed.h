@@ -7,8 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hook/watch/call.h"
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 #include "woven.h"
 
 struct shared_variable { // in constant memory: it is copied

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "hook/watch/driver.h"
+#include "hook/watch/watch.h"
 #include "properties.h"
 #include "settings.h"
 

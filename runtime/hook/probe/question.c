@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "hook/watch/driver.h"
+#include "hook/watch/watch.h"
 #include "launch.h"
 #include "question.h"
 #include "settings.h"

@@ -7,10 +7,7 @@
 
 #include "arguments.h"
 #include "driver_calls.h"
-#include "hook/watch/contexts.h"
-#include "hook/watch/modules.h"
-#include "hook/watch/streamops.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "launch.h"
 #include "lookup.h"

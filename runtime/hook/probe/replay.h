@@ -3,7 +3,7 @@
 #ifndef GPT_REPLAY_H
 #define GPT_REPLAY_H
 
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 #include "pool.h"
 
 extern handler hook_before_replay, hook_after_replay; // cuGraphLaunch

@@ -3,7 +3,7 @@
 #ifndef GPT_SLABS_H
 #define GPT_SLABS_H
 
-#include "hook/watch/objects.h"
+#include "hook/watch/watch.h"
 #include "slab.h"
 
 struct pool {

@@ -13,10 +13,7 @@
 #include <unistd.h>
 
 #include "cuda_abi.h"
-#include "hook/watch/libs.h"
-#include "hook/watch/modules.h"
-#include "hook/watch/objects.h"
-#include "hook/watch/peek.h"
+#include "hook/watch/watch.h"
 #include "links.h"
 #include "lookup.h"
 #include "settings.h"

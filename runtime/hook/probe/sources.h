@@ -4,7 +4,7 @@
 #define GPT_SOURCES_H
 
 #include "common/kept.h"
-#include "hook/watch/call.h"
+#include "hook/watch/watch.h"
 
 // Both say of a function or kernel why it cannot get probes, a text that stays, or return NULL.
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "hook/watch/modules.h"
+#include "hook/watch/watch.h"
 #include "ours.h"
 #include "pool.h"
 #include "settings.h"

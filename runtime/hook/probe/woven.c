@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hook/watch/modules.h"
-#include "hook/watch/watched.h"
+#include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "retell.h"
 #include "unpack.h"

@@ -11,9 +11,8 @@
 // A capture that ends in an error, or with its stream, stays counted: then the driver is asked more often
 // than it need be, and answers that nothing is captured.
 
-#include "captures.h"
 #include "cuda_abi.h"
-#include "streamops.h"
+#include "watch.h"
 
 _Atomic uint32_t hook_captures;
 static _Atomic bool captured;

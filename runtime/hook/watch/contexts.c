@@ -3,16 +3,9 @@
 
 #include <stdatomic.h>
 
-#include "call.h"
-#include "contexts.h"
 #include "cuda_abi.h"
-#include "devices.h"
-#include "driver.h"
-#include "gputime.h"
 #include "hook/write/write.h"
-#include "objects.h"
-#include "streamops.h"
-#include "watched.h"
+#include "watch.h"
 
 static CUresult (*get_current)(uint64_t *);
 

@@ -5,10 +5,8 @@
 #include <stdio.h>
 
 #include "cuda_abi.h"
-#include "devices.h"
-#include "driver.h"
 #include "hook/write/write.h"
-#include "watched.h"
+#include "watch.h"
 
 #define WARP 32 // threads
 

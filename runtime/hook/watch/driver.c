@@ -6,9 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "driver.h"
-#include "linker.h"
-#include "watched.h"
+#include "watch.h"
 
 struct symbol {
     uintptr_t address;

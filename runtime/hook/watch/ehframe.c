@@ -6,8 +6,7 @@
 
 #include <string.h>
 
-#include "ehframe.h"
-#include "peek.h"
+#include "watch.h"
 
 enum { RBP = 6, RSP = 7, RETURN = 16 }; // DWARF's numbers
 enum { MOST_BYTES = 4096, MOST_REMEMBERED = 8 };

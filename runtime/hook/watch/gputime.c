@@ -8,12 +8,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "call.h"
 #include "cuda_abi.h"
-#include "gputime.h"
 #include "hook/write/write.h"
-#include "streamops.h"
-#include "watched.h"
+#include "watch.h"
 
 #define BASES 4
 

@@ -1,5 +1,4 @@
-#include "graph_work.h"
-#include "driver.h"
+#include "watch.h"
 
 // Types and ops as calls have them. A node says the direction of its copy; a call may leave it to the driver.
 enum what { NOTHING, ANY, H_TO_D, D_TO_H, D_TO_D, H_TO_H, SET, HOST, ALLOC, FREE, WHATS };

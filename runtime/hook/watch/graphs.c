@@ -6,15 +6,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "call.h"
-#include "captures.h"
 #include "cuda_abi.h"
-#include "driver.h"
-#include "graph_work.h"
-#include "graphs.h"
 #include "hook/write/write.h"
-#include "modules.h"
-#include "objects.h"
+#include "watch.h"
 
 #define MAX_FUNCTIONS 4096 // different ones
 #define MAX_DEPTH 16       // of graphs in graphs

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "hook/write/write.h"
-#include "ioctl.h"
+#include "watch.h"
 
 #define DEVICES "/dev/nvidia"
 

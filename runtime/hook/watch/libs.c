@@ -20,12 +20,7 @@
 #include "build_id.h"
 #include "cuda_abi.h"
 #include "hook/write/write.h"
-#include "libs.h"
-#include "linker.h"
-#include "maps.h"
-#include "peek.h"
-#include "unwind.h"
-#include "watched.h"
+#include "watch.h"
 
 // A library slimmed by gpt-patch has up to a thousand segments, and as many sections more than before.
 #define MAX_SECTIONS 4096

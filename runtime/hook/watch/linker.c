@@ -7,9 +7,7 @@
 #include <link.h>
 #include <string.h>
 
-#include "call.h"
-#include "linker.h"
-#include "peek.h"
+#include "watch.h"
 
 #pragma weak _r_debug                                        // of glibc
 extern struct r_debug *_dl_debug_addr __attribute__((weak)); // of musl

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "maps.h"
+#include "watch.h"
 
 struct maps {
     int file;

@@ -13,17 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "call.h"
 #include "cuda_abi.h"
-#include "driver.h"
 #include "hook/write/write.h"
-#include "libs.h"
-#include "missing.h"
-#include "modules.h"
-#include "objects.h"
-#include "peek.h"
 #include "say.h"
-#include "watched.h"
+#include "watch.h"
 
 #define MAX_SAID 5
 

@@ -9,18 +9,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "call.h"
 #include "common/kept.h"
-#include "contexts.h"
 #include "cuda_abi.h"
-#include "driver.h"
 #include "hook/write/write.h"
-#include "images.h"
-#include "libs.h"
-#include "modules.h"
-#include "objects.h"
-#include "peek.h"
-#include "watched.h"
+#include "watch.h"
 
 static uint64_t out(const struct frame *frame) { // the handle that the function gave
     const uint64_t *handle = (const uint64_t *)frame->args[0];

@@ -5,11 +5,8 @@
 // If another tool wants the ranges too (nvtxnext.c), it gets them after they are recorded, and what it
 // returns is what the program gets.
 
-#include "nvtx.h"
 #include "nvtx_abi.h"
-#include "nvtxnext.h"
-#include "nvtxpayload.h"
-#include "nvtxrange.h"
+#include "watch.h"
 
 // The program knows a domain or a string by the handle of the other tool, if that has one.
 #define KEPT(next, mine, ...)                                                                                \

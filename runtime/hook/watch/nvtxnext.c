@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "nvtxnext.h"
+#include "watch.h"
 
 enum { HANDLES = 1 << 12, IDS = 1 << 10, NEAR = 64 };
 

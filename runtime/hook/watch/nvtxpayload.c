@@ -7,9 +7,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "nvtx.h"
-#include "nvtxnext.h"
-#include "nvtxpayload.h"
+#include "watch.h"
 
 enum { SCHEMAS = 256, ENTRIES = 4096, PAYLOADS = 64 };
 enum { PLACE = 0xfe }; // flags of an entry: pointers, offsets, arrays

@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "hook/write/write.h"
-#include "nvtxnext.h"
-#include "nvtxrange.h"
+#include "watch.h"
 
 #define DEPTH 64 // of ranges pushed in one thread that are recorded
 

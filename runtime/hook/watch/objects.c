@@ -8,8 +8,7 @@
 #include <sys/mman.h>
 
 #include "hook/write/write.h"
-#include "objects.h"
-#include "watched.h"
+#include "watch.h"
 
 #define SLAB (64u << 10)
 #define FIRST_SIZE 32u // bytes of the smallest piece

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "hook/write/write.h"
-#include "peek.h"
+#include "watch.h"
 
 // A sanitizer asks for symbols before it is ready for code of its own, and stands before functions of libc.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))

@@ -17,7 +17,7 @@
 
 #include "common/own.h"
 #include "hook/write/write.h"
-#include "images.h"
+#include "watch.h"
 
 static const char *folder;
 

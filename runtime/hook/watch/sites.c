@@ -4,12 +4,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "call.h"
 #include "hook/write/write.h"
-#include "libs.h"
-#include "sites.h"
-#include "unwind.h"
-#include "watched.h"
+#include "watch.h"
 
 enum { DEEPEST = 64 };
 

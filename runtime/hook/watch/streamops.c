@@ -3,12 +3,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "call.h"
 #include "cuda_abi.h"
-#include "driver.h"
 #include "hook/write/write.h"
-#include "objects.h"
-#include "streamops.h"
+#include "watch.h"
 
 struct stream_functions hook_cu;
 

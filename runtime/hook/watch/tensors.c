@@ -7,9 +7,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "driver.h"
 #include "hook/write/write.h"
-#include "tensors.h"
+#include "watch.h"
 
 enum { TEXT_BYTES = 1023, DIMS = 64 };
 

@@ -14,11 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "ehframe.h"
-#include "linker.h"
-#include "peek.h"
-#include "unwind.h"
-#include "watched.h"
+#include "watch.h"
 
 enum { STEPS = 256, WINDOW = 2048 };
 

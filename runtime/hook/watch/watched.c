@@ -1,5 +1,5 @@
-#include "watched.h"
 #include "hook/write/write.h"
+#include "watch.h"
 
 struct watched *hook_watched;
 
