@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "hook/probe/launch.h"
+#include "hook/probe/probe.h"
 #include "hook/write/write.h"
 #include "libc.h"
 #include "scopes.h"

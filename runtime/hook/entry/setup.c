@@ -7,10 +7,7 @@
 #include <unistd.h>
 
 #include "decode.h"
-#include "hook/probe/memusage.h"
-#include "hook/probe/settings.h"
-#include "hook/probe/unprobed.h"
-#include "hook/probe/zstd.h"
+#include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "libc.h"

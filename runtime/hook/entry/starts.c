@@ -16,8 +16,7 @@
 #include <unistd.h>
 
 #include "common/unwatchable.h"
-#include "hook/probe/memusage.h"
-#include "hook/probe/unprobed.h"
+#include "hook/probe/probe.h"
 #include "hook/write/write.h"
 #include "libc.h"
 

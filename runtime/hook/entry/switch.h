@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "hook/probe/settings.h"
+#include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 
 void hook_use_flags(struct slot *slot); // those for now

@@ -4,11 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "cuda_abi.h"
 #include "hook/watch/watch.h"
-#include "memusage.h"
-#include "settings.h"
+#include "probe.h"
 
 const char *hook_left_out(struct probed *probed) {
     uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);

@@ -8,12 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "benchmark.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "launch.h"
-#include "ours.h"
-#include "variables.h"
+#include "probe.h"
 
 static bool load(struct probed *probed, const char *name) {
     const struct woven *woven = probed->woven;

@@ -7,10 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "beside.h"
 #include "common/broker.h"
 #include "common/own.h"
 #include "hook/write/write.h"
+#include "probe.h"
 
 static int side_file = -1;
 static struct stat side; // what it is, once it is made

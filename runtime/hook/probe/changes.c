@@ -3,14 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
-#include "changes.h"
 #include "driver_calls.h"
-#include "execs.h"
 #include "hook/watch/watch.h"
-#include "launch.h"
-#include "prepared.h"
-#include "settings.h"
+#include "probe.h"
 
 struct changed {
     struct prepared *graph; // locked

@@ -3,9 +3,8 @@
 // more with as few registers as such a launch leaves a thread. Until that has come, and where it is of no
 // use, the program's runs.
 
-#include "choice.h"
 #include "driver_calls.h"
-#include "pending.h"
+#include "probe.h"
 
 enum { WARP = 32, PARTITIONS = 4, UNIT = 256, MOST_REGISTERS = 255 };
 

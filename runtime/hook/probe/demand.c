@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
-#include "demand.h"
+#include "probe.h"
 
 enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
 static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for

@@ -5,13 +5,8 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "execs.h"
 #include "hook/watch/watch.h"
-#include "launch.h"
-#include "ours.h"
-#include "prepared.h"
-#include "settings.h"
-#include "turns.h"
+#include "probe.h"
 
 enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
 

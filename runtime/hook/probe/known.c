@@ -11,10 +11,7 @@
 #include "common/control.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "known.h"
-#include "load.h"
-#include "pending.h"
-#include "settings.h"
+#include "probe.h"
 
 enum { BUCKETS = 1 << 12 };
 

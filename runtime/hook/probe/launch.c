@@ -5,21 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "arguments.h"
-#include "benchmark.h"
-#include "choice.h"
-#include "demand.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "launch.h"
-#include "load.h"
-#include "lookup.h"
-#include "memusage.h"
-#include "pool.h"
-#include "settings.h"
-#include "unprobed.h"
-#include "variables.h"
+#include "probe.h"
 
 // What the program launches
 

@@ -14,8 +14,7 @@
 
 #include "cuda_abi.h"
 #include "hook/watch/watch.h"
-#include "links.h"
-#include "settings.h"
+#include "probe.h"
 
 enum { MOST_RESULTS = 64, MOST_TEXT = 64 << 20 }; // results; bytes of a part
 

@@ -10,18 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "benchmark.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "load.h"
-#include "occupancy.h"
-#include "ours.h"
-#include "pool.h"
-#include "properties.h"
-#include "settings.h"
-#include "unprobed.h"
-#include "variables.h"
+#include "probe.h"
 
 static struct probed *new_probed(const struct looked_up *function) {
     struct probed *probed = calloc(1, sizeof(*probed));

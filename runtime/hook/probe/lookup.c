@@ -6,12 +6,7 @@
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "known.h"
-#include "launch.h"
-#include "lookup.h"
-#include "pending.h"
-#include "probed.h"
-#include "settings.h"
+#include "probe.h"
 
 static void look_up(uint64_t handle, const char *name, bool waits) {
     struct object_view view;

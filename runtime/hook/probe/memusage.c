@@ -3,11 +3,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "arguments.h"
 #include "hook/write/write.h"
-#include "memusage.h"
-#include "parts.h"
-#include "unprobed.h"
+#include "probe.h"
 
 enum { BUCKETS = 1 << 12 };
 

@@ -2,8 +2,8 @@
 // driver a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX,
 // which the driver assembles for its device.
 
-#include "mover.h"
 #include "driver_calls.h"
+#include "probe.h"
 
 enum { THREADS = 256, PIECE = 16 }; // of a block; bytes that a thread moves
 

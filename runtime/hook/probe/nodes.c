@@ -11,12 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "load.h"
-#include "nodes.h"
-#include "settings.h"
+#include "probe.h"
 
 // What is known of a node
 

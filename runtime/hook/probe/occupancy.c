@@ -10,12 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "choice.h"
 #include "common/control.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "occupancy.h"
-#include "settings.h"
+#include "probe.h"
 
 const char UNFIT_OCCUPANCY[] = "its occupancy was asked for, and is lower with probes";
 

@@ -4,9 +4,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "mover.h"
-#include "ours.h"
-#include "writer.h"
+#include "probe.h"
 
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools;

@@ -7,13 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "beside.h"
-#include "demand.h"
 #include "driver_calls.h"
 #include "hook/write/write.h"
-#include "parts.h"
-#include "settings.h"
-#include "zstd.h"
+#include "probe.h"
 
 enum {
     INLINE = 64 << 10,

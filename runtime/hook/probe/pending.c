@@ -18,13 +18,7 @@
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "known.h"
-#include "lookup.h"
-#include "pending.h"
-#include "question.h"
-#include "settings.h"
-#include "unprobed.h"
-#include "woven.h"
+#include "probe.h"
 
 enum { MOST_ASKED = 64, SHARE = 32 }; // questions; of this many descriptors one is for them
 enum { SLICE = 100, STEP = 2 };       // ms: to wait for an answer, and for another thread

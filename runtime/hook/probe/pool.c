@@ -9,15 +9,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "demand.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "ours.h"
-#include "pool.h"
-#include "settings.h"
-#include "slabs.h"
-#include "writer.h"
+#include "probe.h"
 
 enum {
     SLAB = 4 << 20,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "prepared.h"
+#include "probe.h"
 
 enum { BUCKETS = 256 };
 

@@ -8,8 +8,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "probed.h"
-#include "settings.h"
+#include "probe.h"
 
 struct table {
     size_t size, used; // the size is a power of two

@@ -5,8 +5,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "properties.h"
-#include "settings.h"
+#include "probe.h"
 
 static bool set(uint64_t handle, bool is_kernel, const struct property *property) {
     CUdevice device = property->device;

@@ -8,10 +8,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "launch.h"
-#include "question.h"
-#include "settings.h"
-#include "sources.h"
+#include "probe.h"
 
 // The device's architecture, and as the pipeline takes it.
 static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {

@@ -5,18 +5,10 @@
 
 #include <stdlib.h>
 
-#include "arguments.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "launch.h"
-#include "lookup.h"
-#include "mover.h"
-#include "prepared.h"
-#include "replay.h"
-#include "settings.h"
-#include "unprobed.h"
-#include "variables.h"
+#include "probe.h"
 
 struct replay {
     struct members *members;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "hook/write/write.h"
-#include "retell.h"
+#include "probe.h"
 
 uint64_t hook_number_of_map(const struct woven *woven, uint64_t id) {
     for (size_t i = 0; i < woven->map_count; i++)

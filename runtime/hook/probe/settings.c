@@ -9,7 +9,7 @@
 #include "common/control.h"
 #include "common/selection.h"
 #include "hook/write/write.h"
-#include "settings.h"
+#include "probe.h"
 
 _Atomic bool hook_probing;
 struct settings hook_settings;

@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "driver_calls.h"
-#include "settings.h"
-#include "slabs.h"
+#include "probe.h"
 
 enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
 

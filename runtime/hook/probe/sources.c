@@ -14,10 +14,7 @@
 
 #include "cuda_abi.h"
 #include "hook/watch/watch.h"
-#include "links.h"
-#include "lookup.h"
-#include "settings.h"
-#include "sources.h"
+#include "probe.h"
 
 enum { MOST_IMAGE = 1 << 30, LARGE_IMAGE = 1 << 20, EDGE = 256 }; // bytes; EDGE: that are compared
 

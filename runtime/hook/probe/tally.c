@@ -2,8 +2,7 @@
 
 #include <stdlib.h>
 
-#include "known.h"
-#include "nodes.h"
+#include "probe.h"
 
 static void count_member(struct members *members, uint32_t function, const char *reason) {
     struct tally *all = members->tallies;

@@ -3,8 +3,8 @@
 // executable graphs of it, get what they ask for. With probes each has its turn. Calls for other graphs wait
 // for nothing.
 
-#include "turns.h"
 #include "hook/write/write.h"
+#include "probe.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;

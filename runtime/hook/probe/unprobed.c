@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "hook/write/write.h"
-#include "unprobed.h"
+#include "probe.h"
 
 enum { BUCKETS = 1 << 12 };
 

@@ -6,10 +6,7 @@
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
-#include "ours.h"
-#include "pool.h"
-#include "settings.h"
-#include "variables.h"
+#include "probe.h"
 
 bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
                         size_t *size) {

@@ -8,9 +8,8 @@
 
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "retell.h"
+#include "probe.h"
 #include "unpack.h"
-#include "woven.h"
 
 enum { MOST_ITEMS = 4096, MOST_PARAM_BYTES = 32764, MOST_BLOCKS = 1024 };
 

@@ -7,16 +7,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "arguments.h"
-#include "benchmark.h"
 #include "driver_calls.h"
 #include "hook/write/write.h"
-#include "memusage.h"
-#include "parts.h"
-#include "replay.h"
-#include "settings.h"
-#include "unprobed.h"
-#include "writer.h"
+#include "probe.h"
 
 enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "common/broker.h"
-#include "zstd.h"
+#include "probe.h"
 
 #ifndef MFD_EXEC
 #define MFD_EXEC 0x10u
