@@ -11,14 +11,12 @@
 #include <unistd.h>
 
 #include "cuda_abi.h"
-#include "decode.h"
+#include "entry.h"
 #include "hook/probe/driver_calls.h"
 #include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "setup.h"
 #include "stub.h"
-#include "switch.h"
 
 // Arguments
 

@@ -24,11 +24,10 @@
 
 #include "common/broker.h"
 #include "common/control.h"
-#include "control.h"
+#include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "switch.h"
 
 enum { UNSHARE = 2 };       // CLOSE_RANGE_UNSHARE
 enum { MOST_CLIENTS = 64 }; // connections that may stay silent before the oldest of them is closed

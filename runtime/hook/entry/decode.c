@@ -8,15 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "control.h"
-#include "decode.h"
+#include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/watch/suffixes.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "intercept.h"
 #include "stub.h"
-#include "switch.h"
 
 #define HANDLER(name) hook_##name
 #include "table.h"

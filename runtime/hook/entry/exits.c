@@ -5,11 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/write/write.h"
-#include "libc.h"
-#include "scopes.h"
-#include "setup.h"
 
 static _Atomic int quick_status;
 

@@ -18,12 +18,9 @@
 #include <string.h>
 
 #include "cuda_abi.h"
-#include "decode.h"
+#include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "intercept.h"
-#include "libc.h"
-#include "setup.h"
 #include "stub.h"
 
 struct answer {

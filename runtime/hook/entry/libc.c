@@ -7,11 +7,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "intercept.h"
-#include "libc.h"
-#include "scopes.h"
 
 void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);

@@ -16,13 +16,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "intercept.h"
-#include "libc.h"
 #include "say.h"
-#include "scopes.h"
-#include "setup.h"
 
 bool hook_deep; // a library was opened with RTLD_DEEPBIND: set by dlopen
 void hook_dlsym_here(void);

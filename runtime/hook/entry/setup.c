@@ -6,14 +6,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "decode.h"
+#include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "libc.h"
 #include "nvtx_abi.h"
-#include "setup.h"
-#include "switch.h"
 
 static bool is_wanted(void) {
     const char *output = getenv("GPT_HOOK_OUTPUT");

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "common/unwatchable.h"
+#include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/write/write.h"
-#include "libc.h"
 
 static const char *find_variable(char *const *environment, const char *name) {
     size_t size = strlen(name);

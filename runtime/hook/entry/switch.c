@@ -3,11 +3,10 @@
 
 #include <stdatomic.h>
 
-#include "decode.h"
+#include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
 #include "stub.h"
-#include "switch.h"
 
 // Whoever changes what they follow from, a slot or hook_recording, calls this after it: the last one sees
 // both.

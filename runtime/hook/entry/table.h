@@ -9,7 +9,7 @@
 
 #include <fnmatch.h>
 
-#include "decode.h"
+#include "entry.h"
 #include "hook/write/write.h"
 
 #define IN(n) (ARG_IN | (n))
