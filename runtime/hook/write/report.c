@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/own.h"
+#include "common/private.h"
 #include "common/selection.h"
 #include "say.h"
 #include "write.h"
@@ -186,4 +189,201 @@ void hook_report_setup(void) {
         return;
     snprintf(root.path, sizeof(root.path), "%s", path);
     gpt_selection_setup();
+}
+
+// -- Launches with probes and without --------------------------------------
+//
+// Launches with probes and without, their time on the GPU, and what helps against the most frequent reasons.
+
+enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
+
+// Why launches ran without probes: those that were met first, which hardly are more.
+static struct reason {
+    char text[REASON_BYTES];
+    uint64_t launches;
+} reasons[MOST_REASONS];
+
+static uint64_t times[2]; // without probes, and with them
+
+// What the user can do about it; WAYS of gpt/analyze/coverage.py is the same.
+static const struct {
+    const char *reason, *way; // how it begins
+} ways[] = {
+    {"no PTX comes with it",
+     "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)"},
+    {"it was linked, and not of one PTX module", "link it when it is built (README, Kernels without PTX)"},
+    {"it is a library of NVIDIA's whose code is closed",
+     "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"},
+    {"it was found without its name, or is still being made",
+     "--wait waits longer, and another run finds what was made since"},
+    {"no buffer was free within --max-memory", "--max-memory gives more, --complete waits"},
+    {"its buffers are larger than --max-memory", "--max-memory gives more"},
+    {"other graphs have the buffers that there are within --max-memory", "--max-memory gives more"},
+    {"gpt-hook's supervisor", "gpt-hook(1), SUPERVISOR, says which processes it answers"},
+    {"the pipeline failed", "GPT_KEEP=DIR keeps what it made of each kernel"},
+};
+
+void hook_add_reason(const char *text, size_t size, uint64_t launches) {
+    char name[REASON_BYTES];
+    struct reason *reason = reasons;
+    snprintf(name, sizeof(name), "%.*s", (int)(size < REASON_BYTES ? size : REASON_BYTES), text);
+    while (reason < reasons + MOST_REASONS && reason->launches && strcmp(reason->text, name))
+        reason++;
+    if (reason == reasons + MOST_REASONS)
+        return;
+    memcpy(reason->text, name, sizeof(name));
+    reason->launches += launches;
+}
+
+void hook_add_gpu_time(bool probed, uint64_t duration) { times[probed] += duration; }
+
+static int by_launches(const void *one, const void *other) {
+    uint64_t a = ((const struct reason *)one)->launches, b = ((const struct reason *)other)->launches;
+    return (a < b) - (a > b);
+}
+
+// Nothing where no time is known.
+static const char *write_time(bool probed, char text[64]) {
+    double ms = (double)times[probed] * 1e3 / (hook_has_tsc ? (double)hook_tsc_hz() : 1e9);
+    *text = '\0';
+    if (times[0] || times[1])
+        snprintf(text, 64, " (%.*f ms on the GPU)", ms < 10 ? 2 : 0, ms);
+    return text;
+}
+
+uint64_t hook_count_reason(const char *start) {
+    uint64_t launches = 0;
+    for (size_t i = 0; i < MOST_REASONS; i++)
+        if (!strncmp(reasons[i].text, start, strlen(start)))
+            launches += reasons[i].launches;
+    return launches;
+}
+
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
+    char line[1024], with[64], without[64];
+    qsort(reasons, MOST_REASONS, sizeof(*reasons), by_launches);
+    int size =
+        snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes%s, %lu without%s", probed,
+                 probed == 1 ? "" : "es", write_time(true, with), unprobed, write_time(false, without));
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++)
+        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ",
+                         reasons[i].text, reasons[i].launches);
+    if (!probed && !unprobed && launches)
+        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
+                 gpt_is_choosing() ? "kernels that -k and --filter leave out"
+                                   : "processes whose trace has no end, so that nothing is known of them");
+    else if (!probed && !unprobed)
+        snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
+    if (reasons[SHOWN].launches)
+        snprintf(line + size, sizeof(line) - (size_t)size, ", and more: gpt-analyze summary has all");
+    gpt_write_line(line);
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++)
+        for (size_t k = 0; k < sizeof(ways) / sizeof(*ways); k++)
+            if (!strncmp(reasons[i].text, ways[k].reason, strlen(ways[k].reason))) {
+                snprintf(line, sizeof(line), "gpt-hook: %s: %s", ways[k].reason, ways[k].way);
+                gpt_write_line(line);
+            }
+}
+
+// -- Programs without the hook ---------------------------------------------
+//
+// Programs that the command starts without the hook: what the report says of them.
+//
+// Any process of the run may start one, and only the root process reports. So a note of it goes to a small
+// file whose name, which holds the random id of the run, the launcher chose: one for each kind of loss, the
+// first wins. The root process removes them at its end.
+
+enum { TEXT = 512 };
+
+struct note {
+    char by[64], program[TEXT], how[64];
+};
+
+static const char *notes; // the names of the files begin so
+static pid_t root_pid;
+static uint64_t device, inode; // of the standard error that the run began with
+
+void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) {
+    device = error_device, inode = error_inode;
+    const char *path = hook_keep_variable("GPT_HOOK_NOTES");
+    notes = path && *path == '/' ? path : NULL;
+    root_pid = of_run;
+}
+
+// Whether the root process is another user's by now, who would not believe a note of ours.
+static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
+
+// The root process is there, so the note will be removed.
+bool hook_notes_losses(void) { return notes && (!kill(root_pid, 0) || errno == EPERM); }
+
+static void name_note(enum loss loss, char path[PATH_MAX]) {
+    snprintf(path, PATH_MAX, "%s.%d", notes, (int)loss);
+}
+
+static const char *advice_of(enum loss loss) {
+    return loss == LOSS_DROPPED  ? "; put 'gpt-hook run' right before that program"
+           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+                                 : " cannot be watched";
+}
+
+static void describe(enum loss loss, const struct note *note, char *text, size_t size) {
+    snprintf(text, size, "nothing was recorded of %s, which %s started%s %s%s", note->program, note->by,
+             loss == LOSS_DROPPED ? "" : ":", note->how, advice_of(loss));
+}
+
+static void say_lost(enum loss loss, const struct note *note) {
+    char line[2 * TEXT] = "gpt-hook: warning: ";
+    struct stat error;
+    if (fstat(STDERR_FILENO, &error) || error.st_dev != device || error.st_ino != inode)
+        return;
+    size_t at = strlen(line);
+    describe(loss, note, line + at, sizeof(line) - at);
+    gpt_write_line(line);
+}
+
+void hook_note_loss(enum loss loss, const char *program, const char *how) {
+    char path[PATH_MAX];
+    struct note note = {0};
+    snprintf(note.by, sizeof(note.by), "%s", program_invocation_short_name);
+    snprintf(note.program, sizeof(note.program), "%s", program);
+    snprintf(note.how, sizeof(note.how), "%s", how);
+    name_note(loss, path);
+    int file = gpt_create(AT_FDCWD, path, O_WRONLY, 0600);
+    if (file < 0 && errno != EEXIST) // the folder isn't for this user, say
+        say_lost(loss, &note);
+    if (file < 0)
+        return;
+    if (is_foreign()) // the file stays, so that the next one is silent
+        say_lost(loss, &note);
+    else if (write(file, &note, sizeof(note)) != sizeof(note))
+        unlink(path);
+    close(file);
+}
+
+// Read a note and remove it. Returns false if there is none.
+static bool take(enum loss loss, struct note *note) {
+    char path[PATH_MAX];
+    if (!notes)
+        return false;
+    name_note(loss, path);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0)
+        return false;
+    bool read_all = gpt_is_private(file, S_IFREG) && read(file, note, sizeof(*note)) == sizeof(*note);
+    note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
+    close(file);
+    unlink(path); // whosever it is, the name is ours
+    return read_all;
+}
+
+enum loss hook_take_loss(char *text, size_t size) {
+    enum loss found = LOSS_NONE;
+    for (enum loss loss = LOSS_DROPPED; loss > LOSS_NONE; loss--) {
+        struct note note;
+        if (!take(loss, &note) || found)
+            continue;
+        found = loss;
+        describe(loss, &note, text, size);
+    }
+    return found;
 }

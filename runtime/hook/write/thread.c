@@ -2,6 +2,7 @@
 // first has 4 KiB, the next four times as much. One that has used half of a larger chunk makes the next one
 // before a call that waits for the GPU, so that no launch has to.
 
+#include <cpuid.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "chunk.h"
@@ -116,3 +118,207 @@ bool hook_start_thread(void *(*work)(void *)) {
 }
 
 void hook_threads_setup(void) { pthread_key_create(&exit_key, leave_thread); }
+
+// -- Records ---------------------------------------------------------------
+//
+// Records, packed into the chunk of the thread.
+
+TLS bool hook_writing;
+
+bool hook_open(struct gpt_packer *buffer, int try) {
+    struct thread *thread = hook_this_thread();
+    if (!thread)
+        return false;
+    if (try) {
+        uint32_t size = try > 1 ? CHUNK_MAX : hook_chunk_after((uint32_t)thread->chunk.size);
+        if (try > 1 && thread->chunk.size == CHUNK_MAX) // the record is larger than that
+            return false;
+        if (!hook_use_chunk(thread, hook_next_chunk(thread, size)))
+            return false;
+        *buffer = mapped_room(thread->chunk, 0);
+        if (hook_has_tsc && gpt_pack_clock(buffer, &(struct gpt_clock){hook_monotonic(), hook_now()}))
+            hook_close(buffer);
+    }
+    *buffer = mapped_room(thread->chunk, thread->used);
+    return true;
+}
+
+bool hook_close(struct gpt_packer *buffer) {
+    struct thread *thread = hook_thread;
+    if (UNLIKELY(!thread)) // a child that was forked by a signal handler in between
+        return false;
+    thread->used = (uint32_t)(buffer->at - thread->chunk.start - CHUNK_HEAD);
+    hook_set_used(thread->chunk.start, thread->used);
+    atomic_fetch_add_explicit(&hook_live->tail->records, 1, memory_order_relaxed);
+    return true;
+}
+
+unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size) {
+    struct gpt_packer head = {buffer->at - 2, buffer->end, false}; // the type of bytes, and 0
+    gpt_put_head(&head, size, 0, 0, 0xc4, 0xc5);
+    size_t pad = -(uintptr_t)head.at & 7;
+    if (head.full || pad + size > (size_t)(head.end - head.at))
+        return NULL;
+    memmove(start + pad, start, (size_t)(head.at - start));
+    memset(start, 0, pad); // between records
+    buffer->at = head.at + pad + size;
+    return head.at + pad;
+}
+
+// -- Rows ------------------------------------------------------------------
+//
+// Rows of a trace: their layouts, and the batches that a thread takes them from, `calls` records that are
+// whole from the start, of rows that are zero until they are used.
+
+// Layouts of rows
+
+#define FIELD(row, member, type_) {GPT_STR(#member), GPT_STR(type_), offsetof(struct row, member)}
+#define ITEM(name_, type_, at) {GPT_STR(name_), GPT_STR(type_), at}
+#define CALL                                                                                                 \
+    FIELD(row, start, "u64"), FIELD(row, duration, "u64"), FIELD(row, api, "u32"), FIELD(row, result, "i32")
+
+static const struct gpt_field PLAIN[] = {CALL};
+static const struct gpt_field OBJECT[] = {
+    CALL,
+    FIELD(row_object, object, "u64"),
+    FIELD(row_object, stream, "u64"),
+};
+static const struct gpt_field MEMORY[] = {
+    CALL,
+    FIELD(row_memory, to, "u64"),
+    FIELD(row_memory, from, "u64"),
+    FIELD(row_memory, bytes, "u64"),
+    FIELD(row_memory, stream, "u64"),
+};
+static const struct gpt_field LAUNCH[] = {
+    CALL,
+    FIELD(row_launch, stream, "u64"),
+    FIELD(row_launch, function, "u32"),
+    FIELD(row_launch, shared, "u32"),
+    ITEM("grid_x", "u32", offsetof(struct row_launch, grid)),
+    ITEM("grid_y", "u32", offsetof(struct row_launch, grid) + 4),
+    ITEM("grid_z", "u32", offsetof(struct row_launch, grid) + 8),
+    ITEM("block_x", "u16", offsetof(struct row_launch, block)),
+    ITEM("block_y", "u16", offsetof(struct row_launch, block) + 2),
+    ITEM("block_z", "u16", offsetof(struct row_launch, block) + 4),
+    ITEM("cluster_x", "u8", offsetof(struct row_launch, cluster)),
+    ITEM("cluster_y", "u8", offsetof(struct row_launch, cluster) + 1),
+    ITEM("cluster_z", "u8", offsetof(struct row_launch, cluster) + 2),
+    ITEM("cooperative", "u8", offsetof(struct row_launch, cooperative)),
+};
+
+static const struct gpt_field GPU[] = {
+    FIELD(row_gpu, begin, "u64"),  FIELD(row_gpu, duration, "u64"), FIELD(row_gpu, call, "u64"),
+    FIELD(row_gpu, stream, "u64"), FIELD(row_gpu, api, "u32"),      FIELD(row_gpu, function, "u32"),
+    FIELD(row_gpu, thread, "u32"), FIELD(row_gpu, probed, "u32"),   FIELD(row_gpu, device, "u32"),
+};
+
+#define FIELDS(layout) layout, sizeof(layout) / sizeof(*layout)
+const struct row_layout hook_layouts[LAYOUTS] = {
+    [LAYOUT_PLAIN] = {FIELDS(PLAIN), sizeof(struct row)},
+    [LAYOUT_OBJECT] = {FIELDS(OBJECT), sizeof(struct row_object)},
+    [LAYOUT_MEMORY] = {FIELDS(MEMORY), sizeof(struct row_memory)},
+    [LAYOUT_LAUNCH] = {FIELDS(LAUNCH), sizeof(struct row_launch)},
+    [LAYOUT_GPU] = {FIELDS(GPU), sizeof(struct row_gpu)},
+};
+
+#define MAX_ROWS 512
+
+// Makes a `calls` record of unused rows in the thread's chunk.
+bool hook_new_batch(struct thread *thread, enum layout layout) {
+    if (hook_writing)
+        return false;
+    HOOK_CALM;
+    int error = errno;
+    hook_writing = true;
+    struct batch *batch = &thread->batches[layout];
+    uint32_t count = batch->rows;
+    unsigned char *rows = NULL;
+    struct gpt_packer buffer;
+    for (int try = 0; try < TRIES && !rows && hook_open(&buffer, try); try++) {
+        struct gpt_calls calls = {
+            .thread = thread->tid,
+            .fields = {hook_layouts[layout].items, hook_layouts[layout].count},
+            .stride = hook_layouts[layout].stride,
+        };
+        unsigned char *start = buffer.at;
+        size_t room = (size_t)(buffer.end - start), fit = room < 1024 ? 0 : (room - 1024) / calls.stride;
+        if (fit < 16)
+            continue; // in the next chunk
+        count = fit <= count ? (uint32_t)fit - 1 : count;
+        struct gpt_gpu_times times = {.fields = {hook_layouts[layout].items, hook_layouts[layout].count},
+                                      .stride = calls.stride};
+        if (layout == LAYOUT_GPU ? gpt_pack_gpu_times(&buffer, &times) : gpt_pack_calls(&buffer, &calls))
+            rows = hook_grow_rows(&buffer, start, (count + 1) * hook_layouts[layout].stride);
+    }
+    if (rows && hook_close(&buffer)) {
+        batch->next = rows;
+        atomic_signal_fence(memory_order_seq_cst);
+        batch->end = rows + count * hook_layouts[layout].stride;
+        if (batch->rows < MAX_ROWS)
+            batch->rows *= 2;
+    }
+    hook_writing = false;
+    errno = error;
+    return rows;
+}
+
+struct row_gpu *hook_new_gpu_row(struct thread *thread) {
+    return (struct row_gpu *)hook_take_row(thread, LAYOUT_GPU);
+}
+
+// The call that began last of those that have not returned. Where one of the same layout returned within it
+// since, it is not found.
+const struct row *hook_call_in_flight(const struct thread *thread) {
+    const struct row *found = thread->in_flight;
+    if (found && atomic_load_explicit(&found->duration, memory_order_relaxed))
+        found = NULL;
+    for (int layout = 0; layout <= LAYOUT_LAUNCH; layout++) {
+        const struct batch *batch = &thread->batches[layout];
+        if (!batch->next || batch->next > batch->end)
+            continue;
+        const struct row *row = (void *)(batch->next - hook_layouts[layout].stride);
+        uint64_t start = atomic_load_explicit(&row->start, memory_order_relaxed);
+        if (!atomic_load_explicit(&row->duration, memory_order_relaxed) && (!found || start > found->start))
+            found = row;
+    }
+    return found;
+}
+
+// -- Time stamps -----------------------------------------------------------
+//
+// Time stamps. rdtsc takes half the time of clock_gettime; it serves where it ticks evenly through every
+// state of the processor, which CPUID says. The header of a trace and its `clock` records pair it with
+// CLOCK_MONOTONIC.
+
+bool hook_has_tsc;
+
+static struct {
+    uint64_t tsc, monotonic;
+} first;
+
+uint64_t hook_monotonic(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void hook_clock_setup(void) {
+    unsigned a, b, c, d;
+    hook_has_tsc = __get_cpuid(0x80000007, &a, &b, &c, &d) && d & 1 << 8;
+    first.monotonic = hook_monotonic();
+    first.tsc = hook_now();
+}
+
+uint64_t hook_tsc_hz(void) {
+    if (!hook_has_tsc)
+        return 0;
+    // The library was loaded well before its process reaches the driver; else wait for 2 ms of difference,
+    // which is good for five digits. The clock records of the trace have the rest.
+    uint64_t ns;
+    do
+        ns = hook_monotonic() - first.monotonic;
+    while (ns < 2000000);
+    uint64_t ticks = hook_now() - first.tsc;
+    return (uint64_t)((double)ticks * 1e9 / (double)ns);
+}

@@ -1,15 +1,22 @@
 // The beginning and the end of the trace of a process.
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "chunk.h"
+#include "common/own.h"
+#include "template.h"
 #include "write.h"
 
 struct live *hook_live;
@@ -178,4 +185,200 @@ bool hook_trace_setup(void (*more)(void)) {
     if (hook_template && *hook_template)
         hook_end_predecessor();
     return true;
+}
+
+// -- The header record -----------------------------------------------------
+//
+// The `header` record of a segment: which process writes it, where and when.
+
+// The command line of this process, at most 64 KiB of it.
+static size_t read_command(struct gpt_str *words, size_t count, char *text, size_t size) {
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, size - 1);
+    if (file >= 0)
+        close(file);
+    size_t found = 0;
+    for (char *at = text, *end = text + (length > 0 ? length : 0); at < end && found < count; found++) {
+        *end = '\0';
+        words[found] = hook_str(at);
+        at += words[found].size + 1;
+    }
+    return found;
+}
+
+// The rank of this process in its job, as the environment has it.
+static struct gpt_u64 read_rank(void) {
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        const char *text = getenv(names[i]);
+        size_t digits = text ? strspn(text, "0123456789") : 0;
+        if (digits && digits < 10 && !text[digits])
+            return GPT_U64(strtoul(text, NULL, 10));
+    }
+    return (struct gpt_u64){0};
+}
+
+size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
+    static char command[64 << 10];
+    static struct gpt_str words[1024];
+    char host[65] = "", boot[37] = "";
+    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        if (read(file, boot, 36) != 36)
+            boot[0] = '\0';
+        close(file);
+    }
+    gethostname(host, sizeof(host) - 1);
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
+    struct gpt_header header = {
+        .version = GPT_STR(GPT_VERSION),
+        .tool = GPT_STR("gpt-hook"),
+        .argv = {words, whole ? read_command(words, 1024, command, sizeof(command)) : 0},
+        .host = hook_str(host),
+        .pid = (uint64_t)getpid(),
+        .rank = read_rank(),
+        .boot_id = hook_str(boot[0] ? boot : NULL),
+        .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
+        .monotonic = hook_monotonic(),
+        .captures = GPT_U64(1),
+    };
+    if (hook_has_tsc) {
+        header.tsc = GPT_U64(hook_now());
+        header.tsc_hz = GPT_U64(hook_tsc_hz());
+    }
+    return gpt_pack_header(buffer, &header);
+}
+
+// -- Names of files --------------------------------------------------------
+//
+// The names of a process's files: NAME, or if another process was the first there, names of its own.
+
+const char *hook_keep_variable(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
+
+const char *hook_template;
+
+size_t hook_expand_name(char *path, size_t size) { return gpt_expand_name(hook_template, path, size); }
+
+// The names of this process where NAME is taken: NAME.PID, NAME.PID.2, ... from number 1 on, one for each
+// program that it was.
+static void name_number(char *path, size_t length, unsigned number) {
+    int size = snprintf(path + length, 32, ".%d", getpid());
+    if (number > 1)
+        snprintf(path + length + size, 32 - (size_t)size, ".%u", number);
+}
+
+static bool is_taken(char *path, size_t length, unsigned number) {
+    struct stat found;
+    name_number(path, length, number);
+    return !lstat(path, &found);
+}
+
+// How many of them are taken, without a look at each.
+static unsigned count_names(char *path, size_t length) {
+    unsigned low = 0, high = 1;
+    for (; is_taken(path, length, high); high *= 2)
+        low = high;
+    while (high - low > 1) {
+        unsigned middle = low + (high - low) / 2;
+        *(is_taken(path, length, middle) ? &low : &high) = middle;
+    }
+    return low;
+}
+
+// Creates the file: NAME, or if this process is not the first there, one of its own names.
+int hook_create_file(bool *first) {
+    char *path = hook_live->path;
+    size_t size = sizeof(hook_live->path) - 32, length = hook_expand_name(path, size);
+    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+    *first = file >= 0;
+    if (file < 0 && errno == EEXIST && !hook_may_stay(path)) {
+        hook_turn_off(path, "another run of gpt-hook writes to it, or it is not a trace");
+        return -1;
+    }
+    if (file < 0 && errno == EEXIST) // another process may be taking them too
+        for (unsigned number = count_names(path, length) + 1, tries = 0;
+             file < 0 && (!tries || errno == EEXIST) && tries < 1000; number++, tries++) {
+            name_number(path, length, number);
+            file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+        }
+    return file;
+}
+
+// The folder of a live stream has the traces of processes that are there: the helper removes others, and
+// their names come again.
+static void end_in_folder(char *path) {
+    _Alignas(struct dirent64) static char entries[4096];
+    char *name = strrchr(path, '/') + 1, own[64];
+    size_t length = strlen(name);
+    if (length >= sizeof(own))
+        return;
+    strcpy(own, name);
+    *name = '\0';
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (long got; folder >= 0 && (got = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0;)
+        for (long at = 0; at < got;) {
+            const struct dirent64 *entry = (const void *)(entries + at);
+            at += entry->d_reclen;
+            if (!strncmp(entry->d_name, own, length) && (entry->d_name[length] & ~'.') == 0 &&
+                strlen(entry->d_name) < length + 32) {
+                strcpy(name, entry->d_name);
+                hook_end_earlier(path);
+            }
+        }
+    if (folder >= 0)
+        close(folder);
+}
+
+// A program that this process was before exec may have left its trace without end: the last one that it
+// began.
+void hook_end_predecessor(void) {
+    char path[sizeof(hook_live->path)];
+    size_t length = hook_expand_name(path, sizeof(path) - 64);
+    if (hook_folder) {
+        end_in_folder(path);
+        return;
+    }
+    unsigned number = count_names(path, length);
+    if (number)
+        name_number(path, length, number);
+    else
+        path[length] = '\0';
+    if (!hook_end_earlier(path) && number) { // that of an earlier process
+        path[length] = '\0';
+        hook_end_earlier(path);
+    }
+}
+
+// -- Recording on and off --------------------------------------------------
+//
+// Whether calls are recorded, and the `recording` records that say so. A trace that has none was recorded all
+// the time.
+
+_Atomic bool hook_recording = true;
+struct periods hook_periods;
+
+void hook_recording_setup(void) {
+    atomic_store(&hook_recording, !getenv("GPT_HOOK_DISABLED"));
+    hook_periods.count = atomic_load(&hook_recording);
+}
+
+void hook_begin_recording(void) {
+    hook_periods = (struct periods){.count = atomic_load(&hook_recording)};
+    if (!atomic_load(&hook_recording))
+        HOOK_WRITE(recording, .on = false, .at = hook_now());
+}
+
+// With the clock, as days may be between two of them.
+void hook_write_recording(bool on) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    hook_periods.count += on;
+    hook_periods.since = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    HOOK_WRITE(recording, .on = on, .at = hook_now());
+    if (hook_has_tsc)
+        HOOK_WRITE(clock, .monotonic = hook_monotonic(), .tsc = hook_now());
 }
