@@ -303,3 +303,215 @@ void hook_after_unload(struct frame *frame) {
         hook_relaxed_mode(mode);
     }
 }
+
+// -- Variables -------------------------------------------------------------
+//
+// The variables of a kernel with probes are those of the program's module: of one in global memory its table
+// has the address, one in constant memory is copied, before each launch once the program may write to it.
+
+bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
+                        size_t *size) {
+    return (is_kernel ? hook_do.get_library_variable(address, size, module, name)
+                      : hook_do.get_variable(address, size, module, name)) == CUDA_SUCCESS;
+}
+
+struct flag {
+    struct flag *next;
+    uint64_t module;
+    struct reference reference;
+    _Atomic bool taken;
+    char name[];
+};
+
+static _Atomic(struct flag *) flags;
+
+struct wanted {
+    const char *name;
+    bool found;
+};
+
+static void see_variable(const struct property *property, void *with) {
+    struct wanted *wanted = with;
+    wanted->found |=
+        property->what == PROPERTY_VARIABLE && property->name && !strcmp(property->name, wanted->name);
+}
+
+static struct flag *find_flag(uint64_t module, const char *name) {
+    struct flag *flag = atomic_load(&flags);
+    while (flag && (flag->module != module || strcmp(flag->name, name) || !hook_is_alive(flag->reference)))
+        flag = flag->next;
+    return flag;
+}
+
+// Whether the program has the address of a variable in constant memory, and so may write to it. NULL without
+// memory.
+static _Atomic bool *taken_flag(uint64_t module, const char *name) {
+    module = hook_whole_module(module);
+    struct flag *flag = find_flag(module, name);
+    struct wanted wanted = {name, false};
+    if (flag)
+        return &flag->taken;
+    if (!(flag = calloc(1, sizeof(*flag) + strlen(name) + 1)))
+        return NULL;
+    flag->module = module;
+    flag->reference = hook_object_find(module);
+    strcpy(flag->name, name);
+    flag->next = atomic_load(&flags);
+    while (!atomic_compare_exchange_weak(&flags, &flag->next, flag))
+        continue;
+    hook_object_each(module, see_variable, &wanted); // after it can be found: nothing is missed
+    if (wanted.found)
+        flag->taken = true;
+    return &flag->taken;
+}
+
+// cuModuleGetGlobal, cuLibraryGetGlobal
+void hook_after_variable(struct frame *frame) {
+    const char *name = (const char *)frame->args[3];
+    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS
+                            ? find_flag(hook_whole_module(frame->args[2]), name)
+                            : NULL;
+    if (flag)
+        flag->taken = true;
+}
+
+bool hook_share_variables(const struct probed *probed, struct bound *bound, const char **missing) {
+    const struct woven *woven = probed->woven;
+    bool is_kernel = probed->is_library;
+    uint64_t module = probed->loaded;
+    uint64_t stream = hook_our_stream();
+    CUdeviceptr table = 0;
+    size_t table_size = 0, size;
+    bool good = stream != 0;
+    if (woven->table && !hook_find_variable(is_kernel, module, woven->table, &table, &table_size))
+        return *missing = woven->table, false;
+    uint64_t *addresses = calloc(1, table_size + 1);
+    bound->variables = calloc(woven->variable_count + 1, sizeof(*bound->variables));
+    good &= addresses && bound->variables;
+    for (size_t i = 0; good && i < woven->variable_count; i++) {
+        const struct woven_variable *variable = &woven->variables[i];
+        CUdeviceptr from, to;
+        *missing = variable->name;
+        good = hook_find_variable(is_kernel, probed->module, variable->name, &from, &size);
+        if (good && !variable->constant) {
+            good = variable->offset % 8 == 0 && variable->offset + 8 <= table_size;
+            if (good)
+                addresses[variable->offset / 8] = from;
+            continue;
+        }
+        size_t room = 0;
+        good = good && hook_find_variable(is_kernel, module, variable->name, &to, &room) && room <= size;
+        if (!good)
+            break;
+        _Atomic bool *taken = taken_flag(probed->module, variable->name);
+        good =
+            taken && (!(variable->always || *taken) || hook_do.copy(to, from, room, stream) == CUDA_SUCCESS);
+        bound->variables[bound->variable_count++] = (struct shared_variable){from, to, room, taken};
+    }
+    if (good && table)
+        good = hook_do.copy_to(table, addresses, table_size, stream) == CUDA_SUCCESS;
+    if (good)
+        good = hook_do.wait_stream(stream) == CUDA_SUCCESS;
+    free(addresses);
+    return good;
+}
+
+bool hook_must_copy(const struct bound *bound) {
+    bool found = false;
+    for (size_t i = 0; i < bound->variable_count; i++)
+        found |= *bound->variables[i].taken;
+    return found;
+}
+
+bool hook_copy_variables(const struct bound *bound, uint64_t stream) {
+    bool good = true;
+    for (size_t i = 0; i < bound->variable_count; i++) {
+        const struct shared_variable *variable = &bound->variables[i];
+        if (*variable->taken)
+            good &= !hook_do.copy(variable->to, variable->from, variable->size, stream);
+    }
+    return good;
+}
+
+// -- Per-context state -----------------------------------------------------
+//
+// What is looked for in a context is made where it is not there yet.
+
+pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool *pools;
+
+struct pool *hook_first_pool(void) { return __atomic_load_n(&pools, __ATOMIC_ACQUIRE); }
+
+struct pool *hook_find_pool(uint64_t context) {
+    struct pool *pool = pools;
+    while (pool && (pool->context != context || !hook_is_alive(pool->reference)))
+        pool = pool->next;
+    if (pool || !context || !(pool = calloc(1, sizeof(*pool))))
+        return pool;
+    pool->context = context;
+    pool->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
+    if (!hook_begin_writing() || hook_do.create_stream(&pool->stream, CU_STREAM_NON_BLOCKING) ||
+        !hook_begin_memory(pool)) {
+        free(pool);
+        return NULL;
+    }
+    TAILQ_INIT(&pool->in_use);
+    TAILQ_INIT(&pool->ready);
+    TAILQ_INIT(&pool->draining);
+    pool->next = pools;
+    __atomic_store_n(&pools, pool, __ATOMIC_RELEASE);
+    return pool;
+}
+
+uint64_t hook_our_stream(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(hook_current_context());
+    pthread_mutex_unlock(&hook_pools_lock);
+    return pool ? pool->stream : 0;
+}
+
+// The driver may wait for kernels while it loads or pins memory, so that is not done under the lock.
+void hook_furnish(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(hook_current_context());
+    bool wanted = pool && !pool->furnished;
+    if (pool)
+        pool->furnished = true;
+    pthread_mutex_unlock(&hook_pools_lock);
+    if (!wanted)
+        return;
+    __atomic_store_n(&pool->zeros, hook_make_zeros(), __ATOMIC_RELEASE);
+    __atomic_store_n(&pool->mover, hook_load_mover(), __ATOMIC_RELEASE);
+}
+
+uint64_t hook_mover(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    const struct pool *pool = hook_find_pool(hook_current_context());
+    uint64_t mover = pool ? __atomic_load_n(&pool->mover, __ATOMIC_ACQUIRE) : 0;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return mover;
+}
+
+// The L2 cache
+
+bool hook_make_scratch(uint64_t size) {
+    pthread_mutex_lock(&hook_pools_lock);
+    struct pool *pool = hook_find_pool(hook_current_context());
+    if (pool && !pool->scratch && hook_has_room(pool, size) &&
+        !hook_do.alloc(&pool->scratch, size, pool->memory, pool->stream)) {
+        pool->scratch_size = size;
+        pool->bytes += size;
+        hook_do.wait_stream(pool->stream); // other streams are to use it
+    }
+    bool made = pool && pool->scratch;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return made;
+}
+
+bool hook_flush(uint64_t stream) {
+    pthread_mutex_lock(&hook_pools_lock);
+    const struct pool *pool = hook_find_pool(hook_current_context());
+    bool done = pool && pool->scratch && !hook_do.clear(pool->scratch, 0, pool->scratch_size, stream);
+    pthread_mutex_unlock(&hook_pools_lock);
+    return done;
+}

@@ -6,6 +6,9 @@
 // that is half full counts as full: the next replay most likely needs as much.
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -412,4 +415,242 @@ void hook_lose_rest(bool within_driver) {
         wait_for_sent(pool, &end);
     }
     pthread_mutex_unlock(&hook_pools_lock);
+}
+
+// -- Slabs -----------------------------------------------------------------
+//
+// It comes from a pool of the driver that is ours alone: the program's pools are as they would be.
+
+enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
+
+static uint64_t most_bytes(void) {
+    size_t free_bytes = 0, total = 0;
+    if (hook_settings.memory)
+        return hook_settings.memory;
+    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
+}
+
+bool hook_begin_memory(struct pool *pool) {
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    uint64_t all = UINT64_MAX;
+    pool->most = most_bytes();
+    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props) &&
+           !hook_do.set_pool(pool->memory, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
+}
+
+// The driver takes its time to map memory, within a launch of the program. So it maps as much again as is in
+// use, and keeps it.
+static void reserve(struct pool *pool, uint64_t size) {
+    uint64_t wanted = 2 * pool->bytes + size < pool->most ? 2 * pool->bytes + size : pool->most, address;
+    if (pool->bytes + size <= pool->reserved)
+        return;
+    pool->reserved = pool->bytes + size;
+    if (wanted > pool->reserved &&
+        !hook_do.alloc(&address, wanted - pool->bytes, pool->memory, pool->stream)) {
+        hook_do.free(address, pool->stream);
+        pool->reserved = wanted;
+    }
+}
+
+static void free_slab(struct slab *slab) {
+    struct pool *pool = slab->pool;
+    pool->bytes -= slab->size;
+    if (slab->address)
+        hook_do.free(slab->address, pool->stream);
+    if (slab->event)
+        hook_do.destroy_event(slab->event);
+    if (slab->done)
+        hook_do.destroy_event(slab->done);
+    free(slab);
+}
+
+static void free_ready_slab(struct slab *slab) {
+    TAILQ_REMOVE(&slab->pool->ready, slab, link);
+    free_slab(slab);
+}
+
+char *hook_make_zeros(void) {
+    void *zeros;
+    if (hook_do.alloc_host(&zeros, ZEROS))
+        return NULL;
+    return memset(zeros, 0, ZEROS);
+}
+
+// By copies from the host, which no kernel makes: after some six kernels in a second stream, and a memset is
+// one, those of all graphs of the process begin later for good (docs/measured.md). What is large is set:
+// where that much is written a kernel's begin is not what counts.
+CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
+    const char *zeros = __atomic_load_n(slab->zeros, __ATOMIC_ACQUIRE);
+    CUresult status = CUDA_SUCCESS;
+    if (!zeros || bytes > MOST_COPIED)
+        return hook_do.clear(slab->address, 0, bytes, slab->ours);
+    for (uint64_t at = 0; at < bytes && !status; at += ZEROS)
+        status =
+            hook_do.copy_to(slab->address + at, zeros, bytes - at < ZEROS ? bytes - at : ZEROS, slab->ours);
+    return status;
+}
+
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
+    struct slab *slab = calloc(1, sizeof(*slab));
+    if (!slab)
+        return NULL;
+    slab->size = size;
+    slab->pool = pool;
+    slab->copied = copied;
+    slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage,
+    slab->zeros = &pool->zeros;
+    reserve(pool, size);
+    pool->bytes += size;
+    if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
+        (!copied && hook_zero_slab(slab, size)) || hook_do.record(slab->done, pool->stream)) {
+        free_slab(slab);
+        return NULL;
+    }
+    TAILQ_INSERT_TAIL(&pool->ready, slab, link);
+    return slab;
+}
+
+struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied) {
+    struct slab *best = NULL, *slab;
+    TAILQ_FOREACH (slab, &pool->ready, link) {
+        if (slab->copied != copied || slab->size < bytes)
+            continue;
+        if (slab->size <= enough)
+            return slab;
+        if (!best || slab->size < best->size)
+            best = slab;
+    }
+    return best;
+}
+
+bool hook_has_room(struct pool *pool, uint64_t size) {
+    while (pool->bytes + size > pool->most && !TAILQ_EMPTY(&pool->ready))
+        free_ready_slab(TAILQ_FIRST(&pool->ready));
+    return pool->bytes + size <= pool->most;
+}
+
+bool hook_free_memory(struct pool *pool) {
+    bool any = pool->reserved > pool->bytes || !TAILQ_EMPTY(&pool->ready);
+    while (!TAILQ_EMPTY(&pool->ready))
+        free_ready_slab(TAILQ_FIRST(&pool->ready));
+    if (any) {
+        hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
+        hook_do.trim_pool(pool->memory, 0);
+        pool->reserved = pool->bytes;
+    }
+    return any;
+}
+
+// -- Demand of logs --------------------------------------------------------
+//
+// The list is under a lock of its own, under which nothing is called: a launch looks its demand up, the
+// thread that writes adds to it by atomics.
+
+enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
+static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
+
+struct key {
+    uint32_t kernel, maps, grid[3], block[3]; // kernel: its number in the trace
+};
+
+struct demand {
+    struct demand *next;
+    struct key key;
+    _Atomic bool counted;
+    _Atomic uint64_t entries[]; // most that a launch claimed, by map
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct demand *buckets[BUCKETS];
+
+static struct demand **bucket_of(const struct key *key) {
+    const uint32_t *words = (const uint32_t *)key;
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(*key) / sizeof(*words); i++)
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
+    return &buckets[(hash >> 32) % BUCKETS];
+}
+
+static bool has_growing_log(const struct woven *woven) {
+    bool found = false;
+    for (size_t i = 0; i < woven->map_count; i++)
+        found |= woven->maps[i].grows;
+    return found;
+}
+
+struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first) {
+    const struct woven *woven = save->probed->woven;
+    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
+    *first = false;
+    if (!has_growing_log(woven))
+        return NULL;
+    memcpy(key.grid, save->grid, sizeof(key.grid));
+    memcpy(key.block, block, sizeof(key.block));
+    pthread_mutex_lock(&lock);
+    struct demand **bucket = bucket_of(&key), *found = *bucket;
+    while (found && memcmp(&found->key, &key, sizeof(key)))
+        found = found->next;
+    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->entries)))) {
+        *first = true;
+        found->key = key;
+        found->next = *bucket;
+        *bucket = found;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
+
+void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
+    if (!demand)
+        return;
+    uint64_t before = atomic_load(&demand->entries[map]);
+    if (entries > before) // only the thread that writes does this
+        atomic_store(&demand->entries[map], entries);
+    if (!atomic_exchange(&demand->counted, true))
+        hook_wake_claims();
+}
+
+uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
+    unsigned __int128 entries = map->capacity + (unsigned __int128)(step % 4) * (map->capacity / 4);
+    entries <<= step / 4;
+    return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
+}
+
+// Steps that what a launch claimed needs; none if it fitted. The next one may claim a little more.
+static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
+    unsigned step = 0;
+    if (map->grows && claimed > map->capacity)
+        while (step < MOST_STEPS && hook_log_capacity(map, step) / 9 * 8 < claimed)
+            step++;
+    return step;
+}
+
+static void size_log(struct save *save, size_t at, unsigned step, const uint32_t block[3]) {
+    struct woven_map map = save->probed->woven->maps[at];
+    map.capacity = hook_log_capacity(&map, step);
+    if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
+        save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
+    save->steps[at] = (uint8_t)step;
+}
+
+bool hook_size_logs(struct save *save, uint64_t most) {
+    const struct woven *woven = save->probed->woven;
+    uint64_t before = save->bytes;
+    unsigned less = 0, largest = 0;
+    do {
+        save->bytes = largest = 0;
+        for (size_t i = 0; i < woven->map_count; i++) {
+            unsigned step = steps_for(&woven->maps[i], atomic_load(&save->demand->entries[i]));
+            largest = step > largest ? step : largest;
+            if (woven->maps[i].grows)
+                size_log(save, i, step > less ? step - less : 0, save->demand->key.block);
+            save->bytes += hook_rounded(save->sizes[i]);
+        }
+    } while (save->bytes > most && less++ < largest);
+    return save->bytes < before;
 }

@@ -4,6 +4,7 @@
 // stream, and of an event if the next replay is in another one. Nothing comes between the nodes.
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
@@ -275,4 +276,227 @@ bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
 void hook_end_replay(struct replay *replay) {
     hook_drop_members(replay->members);
     free(replay);
+}
+
+// -- Executable graphs -----------------------------------------------------
+//
+// The table of executable graphs with probes in them, and the memory that their probes write to: one buffer
+// for each map of each kernel node, as nodes have fixed parameters. Together they are a set of the executable
+// graph. A node that outgrows its place gets a set of its own.
+
+enum { BUCKETS = 256 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct prepared *buckets[BUCKETS];
+
+static struct prepared **bucket_of(uint64_t exec) {
+    return &buckets[(exec * 0x9e3779b97f4a7c15u >> 32) % BUCKETS];
+}
+
+void hook_release_prepared(struct prepared *graph) {
+    if (atomic_fetch_sub(&graph->users, 1) > 1)
+        return;
+    for (int i = 0; i < MOST_SETS; i++)
+        if (graph->sets[i].slab && hook_is_alive(graph->of_context)) // else it went with its context
+            hook_let_go(graph->sets[i].slab);
+    hook_drop_members(graph->members);
+    pthread_mutex_destroy(&graph->lock);
+    free(graph);
+}
+
+struct prepared *hook_take_off(uint64_t exec, bool going) {
+    pthread_mutex_lock(&lock);
+    struct prepared **at = bucket_of(exec), *found;
+    while (*at && ((*at)->exec != exec || (going && !(*at)->going)))
+        at = &(*at)->next;
+    if ((found = *at))
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+void hook_put_on(struct prepared *graph) {
+    pthread_mutex_lock(&lock);
+    graph->next = *bucket_of(graph->exec);
+    *bucket_of(graph->exec) = graph;
+    pthread_mutex_unlock(&lock);
+}
+
+struct prepared *hook_take_prepared(uint64_t exec) {
+    pthread_mutex_lock(&lock);
+    struct prepared *found = *bucket_of(exec);
+    while (found && found->exec != exec)
+        found = found->next;
+    if (found)
+        found->users++;
+    pthread_mutex_unlock(&lock);
+    if (found)
+        pthread_mutex_lock(&found->lock);
+    if (!found || hook_is_alive(found->of_context))
+        return found;
+    hook_put_prepared(found);
+    return NULL;
+}
+
+void hook_put_prepared(struct prepared *graph) {
+    pthread_mutex_unlock(&graph->lock);
+    hook_release_prepared(graph);
+}
+
+void hook_mark_exec_going(uint64_t exec, bool going) {
+    pthread_mutex_lock(&lock);
+    for (struct prepared *at = *bucket_of(exec); at; at = at->next)
+        if (at->exec == exec)
+            at->going = going;
+    pthread_mutex_unlock(&lock);
+}
+
+// Its members and sets
+
+const char hook_outgrown[] = "it was changed too often to buffers that are larger";
+const char hook_changed_late[] = "a node of its graph was changed after an update";
+
+struct member *hook_find_member(const struct prepared *graph, uint64_t node) {
+    for (struct member *at = graph->members->all; at < graph->members->all + graph->members->count; at++)
+        if (at->named == node)
+            return at;
+    return NULL;
+}
+
+bool hook_own_members(struct prepared *graph) {
+    struct members *made = graph->members;
+    if (made->users > 1 && !(made = hook_copy_members(graph->members))) {
+        graph->lost = "memory ran out";
+        return false;
+    }
+    if (made != graph->members)
+        hook_drop_members(graph->members);
+    graph->members = made;
+    made->is_tallied = false;
+    return true;
+}
+
+// Nobody knows when what is there is not written to any more: it stays as it is.
+void hook_lose_sets(struct prepared *graph, const char *reason) {
+    memset(graph->sets, 0, sizeof(graph->sets));
+    graph->lost = reason;
+}
+
+void hook_let_set_go(struct set *set) {
+    if (set->slab)
+        hook_let_go(set->slab);
+    *set = (struct set){0};
+}
+
+unsigned hook_find_place(struct prepared *graph) {
+    bool used[MOST_SETS] = {false};
+    if (graph->lost) // nodes may write to what is not known
+        return MOST_SETS;
+    for (size_t i = 0; i < graph->members->count; i++)
+        if (graph->members->all[i].save)
+            used[graph->members->all[i].set] = true;
+    unsigned place = MOST_SETS;
+    for (unsigned i = MOST_SETS; i-- > 0;)
+        if (!used[i]) {
+            hook_let_set_go(&graph->sets[i]);
+            place = i;
+        }
+    return place;
+}
+
+// -- The kernel that copies and clears -------------------------------------
+//
+// Copies what the kernels of a graph wrote, and clears it, in one launch. By a copy and a memset of the
+// driver a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX,
+// which the driver assembles for its device.
+
+enum { THREADS = 256, PIECE = 16 }; // of a block; bytes that a thread moves
+
+static const char code[] = ".version 6.0\n"
+                           ".target sm_50\n"
+                           ".address_size 64\n"
+                           ".visible .entry gpt_move(.param .u64 to, .param .u64 from, .param .u64 pieces)\n"
+                           "{\n"
+                           ".reg .u64 %piece, %pieces, %to, %from;\n"
+                           ".reg .u32 %thread, %block, %zero, %v<4>;\n"
+                           ".reg .pred %beyond;\n"
+                           "mov.u32 %thread, %tid.x;\n"
+                           "mov.u32 %block, %ctaid.x;\n"
+                           "cvt.u64.u32 %piece, %thread;\n"
+                           "mad.wide.u32 %piece, %block, 256, %piece;\n"
+                           "ld.param.u64 %pieces, [pieces];\n"
+                           "setp.ge.u64 %beyond, %piece, %pieces;\n"
+                           "@%beyond ret;\n"
+                           "shl.b64 %piece, %piece, 4;\n"
+                           "ld.param.u64 %from, [from];\n"
+                           "add.u64 %from, %from, %piece;\n"
+                           "ld.param.u64 %to, [to];\n"
+                           "add.u64 %to, %to, %piece;\n"
+                           "ld.global.v4.u32 {%v0, %v1, %v2, %v3}, [%from];\n"
+                           "st.global.v4.u32 [%to], {%v0, %v1, %v2, %v3};\n"
+                           "mov.u32 %zero, 0;\n"
+                           "st.global.v4.u32 [%from], {%zero, %zero, %zero, %zero};\n"
+                           "ret;\n"
+                           "}\n";
+
+uint64_t hook_load_mover(void) {
+    uint64_t module = 0, function = 0;
+    if (hook_do.load_module(&module, code))
+        return 0;
+    if (!hook_do.get_function(&function, module, "gpt_move"))
+        return function;
+    hook_do.unload_module(module);
+    return 0;
+}
+
+bool hook_move(uint64_t mover, uint64_t to, uint64_t from, uint64_t bytes, uint64_t stream) {
+    uint64_t pieces = (bytes + PIECE - 1) / PIECE, blocks = (pieces + THREADS - 1) / THREADS;
+    void *arguments[] = {&to, &from, &pieces};
+    if (mover && to && blocks <= INT32_MAX &&
+        !hook_do.launch(mover, (unsigned)blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL))
+        return true;
+    return (!to || !hook_do.copy(to, from, bytes, stream)) && !hook_do.clear(from, 0, bytes, stream);
+}
+
+// -- Launches without probes -----------------------------------------------
+//
+// Launches without probes of a replay, by function and reason.
+
+static void count_member(struct members *members, uint32_t function, const char *reason) {
+    struct tally *all = members->tallies;
+    size_t k = 0;
+    while (k < members->tally_count && (all[k].function != function || all[k].reason != reason))
+        k++;
+    if (k == members->tally_count)
+        all[members->tally_count++] = (struct tally){function, reason, 0};
+    all[k].launches++;
+}
+
+// Why it runs without probes; NULL if it does not. Empty: it is not counted.
+static const char *reason_of(const struct member *member, bool earlier) {
+    uint64_t handle = (uint64_t)(member->own.func ? (void *)member->own.func : (void *)member->own.kern);
+    const char *other = "its graph was made before these probes were named";
+    return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : "";
+}
+
+// How often a node in the body of a conditional node runs is not known: as with probes, it counts once. If
+// other probes were named meanwhile, these are about none of the nodes, or about others.
+const struct tally *hook_tally(struct members *members, unsigned order, unsigned now) {
+    if (!members->tallies)
+        members->tallies = calloc(members->count + 1, sizeof(*members->tallies));
+    if ((members->is_tallied && members->order == now) || !members->tallies)
+        return members->tallies;
+    members->is_tallied = true;
+    members->order = now;
+    members->tally_count = members->saves = 0;
+    for (size_t i = 0; i < members->count; i++) {
+        const struct member *member = &members->all[i];
+        members->saves += member->save != NULL;
+        if (member->is_graph || member->disabled)
+            continue;
+        const char *reason = reason_of(member, order != now);
+        if (reason && *reason)
+            count_member(members, member->function, reason);
+    }
+    return members->tallies;
 }

@@ -320,3 +320,229 @@ void hook_after_exec_gone(struct frame *frame) {
     else if (hook_probing && (graph = hook_take_off(frame->args[0], true)))
         hook_release_prepared(graph);
 }
+
+// -- Changes of single nodes -----------------------------------------------
+//
+// Changes of single nodes of an executable graph: what the program sets is set with probes in it.
+
+struct changed {
+    struct prepared *graph; // locked
+    struct member member;
+    uint64_t params; // the program's
+    CUgraphNodeParams given;
+};
+
+static void place_member(struct prepared *graph, const struct member *old, struct member *new) {
+    const char *reason = hook_outgrown;
+    struct set set = {0};
+    unsigned place = 0;
+    if (old->save && new->save->bytes <= old->room) {
+        new->save->offset = old->save->offset;
+        new->room = old->room;
+        new->set = old->set;
+    } else if ((place = hook_find_place(graph)) == MOST_SETS ||
+               !(set.slab = hook_hold(new->save->bytes, 0, &reason))) {
+        hook_strip_member(new, reason);
+        return;
+    } else {
+        set.bytes = new->save->bytes;
+        new->set = place;
+        graph->sets[place] = set;
+    }
+    const struct slab *slab = graph->sets[new->set].slab;
+    hook_point_at_buffers(new->save, slab ? hook_slab_address(slab) + new->save->offset : 0);
+}
+
+// Exchanges what is passed for a node, at `given` within what argument 2 leads to.
+static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *kernel, bool has_kernel) {
+    frame->note = 0;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    const struct member *old = graph ? hook_find_member(graph, frame->args[1]) : NULL;
+    struct changed *changed = old && !graph->updated ? calloc(1, sizeof(*changed)) : NULL;
+    if (!changed) {
+        if (graph && (old || graph->updated))
+            graph->lost = hook_changed_late;
+        if (graph)
+            hook_put_prepared(graph);
+        return;
+    }
+    struct graph_node node = {.handle = (void *)old->node,
+                              .type = CU_GRAPH_NODE_TYPE_KERNEL,
+                              .depth = old->depth,
+                              .sure = old->sure};
+    memcpy(&node.kernel, kernel, has_kernel ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    hook_make_member(&changed->member, &node, graph->context);
+    changed->member.disabled = old->disabled;
+    changed->member.named = old->named;
+    hook_check_constants(graph->members, &changed->member);
+    if (changed->member.save)
+        place_member(graph, old, &changed->member);
+    hook_relaxed_mode(mode);
+    changed->graph = graph;
+    changed->params = frame->args[2];
+    frame->note = (uint64_t)changed;
+}
+
+static void after_kernel(struct frame *frame) {
+    struct changed *changed = (struct changed *)frame->note;
+    if (!changed)
+        return;
+    struct prepared *graph = changed->graph;
+    frame->args[2] = changed->params;
+    if ((CUresult)frame->rax != CUDA_SUCCESS && changed->member.save) {
+        hook_strip_member(&changed->member, "the driver refused its node with probes");
+        frame->rax = hook_call_again(frame);
+    }
+    if ((CUresult)frame->rax == CUDA_SUCCESS && hook_own_members(graph)) {
+        struct member *member = hook_find_member(graph, changed->member.named), was = *member;
+        *member = changed->member;
+        changed->member.save = NULL;
+        hook_strip_member(&was, NULL);
+    }
+    hook_strip_member(&changed->member, NULL);
+    hook_put_prepared(graph);
+    free(changed);
+}
+
+// cuGraphExecKernelNodeSetParams(exec, node, params)
+void hook_before_exec_kernel(struct frame *frame) {
+    frame->note = 0;
+    bool has_kernel = strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams") != 0;
+    CUDA_KERNEL_NODE_PARAMS params = {0};
+    if (hook_read((const void *)frame->args[2], &params,
+                  has_kernel ? sizeof(params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern)))
+        before_kernel(frame, &params, has_kernel);
+    struct changed *changed = (struct changed *)frame->note;
+    if (!changed || !changed->member.save)
+        return;
+    changed->given.kernel = hook_probed_params(&changed->member);
+    frame_set_arg(frame, 2, (uint64_t)&changed->given.kernel);
+}
+
+void hook_after_exec_kernel(struct frame *frame) { after_kernel(frame); }
+
+// The call may fail: then kernels are without probes that could have them.
+static void before_write(const struct frame *frame, struct written written) {
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    if (!graph)
+        return;
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    hook_take_back_copies(graph, &written);
+    hook_relaxed_mode(mode);
+    hook_put_prepared(graph);
+}
+
+// cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams(exec, node, params, context)
+void hook_before_exec_copy(struct frame *frame) {
+    CUDA_MEMCPY3D copy;
+    if (hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
+        before_write(frame, hook_written_by_copy(frame->args[1], &copy));
+}
+
+void hook_before_exec_set(struct frame *frame) {
+    CUDA_MEMSET_NODE_PARAMS_v2 set;
+    if (hook_read((const void *)frame->args[2], &set, sizeof(set)))
+        before_write(frame, hook_written_by_set(frame->args[1], &set));
+}
+
+// cuGraphExecNodeSetParams(exec, node, params)
+void hook_before_exec_node(struct frame *frame) {
+    CUgraphNodeParams copy, *params = &copy;
+    frame->note = 0;
+    if (!hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
+        return;
+    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+        hook_before_child(frame, (uint64_t)params->graph.graph);
+    if (params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
+        before_write(frame, hook_written_by_copy(frame->args[1], &params->memcpy.copyParams));
+    if (params->type == CU_GRAPH_NODE_TYPE_MEMSET)
+        before_write(frame, hook_written_by_set(frame->args[1], &params->memset));
+    if (params->type != CU_GRAPH_NODE_TYPE_KERNEL)
+        return;
+    before_kernel(frame, &params->kernel, true);
+    struct changed *changed = (struct changed *)frame->note;
+    if (!changed || !changed->member.save)
+        return;
+    changed->given = *params;
+    changed->given.kernel = hook_probed_params(&changed->member);
+    frame_set_arg(frame, 2, (uint64_t)&changed->given);
+}
+
+void hook_after_exec_node(struct frame *frame) {
+    if (!frame->note)
+        return;
+    const CUgraphNodeParams *params = (const void *)frame->args[2]; // of the program's type in any case
+    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+        hook_after_child(frame);
+    else
+        after_kernel(frame);
+}
+
+// cuGraphNodeSetEnabled(exec, node, enabled)
+void hook_after_node_enabled(struct frame *frame) {
+    struct prepared *graph =
+        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_take_prepared(frame->args[0]) : NULL;
+    if (!graph)
+        return;
+    if (graph->updated)
+        graph->lost = hook_changed_late;
+    if (hook_find_member(graph, frame->args[1]) && hook_own_members(graph))
+        hook_find_member(graph, frame->args[1])->disabled = !(unsigned)frame->args[2];
+    hook_put_prepared(graph);
+}
+
+// Nodes of graphs that the program builds by hand: packed parameters are passed one by one, as the driver
+// does not give them back otherwise.
+
+struct unpacked {
+    struct save *save;
+    unsigned argument;
+    uint64_t params; // the program's
+    CUgraphNodeParams given;
+};
+
+// cuGraphAddKernelNode, cuGraphAddNode(&node, graph, dependencies, count, params), of the latter since
+// version 2 with edges before the count; cuGraphKernelNodeSetParams, cuGraphNodeSetParams(node, params)
+void hook_before_packed(struct frame *frame) {
+    const char *symbol = frame->slot->symbol;
+    bool any = !strstr(symbol, "Kernel");
+    unsigned argument = strstr(symbol, "Set") ? 1 : strstr(symbol, "AddNode_v2") ? 5 : 4;
+    bool whole = any || strstr(symbol, "_v2");
+    CUgraphNodeParams copy = {0}, *params = &copy;
+    CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (void *)params;
+    size_t size = any ? sizeof(*params) : whole ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern);
+    frame->note = 0;
+    if (!hook_probing || !hook_read((const void *)frame_arg(frame, argument), &copy, size) ||
+        (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra || kernel->kernelParams)
+        return;
+    struct probed *probed = hook_find_whole((uint64_t)(kernel->func || !whole ? kernel->func : kernel->kern));
+    if (!probed || !hook_hold_probed(probed))
+        return;
+    struct unpacked *unpacked = probed->woven && !probed->refused ? calloc(1, sizeof(*unpacked)) : NULL;
+    struct launch launch = {.extra = kernel->extra};
+    if (unpacked)
+        unpacked->save = hook_new_save(probed, &launch);
+    hook_let_probed_go(probed);
+    if (!unpacked || !unpacked->save) {
+        free(unpacked);
+        return;
+    }
+    CUDA_KERNEL_NODE_PARAMS *given = any ? &unpacked->given.kernel : (void *)&unpacked->given;
+    unpacked->given = copy;
+    given->kernelParams = unpacked->save->arguments;
+    given->extra = NULL;
+    unpacked->argument = argument;
+    unpacked->params = frame->args[argument];
+    frame_set_arg(frame, argument, (uint64_t)&unpacked->given);
+    frame->note = (uint64_t)unpacked;
+}
+
+void hook_after_packed(struct frame *frame) {
+    struct unpacked *unpacked = (struct unpacked *)frame->note;
+    if (!unpacked)
+        return;
+    frame_set_arg(frame, unpacked->argument, unpacked->params);
+    hook_free_save(unpacked->save);
+    free(unpacked);
+}

@@ -1,0 +1,511 @@
+// Handlers of look-ups: a function that is looked up is asked for with probes in it (pending.c), and waited
+// for.
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "common/control.h"
+#include "driver_calls.h"
+#include "hook/watch/watch.h"
+#include "hook/write/write.h"
+#include "probe.h"
+
+static void look_up(uint64_t handle, const char *name, bool waits) {
+    struct object_view view;
+    const struct order *order = hook_order();
+    bool asks = order->identity && atomic_load(&hook_recording);
+    hook_finish_lookups();
+    if (!name || !hook_object_look(handle, &view))
+        return;
+    asks &=
+        view.kind != OBJECT_KERNEL || hook_current_context(); // else there is no device yet that it is for
+    struct looked_up function = {.handle = handle,
+                                 .module = view.parent,
+                                 .context = view.kind == OBJECT_KERNEL ? 0 : view.context,
+                                 .reference = view.reference,
+                                 .function = view.id,
+                                 .order = order->number,
+                                 .is_kernel = view.kind == OBJECT_KERNEL};
+    hook_know(&function, name, asks);
+    if (!asks || hook_find_probed(handle))
+        return;
+    if (!hook_is_wanted(name, order)) {
+        hook_refuse(&function, "");
+        return;
+    }
+    hook_ask_for(&function, name);
+    if (waits)
+        hook_await(handle);
+}
+
+static uint64_t out(const struct frame *frame) {
+    const uint64_t *handle = (const uint64_t *)frame->args[0];
+    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && handle ? *handle : 0;
+}
+
+// cuModuleGetFunction, cuLibraryGetKernel
+void hook_after_function(struct frame *frame) {
+    if (out(frame))
+        look_up(out(frame), (const char *)frame->args[2], true);
+}
+
+// cuKernelGetFunction
+void hook_after_kernel_function(struct frame *frame) {
+    if (!out(frame))
+        return;
+    hook_finish_lookups();
+    hook_enter_function(out(frame), frame->args[1]);
+}
+
+// What was enumerated is asked for ahead.
+static void look_up_all(struct frame *frame, const char *counter, const char *namer) {
+    const uint64_t *handles = (const uint64_t *)frame->args[0];
+    CUresult (*count_of)(unsigned *, uint64_t) = hook_driver_function(counter);
+    CUresult (*name_of)(const char **, uint64_t) = hook_driver_function(namer);
+    unsigned count = 0;
+    if (!hook_probing || (CUresult)frame->rax != CUDA_SUCCESS || !handles || !count_of || !name_of ||
+        count_of(&count, frame->args[2]))
+        return;
+    for (unsigned i = 0; i < count && i < (unsigned)frame->args[1]; i++) {
+        const char *name = NULL;
+        if (!name_of(&name, handles[i]))
+            look_up(handles[i], name, false);
+    }
+}
+
+void hook_after_functions(struct frame *frame) {
+    look_up_all(frame, "cuModuleGetFunctionCount", "cuFuncGetName");
+}
+
+void hook_after_kernels(struct frame *frame) {
+    look_up_all(frame, "cuLibraryGetKernelCount", "cuKernelGetName");
+}
+
+// -- Known functions -------------------------------------------------------
+//
+// A look-up while nothing is probed, or of a library's kernel before there is a context, leaves the function
+// here, and one by an earlier order stays. As soon as they are wanted they are asked for: in the program's
+// next look-up, load or wait for the GPU, which waits for none of them.
+
+enum { BUCKETS = 1 << 12 };
+
+struct known {
+    struct known *next;
+    struct looked_up function; // with the last order by which it was asked for
+    char name[];
+};
+
+static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct known *buckets[BUCKETS];
+static _Atomic unsigned all_asked; // the order by which all were
+
+static struct known **bucket_of(uint64_t handle) { return &buckets[handle * 0x9e3779b97f4a7c15u >> 52]; }
+
+static struct known *copy(const struct looked_up *function, const char *name) {
+    struct known *known = malloc(sizeof(*known) + strlen(name) + 1);
+    if (known) {
+        known->function = *function;
+        strcpy(known->name, name);
+    }
+    return known;
+}
+
+void hook_know(const struct looked_up *function, const char *name, bool asked) {
+    static _Atomic int wanted; // 1: yes, -1: no
+    int is_wanted = wanted;
+    if (!is_wanted)
+        wanted = is_wanted = getenv(GPT_CONTROL) ? 1 : -1;
+    struct known *added = is_wanted > 0 || !asked ? copy(function, name) : NULL;
+    if (!added)
+        return;
+    added->function.order = asked ? function->order : 0;
+    pthread_mutex_lock(&known_lock);
+    struct known **at = bucket_of(function->handle), *known;
+    while ((known = *at) && hook_is_alive(known->function.reference) &&
+           known->function.handle != function->handle)
+        at = &known->next;
+    if (known && hook_is_alive(known->function.reference)) {
+        if (asked)
+            known->function.order = function->order;
+        free(added);
+    } else { // in place of one that is gone
+        added->next = known ? known->next : NULL;
+        *at = added;
+        free(known);
+        if (!asked)
+            all_asked = 0;
+    }
+    pthread_mutex_unlock(&known_lock);
+}
+
+// Takes those off that are gone, and returns copies of those that are to be asked for here.
+static struct known *collect(unsigned order) {
+    struct known *found = NULL, *known, *copied;
+    uint64_t context = hook_current_context();
+    bool rest = false;
+    pthread_mutex_lock(&known_lock);
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct known **at = &buckets[i]; (known = *at);) {
+            struct looked_up *function = &known->function;
+            if (!hook_is_alive(function->reference)) {
+                *at = known->next;
+                free(known);
+                continue;
+            }
+            at = &known->next;
+            bool here = !function->context || function->context == context;
+            rest |= function->order != order && !here;
+            if (function->order == order || !here)
+                continue;
+            function->order = order;
+            if ((copied = copy(function, known->name))) {
+                copied->next = found;
+                found = copied;
+            }
+        }
+    if (!rest)
+        all_asked = order;
+    pthread_mutex_unlock(&known_lock);
+    return found;
+}
+
+void hook_ask_known(void) {
+    const struct order *order = hook_order();
+    if (!order->identity || !atomic_load(&hook_recording) ||
+        atomic_load_explicit(&all_asked, memory_order_relaxed) == order->number || !hook_current_context())
+        return;
+    for (struct known *known = collect(order->number), *next; known; known = next) {
+        next = known->next;
+        if (!hook_is_wanted(known->name, order))
+            hook_refuse(&known->function, "");
+        else if (!hook_find_probed(known->function.handle))
+            hook_ask_later(&known->function, known->name);
+        free(known);
+    }
+}
+
+bool hook_is_meant(uint64_t handle) {
+    const struct probed *found = hook_find_probed(handle);
+    if (found && found->kernel)
+        handle = found->kernel;
+    pthread_mutex_lock(&known_lock);
+    const struct known *known = *bucket_of(handle);
+    while (known && (known->function.handle != handle || !hook_is_alive(known->function.reference)))
+        known = known->next;
+    bool meant = !known || hook_is_wanted(known->name, hook_order());
+    pthread_mutex_unlock(&known_lock);
+    return meant;
+}
+
+void hook_count_known(struct known_counts *counts) {
+    const struct order *order = hook_order();
+    pthread_mutex_lock(&known_lock);
+    for (size_t i = 0; i < BUCKETS && order->identity; i++)
+        for (const struct known *known = buckets[i]; known; known = known->next) {
+            if (!hook_is_alive(known->function.reference))
+                continue;
+            if (!hook_is_wanted(known->name, order)) {
+                size_t at = strlen(counts->others), size = sizeof(counts->others) - at;
+                if (strlen(known->name) + 3 < size)
+                    snprintf(counts->others + at, size, "%s%s", at ? ", " : "", known->name);
+                continue;
+            }
+            const struct probed *probed = hook_find_probed(known->function.handle);
+            *(!probed ? &counts->pending : probed->refused ? &counts->refused : &counts->probed) += 1;
+        }
+    pthread_mutex_unlock(&known_lock);
+}
+
+// -- Pending requests ------------------------------------------------------
+//
+// The list of what was asked for and is not loaded yet. A thread that is at an entry marks it busy; nobody
+// else touches it then, so no lock is held while the cache, the broker or the driver is asked. A thread that
+// waits holds nothing at all: a signal handler may take it away. It looks for its kernel anew each time, and
+// whichever thread finds the answer first loads it.
+//
+// What comes late is loaded in the program's next look-up, load or wait for the GPU: never at a launch, and
+// never on a thread of ours. No more than MOST_ASKED questions are under way at once, for each takes a
+// descriptor, of which a program may have few; the others are asked as answers come.
+
+enum { MOST_ASKED = 64, SHARE = 32 }; // questions; of this many descriptors one is for them
+enum { SLICE = 100, STEP = 2 };       // ms: to wait for an answer, and for another thread
+
+struct pending {
+    struct pending *next;
+    struct looked_up function;
+    struct gpt_call call;
+    struct gpt_bytes kept; // the answer that the cache had
+    bool busy, asked;
+    uint64_t pass; // of hook_finish_lookups, in which it was looked at last
+    char key[65];
+    char name[];
+};
+
+static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pending *all;
+static _Atomic unsigned count; // of all
+static unsigned asked_count;
+static _Atomic uint64_t spent, waited_until; // ms of this burst; the clock, up to which they are counted
+
+void hook_end_burst(void) {
+    if (atomic_load_explicit(&spent, memory_order_relaxed))
+        atomic_store_explicit(&spent, 0, memory_order_relaxed);
+}
+
+// Adds the time from `start` on, which threads that wait together spend once.
+static void spend(uint64_t start) {
+    uint64_t now = gpt_now();
+    pthread_mutex_lock(&pending_lock);
+    uint64_t from = atomic_load(&waited_until);
+    from = from > start ? from : start;
+    if (now > from) {
+        atomic_fetch_add(&spent, now - from);
+        atomic_store(&waited_until, now);
+    }
+    pthread_mutex_unlock(&pending_lock);
+}
+
+// Entries
+
+// Whether somebody still wants it.
+static bool is_wanted(const struct looked_up *function) {
+    return hook_is_alive(function->reference) && function->order == hook_order()->number;
+}
+
+static struct pending *find(uint64_t handle, unsigned registers) {
+    struct pending *pending = all;
+    while (pending && (pending->function.handle != handle || pending->function.registers != registers ||
+                       !is_wanted(&pending->function)))
+        pending = pending->next;
+    return pending;
+}
+
+// The thread is done with an entry, which goes if it is `finished`.
+static void release(struct pending *pending, bool finished) {
+    pthread_mutex_lock(&pending_lock);
+    pending->busy = false;
+    struct pending **at = &all;
+    while (*at != pending)
+        at = &(*at)->next;
+    if (finished) {
+        *at = pending->next;
+        count--;
+        asked_count -= pending->asked;
+    }
+    pthread_mutex_unlock(&pending_lock);
+    if (finished)
+        free(pending);
+}
+
+static bool is_here(const struct pending *pending) {
+    return !pending->function.context || pending->function.context == hook_current_context();
+}
+
+// Asks, if there is room for one more question. False if that fails: it is refused.
+static bool ask(struct pending *pending) {
+    struct rlimit files;
+    rlim_t most = getrlimit(RLIMIT_NOFILE, &files) ? 0 : files.rlim_cur / SHARE;
+    pthread_mutex_lock(&pending_lock);
+    bool room = asked_count <= most && asked_count < MOST_ASKED;
+    asked_count += room;
+    pending->asked = room;
+    pthread_mutex_unlock(&pending_lock);
+    const char *fault = room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
+    if (fault)
+        hook_refuse(&pending->function, fault);
+    return !fault;
+}
+
+// Takes the answer, if it has come: true if the entry is finished.
+static bool take_alive(struct pending *pending) {
+    struct gpt_bytes answer = {0};
+    struct gpt_reply reply;
+    if (pending->kept.data) {
+        hook_load_probed(&pending->function, pending->name, &pending->kept);
+        return true;
+    }
+    if (!pending->asked && !ask(pending))
+        return true;
+    enum gpt_call_state state = pending->asked ? gpt_end(&pending->call, &answer, &reply) : GPT_CALL_WAITS;
+    if (state == GPT_CALL_WAITS)
+        return false;
+    if (state == GPT_CALL_DONE) {
+        if (*pending->key && hook_is_lasting(&answer))
+            gpt_keep("probed", pending->key, &answer);
+        hook_load_probed(&pending->function, pending->name, &answer);
+    } else {
+        char fault[sizeof("the pipeline failed: ") + sizeof(reply.fault)];
+        snprintf(fault, sizeof(fault), "%s%s",
+                 reply.status == GPT_REFUSED ? "" : "the pipeline failed: ", reply.fault);
+        const char *kept = hook_keep_text(fault);
+        hook_refuse(&pending->function, kept ? kept : "the pipeline failed");
+    }
+    return true;
+}
+
+// The same if somebody still wants it: it may be another thread's, which unloads it.
+static bool take(struct pending *pending) {
+    struct reference held = hook_object_hold(pending->function.reference);
+    bool alive = held.current && is_wanted(&pending->function);
+    bool finished = !alive || take_alive(pending);
+    hook_object_let_go(held);
+    if (!alive && pending->asked)
+        gpt_cancel(&pending->call);
+    if (!alive)
+        gpt_empty(&pending->kept);
+    return finished;
+}
+
+// What look-ups do
+
+static void ask_for(const struct looked_up *function, const char *name, bool loads) {
+    struct pending *pending = calloc(1, sizeof(*pending) + strlen(name) + 1);
+    if (!pending)
+        return;
+    pending->function = *function;
+    pending->busy = true;
+    strcpy(pending->name, name);
+    pthread_mutex_lock(&pending_lock);
+    bool first = !find(function->handle, function->registers) &&
+                 (function->registers || !hook_find_probed(function->handle));
+    if (first) {
+        pending->next = all;
+        all = pending;
+        count++;
+    }
+    pthread_mutex_unlock(&pending_lock);
+    if (!first) {
+        free(pending);
+        return;
+    }
+    const char *fault = hook_name_result(function, name, pending->key);
+    bool kept = !fault && *pending->key && gpt_get_kept("probed", pending->key, &pending->kept);
+    if (fault)
+        hook_refuse(function, fault);
+    release(pending, fault || (loads ? take(pending) : !kept && !ask(pending)));
+}
+
+void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
+void hook_ask_later(const struct looked_up *function, const char *name) { ask_for(function, name, false); }
+
+// Looks after one entry. False: there is none any more. Sets the socket that its answer comes from, -1 if it
+// is another thread's or another context's to take it.
+static bool look_after(uint64_t handle, int *socket) {
+    *socket = -1;
+    pthread_mutex_lock(&pending_lock);
+    struct pending *pending = find(handle, 0);
+    bool there = pending != NULL, mine = there && !pending->busy && is_here(pending);
+    if (mine)
+        pending->busy = true;
+    pthread_mutex_unlock(&pending_lock);
+    if (!mine)
+        return there;
+    bool finished = take(pending);
+    *socket = !finished && pending->asked ? pending->call.socket : -1;
+    release(pending, finished);
+    return !finished;
+}
+
+void hook_await(uint64_t handle) {
+    for (int socket; look_after(handle, &socket);) {
+        uint64_t used = atomic_load(&spent), start = gpt_now();
+        if (used >= hook_settings.wait)
+            return;
+        if (socket < 0)
+            hook_finish_lookups(); // whose answers make room for its question
+        uint64_t left = hook_settings.wait - used, most = socket < 0 ? STEP : SLICE;
+        struct pollfd file = {socket, POLLIN, 0};
+        hook_wait_openly(socket < 0 ? NULL : &file, left < most ? left : most);
+        spend(start);
+    }
+}
+
+void hook_finish_lookups(void) {
+    static _Atomic uint64_t passes;
+    hook_unload_replaced();
+    hook_bind_missed();
+    hook_ask_known();
+    if (!atomic_load_explicit(&count, memory_order_acquire))
+        return;
+    for (uint64_t pass = atomic_fetch_add(&passes, 1) + 1;;) {
+        pthread_mutex_lock(&pending_lock);
+        struct pending *pending = all;
+        while (pending && (pending->busy || pending->pass >= pass ||
+                           (!is_here(pending) && is_wanted(&pending->function))))
+            pending = pending->next;
+        if (pending) {
+            pending->busy = true;
+            pending->pass = pass;
+        }
+        pthread_mutex_unlock(&pending_lock);
+        if (!pending)
+            break;
+        release(pending, take(pending));
+    }
+}
+
+// -- Questions -------------------------------------------------------------
+//
+// What is asked about a kernel: its image, its name and the device that it is for. The same makes the key
+// that the answer is kept under, with what the launcher says of the pipeline and the probes.
+
+// The device's architecture, and as the pipeline takes it.
+static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
+    CUdevice device;
+    int major, minor;
+    if (hook_do.get_device(&device) ||
+        hook_do.device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) ||
+        hook_do.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+        return false;
+    snprintf(arch, GPT_ARCH_BYTES, "sm_%d%d", major, minor);
+    snprintf(target, GPT_ARCH_BYTES, "%s", hook_driver_is_simulated() ? "host" : arch);
+    return true;
+}
+
+const char *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
+    static atomic_flag registered = ATOMIC_FLAG_INIT; // after the driver's own handlers: it runs before them
+    char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
+    struct gpt_bytes text = {0};
+    if (!atomic_flag_test_and_set(&registered))
+        atexit(hook_end_probing);
+    if (!hook_find_probe_calls())
+        return "the driver is too old: 12.0 is needed";
+    const char *refused = hook_digest_source(function->handle, digest);
+    if (refused)
+        return refused;
+    if (!find_arch(arch, target))
+        return "its device is not known";
+    const char *parts[] = {hook_order_of(function->order)->identity, arch, target, digest, registers, kernel};
+    bool whole = true;
+    snprintf(registers, sizeof(registers), "%u", function->registers);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
+        whole = whole && gpt_add(&text, parts[i], strlen(parts[i]) + 1);
+    if (whole && !hook_settings.keeps)
+        gpt_sha256(text.data, text.size, key);
+    else
+        *key = '\0';
+    gpt_empty(&text);
+    return NULL;
+}
+
+const char *hook_send_question(const struct looked_up *function, const char *kernel, struct gpt_call *call) {
+    char arch[GPT_ARCH_BYTES];
+    struct gpt_question question = {.pipeline = GPT_PROBE};
+    struct gpt_asked asked = {.kernel = kernel, .arch = arch, .registers = function->registers};
+    struct gpt_bytes request = {0};
+    int file;
+    const char *refused = find_arch(arch, question.arch)
+                              ? hook_add_request(function->handle, &asked, &request, &file)
+                              : "its device is not known";
+    snprintf(question.digest, sizeof(question.digest), "%s", hook_order_of(function->order)->identity);
+    if (!refused)
+        refused = gpt_begin(call, &question, &request, file);
+    gpt_close((int[]){file, -1});
+    gpt_empty(&request);
+    return refused;
+}
