@@ -21,7 +21,7 @@ TOP = 10  # rows that tables show
 REASONS = 3  # that a line names
 NOT_ASKED = "no probe was asked for"
 NOT_KNOWN = "not known: the trace of its process has no end"  # which says why launches had no probes
-WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at its end (runtime/hook/write/coverage.c)
+WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at its end (runtime/hook/write/report.c)
     "no PTX comes with it": "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)",
     "it was linked, and not of one PTX module": "link it when it is built (README, Kernels without PTX)",
     "it is a library of NVIDIA's whose code is closed": (

@@ -117,7 +117,7 @@ os.register_at_fork(after_in_child=_known.clear)  # the trace of the child knows
 
 
 class _Hook:
-    """The functions of libgpthook.so; runtime/hook/watch/tensors.h has them. They keep the GIL: they are short."""
+    """The functions of libgpthook.so; runtime/hook/watch/watch.h has them. They keep the GIL: they are short."""
 
     def __init__(self) -> None:
         """Raises AttributeError or OSError if it is not loaded."""

@@ -3,16 +3,12 @@
 
 #include "absent.h"
 #include "common/sha256.c"
-#include "hook/watch/devices.c"
-#include "hook/watch/libs.c"
+#include "hook/watch/driver.c"
+#include "hook/watch/libraries.c"
+#include "hook/watch/memory.c"
 #include "hook/watch/modules.c"
-#include "hook/watch/peek.c"
 
 #define ROOM (1u << 16)
-
-ABSENT(hook_save_image)
-ABSENT(hook_set_image)
-ABSENT(hook_share_image)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static uint8_t *room; // with a page after it that cannot be read

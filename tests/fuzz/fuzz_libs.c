@@ -1,20 +1,10 @@
 // The hook, on libraries of the process and on images that were cut: libs.c, missing.c.
 
 #include "absent.h"
-#include "hook/watch/devices.c"
-#include "hook/watch/libs.c"
+#include "hook/watch/driver.c"
+#include "hook/watch/libraries.c"
+#include "hook/watch/memory.c"
 #include "hook/watch/missing.c"
-#include "hook/watch/peek.c"
-
-ABSENT(hook_find_in_map)
-ABSENT(hook_forget_unwound)
-ABSENT(hook_handle_of)
-ABSENT(hook_map_find)
-ABSENT(hook_newest_launch)
-ABSENT(hook_on_function)
-ABSENT(hook_on_kernel_function)
-ABSENT(hook_on_module_file)
-ABSENT(hook_on_module_image)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char hex[129];

@@ -1,8 +1,7 @@
 // The hook, on unwind tables: ehframe.c, and what unwind.c remembers of them.
 
 #include "harness.h"
-#include "hook/watch/ehframe.c"
-#include "hook/watch/unwind.c"
+#include "hook/watch/sites.c"
 
 struct watched *hook_watched;
 _Atomic uint64_t *hook_find_in_map(struct map *map, uint64_t key) { return map && key ? NULL : NULL; }
@@ -17,8 +16,6 @@ bool hook_peek(const void *from, void *into, size_t size) {
     memcpy(into, from, size);
     return true;
 }
-
-ABSENT(hook_next_function)
 
 // Which address is looked for, from the start of the table; then the table and what is after it.
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

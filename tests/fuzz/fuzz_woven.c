@@ -3,10 +3,9 @@
 
 #include "absent.h"
 #include "common/records.c"
-#include "hook/probe/arguments.c"
-#include "hook/probe/retell.c"
-#include "hook/probe/woven.c"
-#include "hook/watch/peek.c"
+#include "hook/probe/answer.c"
+#include "hook/probe/launch.c"
+#include "hook/watch/memory.c"
 
 static unsigned char room[1 << 20];
 

@@ -27,7 +27,4 @@ __attribute__((unused)) static int harness_file(const uint8_t *data, size_t size
     return harness_descriptor;
 }
 
-// What an included file names and no input reaches.
-#define ABSENT(name) __asm__(".globl " #name "\n" #name ": ud2");
-
 #endif

@@ -345,7 +345,7 @@ def test_objects_alone(tmp_path):
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"
     line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", f"-I{source.parent}", "-Wall", "-Werror"]
-    files = [test, source / "watch" / "objects.c", source / "write" / "calm.c"]
+    files = [test, source / "watch" / "objects.c", source / "write" / "no_signals.c"]
     subprocess.run([*line, *files, "-o", tmp_path / "alone", "-lpthread"], check=True)
     done = subprocess.run([tmp_path / "alone"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -719,7 +719,8 @@ def test_nodes_of_which_the_driver_says_nothing(tmp_path, graphs, monkeypatch):
 def test_turns_alone(tmp_path):
     """Threads and signal handlers that make executable graphs wait for nobody but who makes one of the same graph."""
     folder = hooked.ROOT / "runtime"
-    sources = [hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook/probe/turns.c", folder / "hook/write/calm.c"]
+    test, hook = hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook"
+    sources = [test, hook / "probe/graph_lock.c", hook / "write/no_signals.c"]
     program = tmp_path / "alone"
     cuda.c_compiler("-std=gnu11", "-D_GNU_SOURCE", f"-I{folder}", *sources, "-o", program, "-lpthread")
     subprocess.run([program], check=True, timeout=60)

@@ -307,7 +307,7 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
 
 def test_what_helps_stands_in_one_table():
     """In C for the line at the end, in Python for gpt-analyze."""
-    source = (hooked.ROOT / "runtime/hook/write/coverage.c").read_text()
+    source = (hooked.ROOT / "runtime/hook/write/report.c").read_text()
     pairs = re.findall(r'\{"([^"]*)",\s*"([^"]*)"\}', source)
     assert dict(pairs) == WAYS
     folders = (hooked.ROOT / "runtime" / name for name in ("hook/probe", "common"))

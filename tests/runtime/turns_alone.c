@@ -1,4 +1,4 @@
-// runtime/hook/probe/turns.c without a driver, as test_probe_graph_uses.py builds it.
+// runtime/hook/probe/graph_lock.c without a driver, as test_probe_graph_uses.py builds it.
 
 #include <assert.h>
 #include <signal.h>

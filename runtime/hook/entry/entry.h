@@ -76,7 +76,7 @@ extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, 
 extern void (*(*hook_real_signal)(int, void (*)(int)))(int);
 extern void (*hook_real_quick_exit)(int);
 
-// Functions that start a program (starts.c); NULL where libc has none.
+// Functions that start a program (processes.c); NULL where libc has none.
 extern int (*hook_real_execve)(const char *, char *const *, char *const *);
 extern int (*hook_real_execv)(const char *, char *const *), (*hook_real_execvp)(const char *, char *const *);
 extern int (*hook_real_execvpe)(const char *, char *const *, char *const *);

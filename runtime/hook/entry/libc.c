@@ -1,5 +1,5 @@
 // The functions of libc that this library defines, beside dlsym (intercept.c), those that end a process
-// (exits.c) and those that start a program (starts.c); and libc's own.
+// (processes.c) and those that start a program (processes.c); and libc's own.
 
 #include <errno.h>
 #include <signal.h>

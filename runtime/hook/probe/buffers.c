@@ -1,5 +1,5 @@
 // A slab belongs to a stream while launches of that take places in it. When it is full, or the program waits
-// for the GPU, an event goes into the stream. When that has come a thread (writer.c) copies what is in the
+// for the GPU, an event goes into the stream. When that has come a thread (drain.c) copies what is in the
 // slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
 // comes between two launches that overlap: the event is put off until the next launch that does not depend on
 // its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared. One

@@ -1,4 +1,4 @@
-// The thread that writes buffers into the trace (parts.c). It sleeps while nothing is on its way; while
+// The thread that writes buffers into the trace (drain.c). It sleeps while nothing is on its way; while
 // something is, it looks which events have come when more is sent after it, and every now and then. So what a
 // graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
 // that: there both would want the driver (docs/measured.md). It takes no signals.

@@ -1,4 +1,4 @@
-// Calls that read a graph of the program's: while they run it has the kernels with probes, see nodes.c.
+// Calls that read a graph of the program's: while they run it has the kernels with probes, see graph_nodes.c.
 // Handlers after them run before all others, which so see what the program built and passed.
 
 #include <stdlib.h>

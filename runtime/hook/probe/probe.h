@@ -311,7 +311,7 @@ struct save { // a launch, and where its buffers are
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
     uint64_t sizes[MOST_MAPS];         // of each map's buffer
-    uint8_t steps[MOST_MAPS];          // how much larger logs are than their maps (demand.h)
+    uint8_t steps[MOST_MAPS];          // how much larger logs are than their maps
     struct demand *demand;             // NULL: it has no log that grows
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
@@ -368,7 +368,7 @@ struct demand;
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
 bool hook_is_counted(const struct demand *demand); // whether any launch has been
 
-// What a launch claimed in the log of this map. The lock of ours.h must be free.
+// What a launch claimed in the log of this map. The lock of the context's state must be free.
 void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries);
 
 // Entries that a log has room for at a step of its growth (gpt-stream(5), PROBE BUFFERS).
@@ -378,7 +378,7 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // log never gets smaller than its map says. Returns false if no buffer got smaller than before.
 bool hook_size_logs(struct save *save, uint64_t most);
 
-// A piece of device memory, as slabs.c, pool.c and writer.c have it.
+// A piece of device memory, as buffers.c and drain.c have it.
 
 struct slab {
     TAILQ_ENTRY(slab) link; // of those of its pool that are in use, ready, or draining
@@ -410,7 +410,7 @@ TAILQ_HEAD(slab_list, slab);
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // its first ones, in our stream
 void hook_slab_back(struct slab *slab);                           // what was in it is written
 
-// The memory of a context for buffers, in slabs. All under the lock of ours.h.
+// The memory of a context for buffers, in slabs. All under the lock of the context's state.
 
 struct pool {
     struct pool *next;
@@ -422,7 +422,7 @@ struct pool {
     uint64_t reserved;    // what its memory had at its largest
     uint64_t scratch, scratch_size;
     bool furnished;
-    uint64_t mover; // mover.h
+    uint64_t mover; // the kernel that copies and clears
     char *zeros;    // in pinned memory, or NULL
 
     // A claim looks through these two, and not through the thousand slabs that may be draining or held.
@@ -561,7 +561,7 @@ struct prepared { // an executable graph
         struct slab *slab; // or NULL
         uint64_t bytes;
     } sets[MOST_SETS];
-    uint64_t mover;   // mover.h
+    uint64_t mover;   // the kernel that copies and clears
     const char *lost; // why its buffers are of no use any more; NULL: they are
     unsigned order;   // by which it has probes
     bool updated;     // from another graph: the nodes that the program names are those of the first
@@ -692,7 +692,7 @@ hook_find_pool(uint64_t context); // which is the current one, under the lock; N
 // Of the current context.
 uint64_t hook_our_stream(void);        // in which no kernel is; 0: there is none
 void hook_furnish(void);               // once, where the program itself loads
-uint64_t hook_mover(void);             // mover.h; 0: there is none
+uint64_t hook_mover(void);             // 0: there is none
 bool hook_make_scratch(uint64_t size); // once; false without room for it
 bool hook_flush(uint64_t stream);      // the L2 cache, by setting that memory
 

@@ -1,4 +1,4 @@
-// Handlers of look-ups: a function that is looked up is asked for with probes in it (pending.c), and waited
+// Handlers of look-ups: a function that is looked up is asked for with probes in it (request.c), and waited
 // for.
 
 #include <poll.h>

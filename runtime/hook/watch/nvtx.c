@@ -2,7 +2,7 @@
 // that NVTX_INJECTION64_PATH names, calls InitializeInjectionNvtx2 in it, and lets that exchange its
 // functions.
 //
-// If another tool wants the ranges too (nvtxnext.c), it gets them after they are recorded, and what it
+// If another tool wants the ranges too (nvtx.c), it gets them after they are recorded, and what it
 // returns is what the program gets.
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// The table of objects (objects.h): a hash of handles under one lock, which is held for a few hundred
+// The table of objects: a hash of handles under one lock, which is held for a few hundred
 // nanoseconds, calls nobody, and is not taken at a launch. Memory of an object is used for objects only, so
 // that a reference can be looked at whenever.
 

@@ -63,13 +63,13 @@ void hook_on_site(struct frame *frame) {
 // library on x86-64 has, with frame pointers or without.
 //
 // Neither libgcc's unwinder nor backtrace(3) is used: both believe what they read, may take locks and
-// allocate. Here nothing is read but through the kernel (peek.c), so neither a wrong table nor an odd stack
+// allocate. Here nothing is read but through the kernel (memory.c), so neither a wrong table nor an odd stack
 // can do harm; the library of an address is looked for without locks (_dl_find_object, glibc 2.35). What an
 // address asks for is remembered in one word, so that later stacks take a look at a table and a window of
 // stack memory.
 //
 // A stack ends where there is no table, as in code that was made at run time, where a rule is one that
-// ehframe.c does not know, as in a signal's frame, and at the beginning of a thread.
+// sites.c does not know, as in a signal's frame, and at the beginning of a thread.
 
 enum { STEPS = 256, WINDOW = 2048 };
 
@@ -181,7 +181,7 @@ void hook_forget_unwound(void) { atomic_fetch_add(&generation, 1); }
 //
 // Reads unwind tables: DWARF's call frame instructions, as .eh_frame has them (Linux Standard Base, 10.6).
 //
-// Nothing is believed: tables are read through the kernel (peek.c) into copies, to whose end nothing reads
+// Nothing is believed: tables are read through the kernel (memory.c) into copies, to whose end nothing reads
 // on. Known are the rules that compilers make: the frame's address (CFA) is a distance from rsp or rbp, or is
 // loaded from a distance from rbp, where a function aligns its stack.
 

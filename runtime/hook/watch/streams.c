@@ -215,7 +215,7 @@ void hook_stream_read(struct stream_queue *queue,
 // -- GPU times -------------------------------------------------------------
 //
 // When kernels, copies and memsets ran on the GPU (--gpu-time): an event before each and one after, in the
-// same stream (streamops.h), read when both are done, without waiting for that.
+// same stream (watch.h), read when both are done, without waiting for that.
 //
 // The clock of a queue are base events: each is recorded in a stream that has nothing else, at a known time;
 // all times are relative to one that is at most a second old.

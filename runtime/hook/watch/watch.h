@@ -160,7 +160,7 @@ void hook_end_capture(void);
 #define MAX_OPERATIONS 1024 // different ones of a graph
 
 struct graph_work {
-    uint8_t what; // enum in graph_work.c; 0: nothing that counts
+    uint8_t what; // enum in graphs.c; 0: nothing that counts
     uint64_t bytes, address;
 };
 
@@ -562,9 +562,9 @@ struct watched {
     char paths[PATH_BYTES];
     struct objects objects;
     _Atomic uint64_t primary[MAX_DEVICES]; // contexts of the devices
-    _Atomic bool unseen; // it was said which libraries' calls are not recorded, see scopes.c
+    _Atomic bool unseen; // it was said which libraries' calls are not recorded, see intercept.c
     struct map missing;  // what was said, see missing.c
-    struct map rules;    // how stacks are walked, see unwind.c
+    struct map rules;    // how stacks are walked, see sites.c
     struct map stacks;   // what has a record, see sites.c
     _Atomic uint32_t said;
 };

@@ -223,7 +223,7 @@ struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
     do {
         if (at & ENDED)
             return chunk;
-        if (!at) { // a chunk that was being added made the file long again, so no signal came (bus.c)
+        if (!at) { // a chunk that was being added made the file long again, so no signal came (file.c)
             hook_turn_off(hook_live->path, "was truncated");
             return chunk;
         }

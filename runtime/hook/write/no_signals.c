@@ -1,6 +1,6 @@
 // Where a thread must not be torn away: a lock that is held, a record or a table half written. A signal
 // handler of the program may leave by siglongjmp, and would leave that so for ever. Faults still come: they
-// are caused by what is done here, and bus.c answers some of them.
+// are caused by what is done here, and file.c answers some of them.
 
 #include <pthread.h>
 #include <signal.h>

@@ -103,7 +103,7 @@ struct thread *hook_new_thread(void) {
     return thread;
 }
 
-// It takes none of the program's signals; that of a trace which somebody truncated is its own (bus.c).
+// It takes none of the program's signals; that of a trace which somebody truncated is its own (file.c).
 bool hook_start_thread(void *(*work)(void *)) {
     pthread_t thread;
     sigset_t all, before;

@@ -207,7 +207,8 @@ static inline uint64_t hook_now(void) {
 
 // Rows of a trace as they lie in it.
 
-// Rows of a trace, by what they have beside time and result. hook_layouts (rows.c) declares them to readers.
+// Rows of a trace, by what they have beside time and result. hook_layouts (thread.c) declares them to
+// readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
