@@ -76,7 +76,7 @@ $(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] ru
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
 	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
-	    $(filter-out %/ask.c %/alone.c %/later.c,$(filter %.c,$^)) $(OLD_LIBS) -Wl,--wrap=__libc_start_main -o $@
+	    $(filter-out %/ask.c %/run_pipeline.c %/request.c,$(filter %.c,$^)) $(OLD_LIBS) -Wl,--wrap=__libc_start_main -o $@
 
 $(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
@@ -90,7 +90,7 @@ $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
 # The cache, for Python.
-CACHE = $(addprefix runtime/common/,kept.c own.c private.c sha256.c pass.c records.c)
+CACHE = $(addprefix runtime/common/,cache.c own.c private.c sha256.c fd_passing.c records.c)
 
 $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/common/*.h) $(HEADERS)
 	@echo "cc $@"

@@ -1,6 +1,6 @@
 """Keep results for the next process: a folder in the user's cache has a file for each, named by a digest of its inputs.
 
-The rules are those of the runtime (runtime/common/kept.c, and private.c for which folders are used), and so is the
+The rules are those of the runtime (runtime/common/cache.c, and private.c for which folders are used), and so is the
 code: libgptcache.so, called by ctypes. On a machine that the runtime isn't built for, nothing is kept. A cache that
 can't be read or written, or is full, only costs time: no function here raises OSError, but make_private. A result is
 code that will run, so a folder that another user could have filled isn't used, and standard error says so once.

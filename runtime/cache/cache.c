@@ -1,8 +1,8 @@
-// The cache as Python calls it (gpt/cache.py), so that its rules are written once: runtime/common/kept.c.
+// The cache as Python calls it (gpt/cache.py), so that its rules are written once: runtime/common/cache.c.
 
 #include <stdlib.h>
 
-#include "../common/kept.h"
+#include "../common/cache.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

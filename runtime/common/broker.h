@@ -6,14 +6,14 @@
 // for each request.
 //
 //   ask.c          what a program does: the request, whom it is sent to, what the answer says
-//   later.c        what a program does that does not wait for the answer
-//   alone.c        a pipeline of the program's own, for one request
+//   request.c        what a program does that does not wait for the answer
+//   run_pipeline.c        a pipeline of the program's own, for one request
 //   pipeline.c     which pipelines there are, and how one begins
 //   records.c      the records of requests and answers
-//   pass.c         messages between a client and the supervisor, with descriptors
+//   fd_passing.c         messages between a client and the supervisor, with descriptors
 //   folder.c       the private folder with the supervisor's socket
 //   registry.c     pipelines that weave probes, by their digests
-//   apart.c        a helper process of gpt-hook's
+//   daemonize.c        a helper process of gpt-hook's
 //   supervisor.c   that of the broker: its socket, its clients, whose turn it is
 //   worker.c       a pipeline that it keeps
 //
@@ -148,7 +148,7 @@ struct gpt_outcome {
 void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
              struct gpt_outcome *outcome);
 
-// later.c
+// request.c
 
 struct gpt_call { // a request that is under way
     int socket;
@@ -168,13 +168,13 @@ void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
 // Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
 
-// alone.c
+// run_pipeline.c
 
 // Runs a pipeline over an input. The answer gets its status, and what it said last if that is not 0.
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 
-// pass.c
+// fd_passing.c
 
 // As write: where files may not grow as large, a signal comes with the error, which the program must not see.
 ssize_t gpt_write_quietly(int file, const void *data, size_t size);

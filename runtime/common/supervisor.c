@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "apart.h"
+#include "daemonize.h"
 #include "worker.h"
 
 enum {

@@ -20,8 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../common/apart.h"
 #include "../common/broker.h"
+#include "../common/daemonize.h"
 #include "../common/selection.h"
 #include "../records.h"
 #include "../say.h"

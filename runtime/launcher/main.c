@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "../common/broker.h"
+#include "../common/cache.h"
 #include "../common/control.h"
-#include "../common/kept.h"
 #include "../common/unwatchable.h"
 #include "launcher.h"
 #include "options.h"

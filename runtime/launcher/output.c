@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../common/apart.h"
+#include "../common/daemonize.h"
 #include "../common/own.h"
 #include "../follow/follow.h"
 #include "hook/write/folder.h"

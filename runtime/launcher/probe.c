@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../common/kept.h"
+#include "../common/cache.h"
 #include "launcher.h"
 #include "probe.h"
 

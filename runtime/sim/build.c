@@ -1,5 +1,5 @@
 // Host code of kernels that an image holds as PTX: made on a kernel's first launch, by whichever thread comes
-// first; looked for in the cache (../common/kept.c) before stages are asked (../common/broker.h).
+// first; looked for in the cache (../common/cache.c) before stages are asked (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef GPT_BUILD_H
 #define GPT_BUILD_H
 
-#include "common/kept.h"
+#include "common/cache.h"
 #include "sim.h"
 
 #endif

@@ -10,7 +10,7 @@
 //   copy.c     copies and memsets
 //   image.c    images, and objects of gpt-asm; fatbin.c, cubin.c, ptx.c (its variables: declared.c): their
 //              kinds; code.c: what is read of them
-//   build.c    host code of PTX; kept.c keeps it, host.c loads it
+//   build.c    host code of PTX; cache.c keeps it, host.c loads it
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
 //   demand.c   the memory that kernels declare

@@ -1,7 +1,7 @@
 // Asking stages, as gpt-hook has it.
 
-#include "../common/alone.c"
 #include "../common/ask.c"
-#include "../common/pass.c"
+#include "../common/fd_passing.c"
 #include "../common/pipeline.c"
 #include "../common/records.c"
+#include "../common/run_pipeline.c"

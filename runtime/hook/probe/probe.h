@@ -11,7 +11,7 @@
 #include <sys/queue.h>
 
 #include "common/broker.h"
-#include "common/kept.h"
+#include "common/cache.h"
 #include "cuda_abi.h"
 #include "hook/watch/watch.h"
 #include "unpack.h"

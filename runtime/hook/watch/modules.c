@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/kept.h"
+#include "common/cache.h"
 #include "common/own.h"
 #include "cuda_abi.h"
 #include "hook/write/write.h"

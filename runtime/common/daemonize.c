@@ -1,4 +1,4 @@
-// Helper processes of gpt-hook's: see apart.h.
+// Helper processes of gpt-hook's: see daemonize.h.
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "apart.h"
+#include "daemonize.h"
 
 void gpt_hold_standard(void) {
     int file = 0;

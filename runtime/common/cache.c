@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "../say.h"
-#include "kept.h"
+#include "cache.h"
 #include "own.h"
 
 enum { DIGEST = 64, LIMIT = 1 << 28, STALE = 3600 }; // bytes; bytes of all files; seconds
