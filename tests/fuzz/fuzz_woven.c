@@ -10,8 +10,8 @@
 static unsigned char room[1 << 20];
 
 uint32_t hook_new_id(_Atomic uint32_t *ids) { return atomic_fetch_add(ids, 1) + 1; }
-struct calm hook_calm(void) { return (struct calm){0}; }
-void hook_end_calm(const struct calm *before) { (void)before; }
+struct held_signals hook_hold_signals(void) { return (struct held_signals){0}; }
+void hook_release_signals(const struct held_signals *before) { (void)before; }
 
 static void check_stream(const unsigned char *end) {
     struct cursor cursor = {room, end, false};

@@ -215,7 +215,7 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
 // What the stub calls
 
 static void run(handler *handler, struct frame *frame) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     if (UNLIKELY(hook_probing))
         hook_find_probe_calls(); // a handler may be the first that needs one
@@ -226,7 +226,7 @@ static void run(handler *handler, struct frame *frame) {
 // The id that the row of a captured call has; 0 if the call was not captured. It may write a record, which
 // moves the thread on: not while a row is looked at.
 static uint32_t find_captured(const struct frame *frame) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     uint32_t id = hook_is_captured(hook_stream_of(frame)) ? hook_captured_id(frame->slot) : 0;
     errno = error;

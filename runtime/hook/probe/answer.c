@@ -400,7 +400,7 @@ static void copy_record(struct gpt_packer *to, struct cursor from, const struct 
 void hook_retell(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function,
                  unsigned before) {
     struct gpt_packer to;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     bool done = false, nested = hook_writing;
     hook_writing = true;
     for (int try = nested ? TRIES : 0; try < TRIES && !done && hook_open(&to, try); try++) {

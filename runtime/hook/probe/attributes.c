@@ -63,7 +63,7 @@ bool hook_copy_properties(const struct probed *probed, const struct bound *bound
 
 static void set_all(const struct probed *entry, const struct property *property) {
     bool kernel = entry->is_library;
-    struct probed *first = hook_find_whole(entry->handle);
+    struct probed *first = hook_find_entry(entry->handle);
     if (!first || !hook_hold_probed(first))
         return;
     for (struct probed *at = first; at; at = atomic_load(&at->fewer)) {
@@ -215,7 +215,7 @@ static void end_other(struct other *other) {
 
 // The kernel that would run with blocks of so many threads.
 static struct other find_other(uint64_t handle, uint64_t threads) {
-    struct other other = {.held = hook_find_whole(handle)};
+    struct other other = {.held = hook_find_entry(handle)};
     if (!other.held || !hook_hold_probed(other.held))
         return (struct other){0};
     for (struct probed *at = other.held; at && !at->refused && !other.function;
@@ -229,7 +229,7 @@ static struct other find_other(uint64_t handle, uint64_t threads) {
 
 // Whether a kernel with probes may come later, be it because gpt-hook ctl says so.
 static bool may_come(uint64_t handle) {
-    const struct probed *whole = hook_find_whole(handle);
+    const struct probed *whole = hook_find_entry(handle);
     return !whole || !whole->refused || getenv(GPT_CONTROL);
 }
 

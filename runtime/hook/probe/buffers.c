@@ -26,10 +26,10 @@ enum {
    // never answer
 
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
-static bool ends;        // the process: nothing is claimed any more
-static bool in_vain;     // a wait in a call: some kernel waits for what the program does next
-static bool uncounted;   // a wait for the count of a launch was in vain
-static unsigned joining; // calls of the program by which streams come to be captured
+static bool ends;           // the process: nothing is claimed any more
+static bool wait_timed_out; // a wait in a call: some kernel waits for what the program does next
+static bool uncounted;      // a wait for the count of a launch was in vain
+static unsigned joining;    // calls of the program by which streams come to be captured
 
 static struct timespec in_seconds(int seconds) {
     struct timespec end;
@@ -109,13 +109,13 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
         *reason = "the device has no memory for its buffers";
         return NULL;
     }
-    if (!slab->known_ready && !hook_do.query(slab->done))
+    if (!slab->known_ready && !hook_do.query(slab->cleared))
         slab->known_ready = true;
     if (!slab->known_ready && claim->dependent) {
         *reason = "no clear buffer was there for a launch that depends on its predecessor";
         return NULL;
     }
-    if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->done, 0)) {
+    if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->cleared, 0)) {
         *reason = "its stream takes no event";
         return NULL;
     }
@@ -159,13 +159,13 @@ static int wait_for_return(const struct timespec *end) {
 
 // With --complete, until one may have come. False if there is nothing to wait for.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
-    if (!drain_others(pool, claim) || in_vain)
+    if (!drain_others(pool, claim) || wait_timed_out)
         return false;
     if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
         return false;
     }
-    in_vain = wait_for_return(end) != 0;
+    wait_timed_out = wait_for_return(end) != 0;
     return true;
 }
 
@@ -206,7 +206,7 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
     pthread_mutex_lock(&hook_pools_lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
-    while (pool && !uncounted && !in_vain && !hook_is_counted(demand) &&
+    while (pool && !uncounted && !wait_timed_out && !hook_is_counted(demand) &&
            (hook_settings.complete ? drain_others(pool, claim) : has_ended(pool)))
         uncounted = wait_for_return(&end) != 0;
     hook_relaxed_mode(mode);
@@ -387,18 +387,18 @@ void hook_drain_all(enum moment moment) {
     pthread_mutex_lock(&hook_pools_lock);
     ends |= moment == PROCESS_ENDS;
     bool needed = moment == MEMORY_NEEDED;
-    for (struct pool *pool = hook_first_pool(); pool && !(needed && in_vain); pool = pool->next) {
+    for (struct pool *pool = hook_first_pool(); pool && !(needed && wait_timed_out); pool = pool->next) {
         while (joining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
             continue;
         if ((needed && pool->context != hook_current_context()) ||
             !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
             continue;
-        in_vain |= !wait_for_sent(pool, &end) && needed;
+        wait_timed_out |= !wait_for_sent(pool, &end) && needed;
     }
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-void hook_lose_rest(bool within_driver) {
+void hook_abandon_pending(bool within_driver) {
     struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&hook_pools_lock);
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -460,8 +460,8 @@ static void free_slab(struct slab *slab) {
         hook_do.free(slab->address, pool->stream);
     if (slab->event)
         hook_do.destroy_event(slab->event);
-    if (slab->done)
-        hook_do.destroy_event(slab->done);
+    if (slab->cleared)
+        hook_do.destroy_event(slab->cleared);
     free(slab);
 }
 
@@ -503,9 +503,9 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
     reserve(pool, size);
     pool->bytes += size;
     if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.create_event(&slab->done, CU_EVENT_DISABLE_TIMING) ||
+        hook_do.create_event(&slab->cleared, CU_EVENT_DISABLE_TIMING) ||
         hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
-        (!copied && hook_zero_slab(slab, size)) || hook_do.record(slab->done, pool->stream)) {
+        (!copied && hook_zero_slab(slab, size)) || hook_do.record(slab->cleared, pool->stream)) {
         free_slab(slab);
         return NULL;
     }

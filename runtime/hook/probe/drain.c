@@ -87,7 +87,7 @@ static void write_slab(struct slab *slab) {
     if (!slab->failed && !slab->copied)
         slab->failed = hook_zero_slab(slab, slab->used);
     if (!slab->failed && !slab->copied)
-        slab->failed = hook_do.record(slab->done, slab->ours);
+        slab->failed = hook_do.record(slab->cleared, slab->ours);
     if (pushed)
         hook_do.pop_context(&unused);
 }

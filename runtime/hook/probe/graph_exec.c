@@ -516,7 +516,7 @@ void hook_before_packed(struct frame *frame) {
     if (!hook_probing || !hook_read((const void *)frame_arg(frame, argument), &copy, size) ||
         (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra || kernel->kernelParams)
         return;
-    struct probed *probed = hook_find_whole((uint64_t)(kernel->func || !whole ? kernel->func : kernel->kern));
+    struct probed *probed = hook_find_entry((uint64_t)(kernel->func || !whole ? kernel->func : kernel->kern));
     if (!probed || !hook_hold_probed(probed))
         return;
     struct unpacked *unpacked = probed->woven && !probed->refused ? calloc(1, sizeof(*unpacked)) : NULL;

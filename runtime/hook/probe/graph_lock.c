@@ -18,7 +18,7 @@ static struct turn *find(uint64_t graph) {
 }
 
 bool hook_begin_turn(struct turn *turn, uint64_t graph) {
-    HOOK_CALM; // a signal handler may use other graphs
+    HOOK_HOLD_SIGNALS; // a signal handler may use other graphs
     const struct turn *other;
     pthread_mutex_lock(&lock);
     while ((other = find(graph)) && !pthread_equal(other->thread, pthread_self()))
@@ -32,7 +32,7 @@ bool hook_begin_turn(struct turn *turn, uint64_t graph) {
 }
 
 void hook_end_turn(struct turn *turn) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     pthread_mutex_lock(&lock);
     struct turn **at = &turns;
     while (*at != turn)

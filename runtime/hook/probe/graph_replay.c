@@ -59,10 +59,10 @@ static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_
     bool good = true;
     for (int i = 0; i < MOST_SETS; i++) {
         struct slab *slab = graph->sets[i].slab;
-        if (slab && !slab->known_ready && !hook_do.query(slab->done))
+        if (slab && !slab->known_ready && !hook_do.query(slab->cleared))
             slab->known_ready = true;
         if (slab && !slab->known_ready)
-            good &= !hook_do.wait_event(stream, slab->done, 0);
+            good &= !hook_do.wait_event(stream, slab->cleared, 0);
         if (slab && is_other_stream(graph, stream, thread))
             good &= !hook_do.wait_event(stream, slab->event, 0);
     }

@@ -44,7 +44,7 @@ struct probed *hook_find_probed(uint64_t handle) {
     return found && (found->kernel || atomic_load(&found->order) == hook_order()->number) ? found : NULL;
 }
 
-struct probed *hook_find_whole(uint64_t handle) {
+struct probed *hook_find_entry(uint64_t handle) {
     struct probed *found = hook_find_probed(handle);
     return found && found->kernel ? hook_find_probed(found->kernel) : found;
 }
@@ -254,7 +254,7 @@ void hook_mark_going(uint64_t module, bool going) {
     pthread_mutex_unlock(&lock);
 }
 
-struct probed *hook_take_gone(void) {
+struct probed *hook_next_unloaded(void) {
     pthread_mutex_lock(&lock);
     struct probed **at = &all, *found;
     while ((found = *at) && (!found->going || hook_is_alive(found->reference)))
@@ -383,9 +383,9 @@ void hook_let_choice_go(const struct choice *choice) {
 }
 
 // One that needs more than there is need not be tried again: a cluster of it does not fit, for example.
-void hook_see_refusal(struct probed *probed, const struct launch *launch, CUresult status) {
+void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status) {
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
-    struct probed *first = hook_find_whole(launch->function);
+    struct probed *first = hook_find_entry(launch->function);
     int blocks = 0;
     if (status != CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES && status != CUDA_ERROR_INVALID_CLUSTER_SIZE)
         return;

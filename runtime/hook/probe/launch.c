@@ -112,7 +112,7 @@ static void keep_reason(struct frame *frame, const char *reason) {
 
 // What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
 static void forget_launch(const struct frame *frame) {
-    struct probed *first = hook_find_whole(frame->launch.function);
+    struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
         atomic_fetch_sub(&first->launches, 1);
 }
@@ -207,7 +207,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     uint64_t begun = hook_now(), context = hook_current_context();
     hook_end_burst();
     if (frame->slot->special == SPECIAL_LAUNCH_OLD) {
-        const struct probed *first = hook_find_whole(frame->launch.function);
+        const struct probed *first = hook_find_entry(frame->launch.function);
         keep_reason(frame, first && first->refused ? first->refused
                                                    : "it is launched by a function that CUDA has given up");
         return;
@@ -271,7 +271,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_call_without_buffers(frame);
     if ((CUresult)frame->rax == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
-        hook_see_refusal(save->probed, &frame->launch, status);
+        hook_mark_unfit(save->probed, &frame->launch, status);
     } else
         forget_launch(frame);
     hook_free_save(save);
@@ -337,7 +337,7 @@ void hook_end_probing(void) {
     if (!within_driver)
         hook_drain_all(PROCESS_ENDS);
     hook_probe_stop();
-    hook_lose_rest(within_driver);
+    hook_abandon_pending(within_driver);
 }
 
 uint64_t hook_call_again(const struct frame *frame) {

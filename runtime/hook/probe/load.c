@@ -287,7 +287,7 @@ void hook_before_unload(struct frame *frame) {
         return;
     while (
         !hook_object_close(frame->args[0])) // another thread of the program loads a kernel of it with probes
-        hook_wait_openly(NULL, 1);
+        hook_wait_with_signals(NULL, 1);
     hook_mark_going(frame->args[0], true);
 }
 
@@ -297,7 +297,7 @@ void hook_after_unload(struct frame *frame) {
         hook_object_open(frame->args[0]);
         hook_mark_going(frame->args[0], false);
     }
-    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_take_gone())) {
+    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         unload(probed);
         hook_relaxed_mode(mode);

@@ -203,7 +203,7 @@ struct probed {
 };
 
 struct probed *hook_find_probed(uint64_t handle); // NULL: it is not known
-struct probed *hook_find_whole(uint64_t handle);  // the same, of the function of a kernel that kernel's
+struct probed *hook_find_entry(uint64_t handle);  // the same, of the function of a kernel that kernel's
 
 // What it has stays loaded until it is let go, also if other probes are named meanwhile. False: they were,
 // and nothing of it may be used but its name in the trace.
@@ -234,7 +234,7 @@ void hook_miss(struct probed *probed, uint64_t context);
 // Before a module is unloaded, those of it are marked, and unmarked if that failed. Else each that is gone by
 // it is given once; NULL: there are no more.
 void hook_mark_going(uint64_t module, bool going);
-struct probed *hook_take_gone(void);
+struct probed *hook_next_unloaded(void);
 
 // Which kernel with probes runs in place of the program's.
 
@@ -252,7 +252,7 @@ void hook_let_choice_go(const struct choice *choice);
 #define REFUSED "the driver refused the launch with probes"
 
 // The driver did, and has launched the program's.
-void hook_see_refusal(struct probed *probed, const struct launch *launch, CUresult status);
+void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
 
 // Whether it may run in a context, with blocks of so many threads; NULL, or why not.
 const char *hook_find_obstacle(const struct probed *probed, const struct bound *bound, uint64_t threads);
@@ -355,7 +355,7 @@ void hook_drain_all(enum moment moment); // and waits for it, a minute at most; 
 
 // The process ends, perhaps within a call of the driver, by a signal handler: what is still on its way is
 // said to be lost.
-void hook_lose_rest(bool within_driver);
+void hook_abandon_pending(bool within_driver);
 bool hook_give_slabs_back(void); // of the current context, to the driver; false if none was free
 
 // Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
@@ -387,7 +387,7 @@ struct slab {
     uint64_t address, size, used;
     uint64_t number;        // of those of its pool that were sent back
     uint64_t event;         // in its stream, after the last launch
-    uint64_t done;          // in ours: it is ready to be written to
+    uint64_t cleared;       // in ours: it is ready to be written to
     uint64_t stream;        // that has places in it
     uint32_t thread;        // of the default stream of a thread: which one
     unsigned issuing;       // launches that have a place and are not in the stream yet

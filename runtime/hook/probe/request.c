@@ -420,7 +420,7 @@ void hook_await(uint64_t handle) {
             hook_finish_lookups(); // whose answers make room for its question
         uint64_t left = hook_settings.wait - used, most = socket < 0 ? STEP : SLICE;
         struct pollfd file = {socket, POLLIN, 0};
-        hook_wait_openly(socket < 0 ? NULL : &file, left < most ? left : most);
+        hook_wait_with_signals(socket < 0 ? NULL : &file, left < most ? left : most);
         spend(start);
     }
 }

@@ -278,7 +278,7 @@ static void scan(void) {
 }
 
 void hook_scan_libraries(void) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     if (!hook_this_thread())
         return;
     take_turn();
@@ -288,7 +288,7 @@ void hook_scan_libraries(void) {
 
 static bool is_known(uint64_t dynamic) {
     bool known = false;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     take_turn();
     for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries) && !known; i++)
         known = hook_watched->library[i].count && hook_watched->library[i].dynamic == dynamic;
@@ -311,7 +311,7 @@ void hook_after_close(void) {
 
 static const char *find_library(uint64_t at, uint64_t *offset) {
     const char *path = NULL;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     take_turn();
     for (uint32_t i = atomic_load(&hook_watched->libraries); i-- > 0 && !path;) {
         const struct library *library = &hook_watched->library[i];

@@ -222,7 +222,7 @@ uint32_t hook_ask_function(uint64_t handle) {
     bool known = hook_object_look(handle, &view);
     if (view.id || view.asked)
         return view.id;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
 #define FIND(pointer, name) ((pointer) = (__typeof__(pointer))(uintptr_t)hook_driver_function(name))
     FIND(kernel_name, "cuKernelGetName");

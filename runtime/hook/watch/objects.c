@@ -45,7 +45,7 @@ static struct objects *lock(void) {
 }
 
 #define LOCKED                                                                                               \
-    HOOK_CALM;                                                                                               \
+    HOOK_HOLD_SIGNALS;                                                                                       \
     __attribute__((cleanup(unlock))) struct objects *objects = lock()
 
 // Memory

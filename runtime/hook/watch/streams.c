@@ -325,7 +325,7 @@ static void end_at_exit(void) {
 // Calls
 
 void hook_gpu_begin(struct frame *frame) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     struct timeline *timeline =
         hook_stream_is_known(hook_stream_of(frame)) ? claim(frame->thread, true) : NULL;
@@ -349,7 +349,7 @@ void hook_gpu_begin(struct frame *frame) {
 }
 
 void hook_gpu_end(struct frame *frame, bool done) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     struct operation *operation = frame->timed;
     if (operation->owner == frame) {
@@ -365,7 +365,7 @@ void hook_gpu_end(struct frame *frame, bool done) {
 void hook_gpu_read(struct thread *thread) {
     if (!thread->timelines)
         return;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     struct timeline *timeline = claim(thread, false);
     if (timeline) {

@@ -110,7 +110,7 @@ struct count *hook_find_counter(const struct thread *thread, uint64_t key) {
 
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference) {
-    HOOK_CALM; // a handler that launches must find a table that is whole
+    HOOK_HOLD_SIGNALS; // a handler that launches must find a table that is whole
     int error = errno;
     struct count *row = NULL;
     if (((thread->counters && 4 * thread->counters_used < 3 * thread->counters_mask) || grow(thread)) &&

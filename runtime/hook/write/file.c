@@ -215,7 +215,7 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
 }
 
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     struct mapped chunk = {0};
     if (hook_is_unread())
         return chunk;

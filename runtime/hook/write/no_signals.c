@@ -10,11 +10,11 @@
 
 #include "write.h"
 
-static __thread __attribute__((tls_model("initial-exec"))) bool calm;
-static __thread __attribute__((tls_model("initial-exec"))) struct calm outer; // while it is
+static __thread __attribute__((tls_model("initial-exec"))) bool held;
+static __thread __attribute__((tls_model("initial-exec"))) struct held_signals outer; // while it is
 
-struct calm hook_calm(void) {
-    struct calm before = {.nested = calm};
+struct held_signals hook_hold_signals(void) {
+    struct held_signals before = {.nested = held};
     if (before.nested)
         return before;
     sigset_t mask;
@@ -25,29 +25,29 @@ struct calm hook_calm(void) {
     pthread_sigmask(SIG_SETMASK, &mask, &before.signals);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before.cancel);
     outer = before;
-    calm = true;
+    held = true;
     return before;
 }
 
-void hook_end_calm(const struct calm *before) {
+void hook_release_signals(const struct held_signals *before) {
     if (before->nested)
         return;
-    calm = false;
+    held = false;
     pthread_setcancelstate(before->cancel, NULL);
     pthread_sigmask(SIG_SETMASK, &before->signals, NULL);
 }
 
-void hook_wait_openly(struct pollfd *file, uint64_t ms) {
+void hook_wait_with_signals(struct pollfd *file, uint64_t ms) {
     struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
-    struct calm before = outer; // a handler that calls the driver is calm itself
-    bool was_calm = calm;
-    calm = false;
-    if (was_calm)
+    struct held_signals before = outer; // a handler that calls the driver holds them itself
+    bool was_held = held;
+    held = false;
+    if (was_held)
         pthread_setcancelstate(before.cancel, NULL);
     // By syscall: a function of the driver is not a cancellation point.
-    syscall(SYS_ppoll, file, file ? 1 : 0, &time, was_calm ? &before.signals : NULL, NSIG / 8);
-    if (was_calm)
+    syscall(SYS_ppoll, file, file ? 1 : 0, &time, was_held ? &before.signals : NULL, NSIG / 8);
+    if (was_held)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-    calm = was_calm;
+    held = was_held;
     outer = before;
 }

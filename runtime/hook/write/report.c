@@ -152,7 +152,7 @@ void hook_report(void) {
     bool opened;
     if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
         return;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     loss.kind = hook_take_loss(loss.text, sizeof(loss.text)); // their files go, whatever is said
     if (!has_error(&opened)) {
         errno = before;

@@ -45,7 +45,7 @@ void hook_make_spare(struct thread *thread) {
     size_t size = thread->chunk.size;
     if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
         return;
-    HOOK_CALM; // a handler that launches may take it
+    HOOK_HOLD_SIGNALS; // a handler that launches may take it
     thread->spare = hook_new_chunk(hook_chunk_after((uint32_t)size), 0);
     for (int i = 1; i < EARLIER && thread->earlier[0].size == CHUNK_MAX; i++)
         retire(thread, &thread->earlier[i]);
@@ -228,7 +228,7 @@ const struct row_layout hook_layouts[LAYOUTS] = {
 bool hook_new_batch(struct thread *thread, enum layout layout) {
     if (hook_writing)
         return false;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     hook_writing = true;
     struct batch *batch = &thread->batches[layout];

@@ -89,7 +89,7 @@ static bool start(void) {
 struct thread *hook_begin_thread(void) {
     if (busy || hook_in_vfork || !hook_live || atomic_load(&hook_live->state) == OFF)
         return NULL;
-    HOOK_CALM;
+    HOOK_HOLD_SIGNALS;
     int error = errno;
     busy = true;
     uint32_t state = FRESH;

@@ -144,20 +144,22 @@ void hook_say(const char *where, const char *fact, const char *consequence);
 // For the rest of its scope a thread is neither cancelled (functions of the driver are not cancellation
 // points, and what is opened and written here must not make them such) nor sent into a signal handler.
 
-struct calm {
-    bool nested; // it was calm before
+struct held_signals {
+    bool nested; // they were held before
     int cancel;
     sigset_t signals;
 };
 
-struct calm hook_calm(void);
-void hook_end_calm(const struct calm *before);
+struct held_signals hook_hold_signals(void);
+void hook_release_signals(const struct held_signals *before);
 
 // Waits for a file (NULL: for nothing) as the program itself would: signals that come are handled, and a
 // handler may leave for good. So nothing may be held, and all that is kept must be found again elsewhere.
-void hook_wait_openly(struct pollfd *file, uint64_t ms);
+void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
 
-#define HOOK_CALM __attribute__((cleanup(hook_end_calm), unused)) const struct calm calm_ = hook_calm()
+#define HOOK_HOLD_SIGNALS                                                                                    \
+    __attribute__((cleanup(hook_release_signals), unused)) const struct held_signals held_ =                 \
+        hook_hold_signals()
 
 // -- report.c --------------------------------------------------------------
 
@@ -315,7 +317,7 @@ unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, s
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
         struct gpt_packer buffer_;                                                                           \
-        HOOK_CALM;                                                                                           \
+        HOOK_HOLD_SIGNALS;                                                                                   \
         bool done_ = false, nested_ = hook_writing;                                                          \
         hook_writing = true;                                                                                 \
         for (int try_ = nested_ ? TRIES : 0; try_ < TRIES && !done_ && hook_open(&buffer_, try_); try_++)    \
