@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.places import Gpus, Who
 from gpt.analyze.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
-from gpt.trace.kept import NO_DEVICE
+from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.unrecorded import Unrecorded, unite
 
 if TYPE_CHECKING:

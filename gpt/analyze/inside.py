@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.sequence import COPY, IOCTL, LAUNCH, Acts, Groups
-from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
 from gpt.trace.ranges import RANGE
 from gpt.trace.replays import count_copied
+from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

@@ -1,6 +1,6 @@
 """Whole numbers by group, as many as there are: how many, their sum, the largest, and exact percentiles.
 
-They are put aside (gpt/trace/aside.py). A percentile is found by counting: in bins between the least and the largest
+They are put aside (gpt/trace/spill.py). A percentile is found by counting: in bins between the least and the largest
 number, then in finer ones within the bin that holds it, until that has few numbers, or one value.
 """
 
@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from gpt.trace.aside import Aside
+from gpt.trace.spill import Aside
 
 Whole = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from gpt.analyze.schedule import make_schedule
 from gpt.errors import GptError
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import gpu
-from gpt.trace.kept import NO_DEVICE
+from gpt.trace.calls_store import NO_DEVICE
 
 if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline

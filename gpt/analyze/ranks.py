@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.places import tell_apart
-from gpt.trace.kept import NO_DEVICE
+from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.machines import machine_of
 
 if TYPE_CHECKING:

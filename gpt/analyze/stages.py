@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpt.analyze.periods import Period
     from gpt.analyze.sequence import Mask, Whole
     from gpt.analyze.tapes import Tapes
-    from gpt.trace.aside import Array
     from gpt.trace.model import TraceModel
+    from gpt.trace.spill import Array
     from gpt.trace.unrecorded import Unrecorded
 
     Marked = dict[str, "Spans"]  # by stage

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.periods import Period, iter_units
 from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
-from gpt.trace.aside import Array, Aside, Sorted, Tape, iter_windows
 from gpt.trace.replays import count_copied
+from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gpt.errors import MalformedError
-from gpt.formats import cubin, front, tileir
+from gpt.formats import cubin, cubin_prefix, tileir
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
@@ -120,7 +120,7 @@ def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Content
     if _has_front(element):
         for head in unpacker.iter_heads(source, element):
             with suppress(MalformedError):
-                if contents := front.find_contents(bytes(head), element.size):
+                if contents := cubin_prefix.find_contents(bytes(head), element.size):
                     return contents
     return None
 
@@ -141,7 +141,7 @@ def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 def _has_front(element: Element) -> bool:
     """Whether an element may be named by its first bytes."""
-    return element.type == "cubin" and element.codec != "none" and element.size >= front.LEAST
+    return element.type == "cubin" and element.codec != "none" and element.size >= cubin_prefix.LEAST
 
 
 def _sizes(element: Element) -> tuple[object, ...]:

@@ -16,9 +16,9 @@ from gpt import messages, mistaken, records
 from gpt.errors import GptError, MalformedError, MissingError
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
+from gpt.formats.foreign import find_other, find_other_in
 from gpt.formats.image import find_image, parse_image
 from gpt.formats.offload import describe
-from gpt.formats.others import find_other, find_other_in
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.printable import printable

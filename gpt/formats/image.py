@@ -26,7 +26,7 @@ from typing import NamedTuple
 from gpt import mistaken
 from gpt.errors import MalformedError
 from gpt.formats import archive, cubin, elf, fatbin, frames, offload, ptxtext
-from gpt.formats.others import find_other
+from gpt.formats.foreign import find_other
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")

@@ -23,9 +23,9 @@ from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import ResultSection, make_section, write_result
 from gpt.outputs import replacing
 from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, Saved
+from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS
 from gpt.trace.process import LoadedFunction, Process
-from gpt.trace.whole import WholeLaunch
 
 Record = dict[str, Any]
 

@@ -25,7 +25,7 @@ from gpt.probe.read.load import load_probes
 from gpt.screen.units import amount, kept_share
 from gpt.stream import Segments
 from gpt.trace.callbacks import Callbacks
-from gpt.trace.whole import Launches
+from gpt.trace.complete_launches import Launches
 
 TOOL = "gpt-neutrino"
 VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON

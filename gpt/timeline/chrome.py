@@ -35,7 +35,7 @@ from gpt.timeline.tracks import (
     owner,
     title,
 )
-from gpt.trace.kept import NO_DEVICE
+from gpt.trace.calls_store import NO_DEVICE
 
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
          RANGE: "user_annotation"}  # fmt: skip

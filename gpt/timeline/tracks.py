@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpt.screen.demangle import readable
 from gpt.timeline.counters import Counter, count_copies
 from gpt.timeline.saved import Saved, find_saved
-from gpt.trace.kept import NO_DEVICE
+from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.ranges import name_range
 
 if TYPE_CHECKING:

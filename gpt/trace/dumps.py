@@ -11,7 +11,7 @@ from typing import Any
 from gpt.errors import GptError, MalformedError
 from gpt.stage import Stage
 from gpt.trace.callbacks import Callbacks
-from gpt.trace.whole import Launches, WholeLaunch
+from gpt.trace.complete_launches import Launches, WholeLaunch
 
 Record = dict[str, Any]
 

@@ -6,8 +6,8 @@
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
 Times are ns since the first process began; gpt/trace/machines.py has how clocks are joined. Rows are put aside as they
-are in the trace (gpt/trace/kept.py), and arrays are made when they are asked for: all at once, or, for traces of any
-length, in chunks, oldest first. Buffers of probes are bytes of the trace or of the file beside it.
+are in the trace (gpt/trace/calls_store.py), and arrays are made when they are asked for: all at once, or, for traces of
+any length, in chunks, oldest first. Buffers of probes are bytes of the trace or of the file beside it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpt import stream
 from gpt.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+from gpt.trace.calls_store import GPU, Kept, call_fields, times_of
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
-from gpt.trace.kept import GPU, Kept, call_fields, times_of
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
 from gpt.trace.machines import identity
 from gpt.trace.params import Argument

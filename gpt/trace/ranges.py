@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpt.trace.aside import Array, Aside, Sorted, iter_windows
-from gpt.trace.kept import times_of
+from gpt.trace.calls_store import times_of
+from gpt.trace.spill import Array, Aside, Sorted, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process

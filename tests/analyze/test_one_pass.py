@@ -10,7 +10,7 @@ from gpt import records
 from gpt.analyze import numbers, periods
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.sequence import NextLaunches
-from gpt.trace import aside, kept, ranges
+from gpt.trace import calls_store, ranges, spill
 from tests import tiers
 from tests.analyze.asked import answers
 from tests.trace import forge
@@ -84,8 +84,8 @@ def make_segments(seed, most=150):
 @pytest.fixture()
 def little(monkeypatch):
     """All that is kept in memory is a few rows."""
-    few = {aside: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, kept: {"BLOCK": 3}, ranges: {"MANY": 4},
-           numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4}, periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
+    few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
+           ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4}, periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
 
     def change(on):
         for module, values in few.items():
@@ -117,7 +117,7 @@ def test_rows_are_merged_in_order(little):
         for most in (1, 3, 1000):
             rows = np.zeros(size, [("key", "<i8"), ("place", "<i8")])
             rows["key"], rows["place"] = random_.integers(-most, most, size), np.arange(size)
-            found = aside.Sorted(aside.Aside(), rows.dtype, "key")
+            found = spill.Sorted(spill.Aside(), rows.dtype, "key")
             for at in range(0, size, 7):
                 found.add(rows[at : at + 7])
             chunks = list(found)
@@ -128,7 +128,7 @@ def test_rows_are_merged_in_order(little):
 
 def test_a_tape_is_an_array(little):
     little(True)
-    tape, rows = aside.Tape(aside.Aside(), np.int64), np.arange(83)
+    tape, rows = spill.Tape(spill.Aside(), np.int64), np.arange(83)
     for at in range(0, 83, 9):
         tape.append(rows[at : at + 9])
     assert len(tape) == 83 and np.array_equal(np.concatenate(list(tape)), rows)

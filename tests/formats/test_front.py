@@ -7,7 +7,7 @@ import pytest
 
 from gpt.errors import MalformedError
 from gpt.extract.contents import Opener, check_names
-from gpt.formats import cubin, fatbin, front
+from gpt.formats import cubin, cubin_prefix, fatbin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from tests.formats import forge
@@ -46,7 +46,7 @@ def expanded(monkeypatch):
 def test_the_first_bytes_name_a_cubin(pack, gap, expanded):
     data = forge.compiled(KERNELS, CODE, gap=gap)
     assert opened(forge.region(pack(data))) == [NAMES]
-    assert front.find_contents(data, len(data)) == cubin.parse_cubin(data)
+    assert cubin_prefix.find_contents(data, len(data)) == cubin.parse_cubin(data)
     assert not expanded
 
 
@@ -59,7 +59,7 @@ def test_names_beyond_the_first_part_are_read_too(pack, expanded):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
 def test_what_nvcc_writes_is_understood(arch):
     data = image(ONE, arch)
-    found = front.find_contents(data, len(data))
+    found = cubin_prefix.find_contents(data, len(data))
     assert found == cubin.parse_cubin(data)
     assert [kernel["name"] for kernel in found.kernels] == ["two", "one"] or found.variables == 1
 
@@ -85,7 +85,7 @@ def test_a_changed_byte_makes_doubt_or_no_difference():
     for _ in range(4000):
         changed = bytearray(data)
         changed[rng.randrange(64, len(data) - 9 * 64)] = rng.choice((0, 1, 0x41, 0xFF, rng.randrange(256)))
-        found = front.find_contents(bytes(changed), len(changed))
+        found = cubin_prefix.find_contents(bytes(changed), len(changed))
         if found:
             taken += 1
             with suppress(MalformedError):  # the last name does not end where its table does
@@ -96,7 +96,7 @@ def test_a_changed_byte_makes_doubt_or_no_difference():
 def test_each_prefix_leaves_doubt_or_says_the_same():
     data = forge.compiled(KERNELS, bytes(100))
     whole = cubin.parse_cubin(data)
-    found = [front.find_contents(data[:size], len(data)) for size in range(len(data))]
+    found = [cubin_prefix.find_contents(data[:size], len(data)) for size in range(len(data))]
     assert [one for one in found if one] == [whole] * (len(data) - found.index(whole))
 
 

@@ -1,7 +1,7 @@
 """The calls and GPU times of processes, put aside as they come, and read back oldest first in ns.
 
 Clocks, functions and devices are known at the end only, so rows stay as they are in the trace until then. A batch is
-sorted by its time stamps, which are in the order of ns, and is a run of gpt/trace/aside.py.
+sorted by its time stamps, which are in the order of ns, and is a run of gpt/trace/spill.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.trace.aside import Array, Aside, Run, join, merge
 from gpt.trace.loading import LAUNCH, FirstLaunches, find_firsts, find_loading
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import Process
 from gpt.trace.rows import ARGUMENTS, Rows, Threads, take
+from gpt.trace.spill import Array, Aside, Run, join, merge
 
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
