@@ -22,8 +22,8 @@ from typing import IO, Any
 import msgpack
 
 from gpt import packed, records
-from gpt.errors import MalformedError
-from gpt.printable import printable_json
+from gpt.base.errors import MalformedError
+from gpt.base.printable import printable_json
 from gpt.stream import Record, check_segments, pack
 
 MAX_INT = 1 << 53

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 
 MAX_FIELDS = 1024  # of a row
 TYPES = {  # as struct and numpy name them, after `<`

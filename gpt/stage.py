@@ -16,8 +16,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from gpt import messages, mistaken, records, signals, stream
-from gpt.errors import EmptyPipeError, GptError, MalformedError, UsageError
+from gpt import records, stream
+from gpt.base import messages, signals, wrong_input
+from gpt.base.errors import EmptyPipeError, GptError, MalformedError, UsageError
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
 DASH = Path("-")  # an output so named is standard output
@@ -127,8 +128,8 @@ class Stage:
 
     def _records(self, file: BufferedReader, name: str) -> Iterator[dict[str, Any]]:
         head = file.peek(1)
-        fits = head.lstrip().startswith(b"{") if self.from_json else mistaken.is_stream(head)
-        if head and not fits and (form := mistaken.find_form(head)):
+        fits = head.lstrip().startswith(b"{") if self.from_json else wrong_input.is_stream(head)
+        if head and not fits and (form := wrong_input.find_form(head)):
             raise MalformedError(f"not {'JSON lines' if self.from_json else 'a stream in msgpack'} but {form}", name)
         if self.from_json:
             from gpt import jsonl

@@ -21,7 +21,7 @@ from typing import IO, Any, TypeVar
 import msgpack
 
 from gpt import records
-from gpt.errors import MalformedError, TruncatedError, at
+from gpt.base.errors import MalformedError, TruncatedError, at
 
 BLOCK = 1 << 20
 _PADDING = re.compile(rb"\0*")

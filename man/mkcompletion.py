@@ -20,7 +20,7 @@ MAN = Path(__file__).resolve().parent
 TOP = MAN.parent
 sys.path.insert(0, str(TOP))
 
-from gpt.arch import KNOWN  # noqa: E402
+from gpt.base.arch import KNOWN  # noqa: E402
 
 # Words for what pages call by one name; other values of TEXT are the words (Cm) of the option's own text.
 VALUES = {"SM": KNOWN, "PROBE": tuple(sorted(path.stem for path in (TOP / "probes").glob("*.toml")))}

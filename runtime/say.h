@@ -1,5 +1,5 @@
 // Messages of all that is in C: one line on standard error, whatever names it holds. What could move the
-// cursor, hide text or reorder it, and what is not UTF-8, stands as its bytes, `\x1b`; gpt/printable.py does
+// cursor, hide text or reorder it, and what is not UTF-8, stands as its bytes, `\x1b`; gpt/base/printable.py does
 // so for Python.
 
 #ifndef GPT_SAY_H

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpt.arch import KNOWN, find_arch, parse_arch, parse_archs
-from gpt.errors import UsageError
+from gpt.base.arch import KNOWN, find_arch, parse_arch, parse_archs
+from gpt.base.errors import UsageError
 
 
 def test_what_people_and_files_write():

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt import cache
-from gpt.cache import Cache, default_folder, key_of
+from gpt.base import cache
+from gpt.base.cache import Cache, default_folder, key_of
 
 STALE = 3600
 KEY, OTHER = key_of([b"a"]), key_of([b"b"])
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_is_no_error(tmp_path, place):
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
     """A limit on the size of files stands in for the disk: the write fails midway."""
     code = (
-        "import resource, signal, sys; from pathlib import Path; from gpt.cache import Cache\n"
+        "import resource, signal, sys; from pathlib import Path; from gpt.base.cache import Cache\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "kept = Cache(Path(sys.argv[1])); kept.put('a' * 64, bytes(100000)); assert kept.get('a' * 64) is None\n"
@@ -105,7 +105,7 @@ def test_many_at_once_get_whole_results(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from gpt.cache import Cache, key_of
+from gpt.base.cache import Cache, key_of
 kept = Cache(Path(sys.argv[1]), 200_000)
 hits = 0
 for turn in range(300):
@@ -192,7 +192,7 @@ def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
 
 AS_NOBODY = """
 import ctypes, os, sys
-from gpt.cache import Cache
+from gpt.base.cache import Cache
 if sys.argv[1] == "unmapped":
     assert not ctypes.CDLL(None, use_errno=True).unshare(0x10000000), "unshare"
 else:
@@ -410,7 +410,7 @@ import subprocess, sys
 subprocess.run(["mount", "--bind", "{tmp_path}", "{tmp_path}"], check=True)
 subprocess.run(["mount", "-o", "remount,bind,ro", "{tmp_path}"], check=True)
 from pathlib import Path
-from gpt.cache import Cache
+from gpt.base.cache import Cache
 kept = Cache(Path("{tmp_path}/gpt/asm"))
 assert kept.get("{KEY}") == b"data"
 kept.put("{OTHER}", b"other")

@@ -27,7 +27,7 @@ import os, signal, sys, time
 from pathlib import Path
 from typing import Annotated
 import typer
-from gpt import cli, errors, records
+from gpt.base import cli; from gpt.base import errors; from gpt import records
 from gpt.stage import Stage
 
 def command(

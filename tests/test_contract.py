@@ -32,7 +32,7 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
 
 PASSES = {"gpt-dump"}  # what they do is not in the stream
 
-# For what gpt/stage.py, gpt/stream.py and gpt/cli.py do for all stages alike.
+# For what gpt/stage.py, gpt/stream.py and gpt/base/cli.py do for all stages alike.
 alike = pytest.mark.parametrize(
     "stage", [name if name in ("gpt-locate", "gpt-analyze") else full(name) for name in STAGES], indirect=True
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt import install
+from gpt.base import install
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,7 +20,7 @@ def placed(tmp_path, monkeypatch):
     """GPT in a folder `it`, and the Python of no environment, which has its own folder."""
     (tmp_path / "it" / "gpu_probe-1.dist-info").mkdir(parents=True)
     (tmp_path / "purelib").mkdir()
-    monkeypatch.setattr(install, "__file__", str(tmp_path / "it" / "gpt" / "install.py"))
+    monkeypatch.setattr(install, "__file__", str(tmp_path / "it" / "gpt" / "base" / "install.py"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "a b" / "python"))
     monkeypatch.setattr(sys, "prefix", "/usr")
     monkeypatch.setattr(sys, "base_prefix", "/usr")
@@ -79,7 +79,10 @@ def test_a_folder_of_somebody_else(placed, monkeypatch):
 
 def test_nothing_else_tells_how_to_install():
     """A bare `pip` may be another Python's."""
-    told = {ROOT / "gpt" / "install.py", *(ROOT / "gpt" / "packaging").iterdir()}  # the latter is not installed
+    told = {
+        ROOT / "gpt" / "base" / "install.py",
+        *(ROOT / "gpt" / "packaging").iterdir(),
+    }  # the latter is not installed
     for path in (ROOT / "gpt").rglob("*.py"):
         assert path in told or not re.search(r"pip3? install", path.read_text()), path
     assert not re.search(r"pip3? install", "".join(path.read_text() for path in (ROOT / "bin").iterdir()))

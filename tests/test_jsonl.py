@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records, stream
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from tests.tiers import examples
 
 HEADER = stream.header("test", ["test"])

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from gpt.keep import MAX_NAME, keep, kept_in
+from gpt.base.keep import MAX_NAME, keep, kept_in
 from tests.stages.tools import run
 
 PTX = """.version 7.0

@@ -10,7 +10,7 @@ LAYERS = [
     tuple(names.split(" , "))  # what stands in one entry is one layer
     for names in re.findall(r"^\.It Pa (gpt/\S+(?: , gpt/\S+)*)", (ROOT / "man/man7/gpt.7").read_text(), re.M)
 ]
-FREE = {"gpt/__init__.py", "gpt/errors.py", "gpt/signals.py", "gpt/workers.py"}  # import hardly any of ours
+FREE = {"gpt/__init__.py"}
 
 
 def sources():

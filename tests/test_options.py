@@ -11,8 +11,8 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import cli, options
-from gpt.options import Argument, Option
+from gpt.base import cli, options
+from gpt.base.options import Argument, Option
 from gpt.stages.analyze import ANALYSES, _Commands, _no_command
 from gpt.stages.asm import asm
 from gpt.stages.attach import attach

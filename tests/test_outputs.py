@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt import outputs
 from gpt.asm import images
-from gpt.cache import Cache
+from gpt.base import outputs
+from gpt.base.cache import Cache
+from gpt.base.outputs import is_user, open_stream, replacing
 from gpt.formats import negativa
-from gpt.outputs import is_user, open_stream, replacing
 from tests import loaded
 from tests.runtime import hooked
 from tests.stages.tools import extract, located, run
@@ -199,7 +199,7 @@ def test_save_names_what_is_in_its_way(sample, tmp_path):
 def test_proc_is_not_needed(tmp_path):
     """Without /proc a file without a name could never get one."""
     code = (
-        "import os, pathlib; from gpt import outputs; os.path.exists = lambda path: False\n"
+        "import os, pathlib; from gpt.base import outputs; os.path.exists = lambda path: False\n"
         "with outputs.replacing(pathlib.Path('x')) as file: file.write(b'x')"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={"PYTHONPATH": str(Path.cwd())})
@@ -227,7 +227,7 @@ def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_
 
 
 def test_nobody_is_meant_where_users_have_no_numbers():
-    code = "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); from gpt.outputs import is_user;"
+    code = "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); from gpt.base.outputs import is_user;"
     code += "print(os.geteuid(), is_user(os.stat('/').st_uid, os.geteuid()), is_user(7, 8))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     if done.stdout.split()[0] != "65534":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import jsonl, packed, records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from tests.tiers import examples
 
 FIELDS = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.patterns import atomic, compiled
+from gpt.base.patterns import atomic, compiled
 from gpt.ptx import tokens
 
 FORMS = [tokens.COMMENT, tokens.LINE, tokens.WORD, tokens.MODIFIERS, tokens.NUMBER, tokens.STRING]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import jsonl, records, stream
-from gpt.printable import printable, printable_json
+from gpt.base.printable import printable, printable_json
 from tests.tiers import first
 from tests.trace import forge
 
@@ -72,7 +72,7 @@ def on_terminal(code, *args):
 def test_progress_shows_a_name_without_what_is_in_it():
     code = """
 import sys
-from gpt import messages
+from gpt.base import messages
 progress = messages.Progress(sys.argv[1])
 progress._next = 0
 progress.show(1, 2)

@@ -11,7 +11,7 @@ import pytest
 TOP = Path(__file__).parents[1]
 SCRIPT = """
 import os, signal
-from gpt import signals
+from gpt.base import signals
 
 def kill(name):
     os.kill(os.getpid(), getattr(signal, name))

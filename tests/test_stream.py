@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import records, stream
-from gpt.errors import GptError, MalformedError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, TruncatedError
 from tests.tiers import examples
 
 HEADER = stream.pack(stream.header("test", ["test", "-x"]))

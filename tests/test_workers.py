@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from gpt.errors import GptError, MalformedError
-from gpt.workers import run_all
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.workers import run_all
 
 
 def number(n):
@@ -105,7 +105,7 @@ def test_a_parent_that_is_killed():
     """Its processes end too."""
     code = """
 import os, sys, time
-from gpt.workers import run_all
+from gpt.base.workers import run_all
 def work():
     os.write(1, b"%d\\n" % os.getpid())  # in one piece, whatever PYTHONUNBUFFERED says
     time.sleep(0.3)

@@ -22,7 +22,7 @@ from gpt import records
 from gpt.analyze import live
 from gpt.analyze.answer import Answers, Record
 from gpt.analyze.places import tell_apart
-from gpt.errors import GptError, MalformedError, MissingError, OutputError
+from gpt.base.errors import GptError, MalformedError, MissingError, OutputError
 from gpt.stage import STDIN, STDOUT, Stage
 from gpt.stream import Segments
 

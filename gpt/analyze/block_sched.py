@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
-from gpt.options import Option
+from gpt.base.options import Option
 
 if TYPE_CHECKING:
     from gpt.analyze.occupancy import Occupancy

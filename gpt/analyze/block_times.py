@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.schedule import FIELDS, LIMIT, SLOPES
-from gpt.errors import MissingError, TruncatedError
+from gpt.base.errors import MissingError, TruncatedError
 
 if TYPE_CHECKING:
     from gpt.trace.model import Launch, TraceModel

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpt
 from gpt.analyze import base
-from gpt.errors import GptError, MissingError
-from gpt.install import missing_package
+from gpt.base.errors import GptError, MissingError
+from gpt.base.install import missing_package
 from gpt.stage import Stage
 
 if TYPE_CHECKING:

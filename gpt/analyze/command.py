@@ -21,14 +21,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from gpt import cli, signals
 from gpt.analyze import base, live
 from gpt.analyze.answer import Answers
-from gpt.errors import UsageError
+from gpt.base import cli, signals
+from gpt.base.errors import UsageError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import check_folder
+from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular, real_path
-from gpt.mistaken import is_stream
-from gpt.options import Argument, Option
-from gpt.outputs import check_folder
 from gpt.screen import plots
 from gpt.stage import DASH, Stage
 from gpt.trace.inputs import STDIN, find_runs

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
-from gpt.errors import UsageError
-from gpt.options import Option
+from gpt.base.errors import UsageError
+from gpt.base.options import Option
 from gpt.screen.units import amount, kept_share
 from gpt.trace.kinds import TENSORS
 

@@ -19,9 +19,9 @@ from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
 from gpt.analyze.places import Who, tell_apart
-from gpt.errors import OutputError, UsageError
-from gpt.options import Option
-from gpt.printable import printable_json
+from gpt.base.errors import OutputError, UsageError
+from gpt.base.options import Option
+from gpt.base.printable import printable_json
 from gpt.stage import Stage
 
 if TYPE_CHECKING:

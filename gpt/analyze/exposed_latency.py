@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
-from gpt.errors import MalformedError
-from gpt.options import Option
+from gpt.base.errors import MalformedError
+from gpt.base.options import Option
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 

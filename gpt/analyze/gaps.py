@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
 from gpt.analyze.places import WHO, Who, describe, tell_apart
-from gpt.printable import shorten
+from gpt.base.printable import shorten
 from gpt.screen.units import human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES
 

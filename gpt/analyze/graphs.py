@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import of_model
-from gpt.errors import MissingError, TruncatedError
+from gpt.base.errors import MissingError, TruncatedError
 from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 from gpt.trace.replays import COPIES, Replays, sum_replays

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt import signals
 from gpt.analyze.answer import Answers, Record
-from gpt.errors import MissingError, UsageError
+from gpt.base import signals
+from gpt.base.errors import MissingError, UsageError
 from gpt.stage import Stage
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.answer import Answers, Column
 from gpt.analyze.coverage import Coverage, make_coverage
-from gpt.errors import GptError, MissingError, TruncatedError
+from gpt.base.errors import GptError, MissingError, TruncatedError
 from gpt.screen.units import amount, kept_share
 from gpt.trace.params import to_text
 

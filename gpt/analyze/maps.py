@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from gpt.analyze.answer import Answers, Column, make_answer, plot
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
-from gpt.options import Option
+from gpt.base.options import Option
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:

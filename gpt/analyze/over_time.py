@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gpt.analyze.gpu_use import iter_contexts
 from gpt.analyze.pieces import make_pieces
 from gpt.analyze.schedule import make_schedule
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import gpu
 from gpt.trace.calls_store import NO_DEVICE

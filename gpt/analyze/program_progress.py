@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpt.analyze.answer import Column
 from gpt.analyze.command import Analysis
 from gpt.analyze.progress import Number, Progress, Totals
-from gpt.printable import printable, shorten
+from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
 from gpt.analyze.map_analysis import MapAnalysis
-from gpt.options import Option
+from gpt.base.options import Option
 from gpt.screen.units import kept_share
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
 from gpt.analyze.peaks import find_bytes, find_flops, is_simulated
 from gpt.analyze.timed_launches import TimedLaunches
-from gpt.errors import UsageError
-from gpt.options import Option
+from gpt.base.errors import UsageError
+from gpt.base.options import Option
 from gpt.screen.roofs import LOW
 from gpt.screen.units import amount
 from gpt.trace.loading import FirstLaunches

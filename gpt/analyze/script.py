@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt import records
 from gpt.analyze.command import Analysis, of_model
-from gpt.errors import GptError, UsageError
+from gpt.base.errors import GptError, UsageError
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from gpt.analyze import base
 from gpt.analyze.answer import Answers
 from gpt.analyze.command import Analysis
-from gpt.errors import UsageError
-from gpt.options import Option
-from gpt.outputs import replacing
+from gpt.base.errors import UsageError
+from gpt.base.options import Option
+from gpt.base.outputs import replacing
 from gpt.stage import DASH, Stage
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt.analyze.coverage import Coverage, make_coverage
 from gpt.analyze.iterations import CallTimes, Launches, Spans
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
 from gpt.trace.graphs import GRAPH_LAUNCH

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpt.asm.backend import Made, Options, Target
 from gpt.asm.backends import BACKENDS
-from gpt.cache import Cache, key_of
-from gpt.errors import GptError
+from gpt.base.cache import Cache, key_of
+from gpt.base.errors import GptError
 
 FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 import msgpack
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 
 
 @dataclass(frozen=True)

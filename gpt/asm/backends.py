@@ -7,7 +7,7 @@ from typing import Any
 from gpt.asm.backend import Backend, Target
 from gpt.asm.host.backend import Host
 from gpt.asm.ptxas import Ptxas
-from gpt.errors import UsageError
+from gpt.base.errors import UsageError
 
 BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas, "host": Host}  # by the family of their targets
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
-from gpt import signals
+from gpt.base import signals
 
 T = TypeVar("T")
 R = TypeVar("R")

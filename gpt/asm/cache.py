@@ -1,5 +1,5 @@
-"""The cache under the name that it had here: gpt/cache.py."""
+"""The cache under the name that it had here: gpt/base/cache.py."""
 
-from gpt.cache import Cache, default_folder, key_of
+from gpt.base.cache import Cache, default_folder, key_of
 
 __all__ = ["Cache", "default_folder", "key_of"]

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpt.arch import find_arch
 from gpt.asm.targets import GpuTarget
-from gpt.errors import GptError, MissingError
-from gpt.install import install_command
+from gpt.base.arch import find_arch
+from gpt.base.errors import GptError, MissingError
+from gpt.base.install import install_command
 
 PATIENCE = 30  # seconds for an answer to --version
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")

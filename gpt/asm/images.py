@@ -9,10 +9,10 @@ from typing import Any
 
 from gpt import records, stream
 from gpt.asm.assembler import TargetCode
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.outputs import replacing
 from gpt.formats.fatbinwrite import Codec, Payload, pack_fatbin
 from gpt.formats.ptxtext import find_head
-from gpt.outputs import replacing
 
 
 def iter_images(

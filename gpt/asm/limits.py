@@ -6,7 +6,7 @@ ptxas ignores `--maxrregcount` for a kernel that says its block size (`.maxntid`
 
 from __future__ import annotations
 
-from gpt.patterns import compiled
+from gpt.base.patterns import compiled
 from gpt.ptx.scan import Module
 
 MOST = 255  # of any GPU

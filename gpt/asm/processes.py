@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 
 MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernels
 

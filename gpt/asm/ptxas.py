@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from gpt.arch import parse_arch
 from gpt.asm.backend import Made, Options
 from gpt.asm.find import Tool, Tools
 from gpt.asm.processes import Processes, signal_name
 from gpt.asm.reports import MODULE, Report, find_faults, find_messages, read_reports, shorten
 from gpt.asm.targets import GpuTarget, find_source, find_version
-from gpt.errors import GptError, MalformedError
+from gpt.base.arch import parse_arch
+from gpt.base.errors import GptError, MalformedError
 from gpt.formats.nvinfo import read_needs
 
 

@@ -14,8 +14,8 @@ from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
 from gpt.asm.images import iter_images, save
 from gpt.asm.limits import limit_registers
-from gpt.errors import GptError, MalformedError, MissingError
-from gpt.keep import keep, keeping
+from gpt.base.errors import GptError, MalformedError, MissingError
+from gpt.base.keep import keep, keeping
 from gpt.ptx.prune import blanked
 from gpt.ptx.scan import scan_module
 from gpt.stage import Stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt.arch import Arch, find_arch
+from gpt.base.arch import Arch, find_arch
 from gpt.formats.ptxtext import find_head
 
 

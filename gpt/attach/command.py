@@ -12,15 +12,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpt import messages, signals, stream
+from gpt import stream
 from gpt.attach import driver, kernel
 from gpt.attach.driver import DriverFile
 from gpt.attach.events import MAX_LINE, iter_events
 from gpt.attach.program import Machine, generate, of_process
 from gpt.attach.segments import Segments, split_command
 from gpt.attach.watch import Watching, find_bpftrace, shares_mounts
-from gpt.errors import GptError, MalformedError, MissingError, UsageError
-from gpt.outputs import check_folder, create, open_stream
+from gpt.base import messages, signals
+from gpt.base.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.base.outputs import check_folder, create, open_stream
 from gpt.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpt.errors import GptError, MalformedError, MissingError, UsageError
+from gpt.base.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.formats import elf
 from gpt.formats.source import Source
 

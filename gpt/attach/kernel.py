@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpt.errors import MissingError
+from gpt.base.errors import MissingError
 
 MODULES = ("nvidia", "nvidia_uvm")
 WANTED = (  # of a heading the first that is there

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpt.attach.driver import WORD, DriverFunction
-from gpt.errors import UsageError
+from gpt.base.errors import UsageError
 
 PART_BYTES, PARTS = 63, 16  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
 BEAT_MS = 500

@@ -22,11 +22,11 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from gpt import signals
 from gpt.attach.events import MAX_LINE
 from gpt.attach.program import BEAT_MS
-from gpt.errors import GptError, MissingError
-from gpt.outputs import is_same
+from gpt.base import signals
+from gpt.base.errors import GptError, MissingError
+from gpt.base.outputs import is_same
 
 LIMITS = {  # of bpftrace, which are too small for a driver
     "BPFTRACE_MAX_PROBES": "16384",

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpt.errors import OutputError
+from gpt.base.errors import OutputError
+from gpt.base.install import missing_package
 from gpt.export.schema import ExportTable, Field
-from gpt.install import missing_package
 
 Columns = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import MissingError, TruncatedError
+from gpt.base.errors import MissingError, TruncatedError
 from gpt.export import schema
 from gpt.export.correlate import NONE, WORK, Calls, Matcher
 from gpt.export.files import TableFile

@@ -15,14 +15,14 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
+from gpt.base.workers import run_all
 from gpt.formats import cubin, cubin_prefix, tileir
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.image import Placed
 from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
 from gpt.ptx.names import parse_names
-from gpt.workers import run_all
 
 MAX_KNOWN = 1 << 16  # functions that are remembered of elements that come again: some 20 MB
 TAIL = 64  # bytes at the end of a payload that hardly two have in common

@@ -12,8 +12,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt import messages, mistaken, records
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt import records
+from gpt.base import messages, wrong_input
+from gpt.base.errors import GptError, MalformedError, MissingError
+from gpt.base.printable import printable
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
 from gpt.formats.foreign import find_other, find_other_in
@@ -21,7 +23,6 @@ from gpt.formats.image import find_image, parse_image
 from gpt.formats.offload import describe
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
-from gpt.printable import printable
 from gpt.stage import STDIN, Output, Stage
 from gpt.stream import Packed
 
@@ -241,7 +242,7 @@ def is_stream(path: Path) -> bool:
     if not path.is_file():
         return False
     with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
-        return mistaken.is_stream(file.read(1))
+        return wrong_input.is_stream(file.read(1))
     return False
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpt.asm.targets import find_target
-from gpt.errors import GptError
+from gpt.base.errors import GptError
+from gpt.base.keep import keeping
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Unpacker
 from gpt.formats.image import Placed, parse_image
 from gpt.formats.source import Source
-from gpt.keep import keeping
 from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.arch import describe
-from gpt.errors import GptError
+from gpt.base.arch import describe
+from gpt.base.errors import GptError
+from gpt.base.outputs import replacing
+from gpt.base.workers import run_all
 from gpt.extract.contents import Opened, Opener, iter_batches
 from gpt.extract.unfound import iter_unfound
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
 from gpt.formats.source import Source
-from gpt.outputs import replacing
 from gpt.stream import Packed
-from gpt.workers import run_all
 
 NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
 FEW = 4  # batches that are not worth another process

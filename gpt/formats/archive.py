@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.source import Source
 
 MAGIC = b"!<arch>\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import elftables
 from gpt.formats.elf import MACHINES, SHDR_SIZE, SHT_SYMTAB, machine_of
 from gpt.formats.source import Source

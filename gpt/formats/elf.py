@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.elftables import HEADER, NOTE, SECTION, SEGMENT, Table
 from gpt.formats.source import Source
 

@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.source import BLOCK, Source
 
 MAGIC = 0xBA55ED50

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.cubin import SECTION, section_headers
 from gpt.formats.elf import SHDR_SIZE
 from gpt.formats.fatbin import ELEMENT, FLAG_A, FLAG_F, FLAG_ZSTD, KINDS, MAGIC, MAX_UNPACKED, REGION

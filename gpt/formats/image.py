@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpt import mistaken
-from gpt.errors import MalformedError
+from gpt.base import wrong_input
+from gpt.base.errors import MalformedError
 from gpt.formats import archive, cubin, elf, fatbin, frames, offload, ptxtext
 from gpt.formats.foreign import find_other
 from gpt.formats.source import Source
@@ -136,7 +136,7 @@ def parse_image(source: Source) -> Image:
         raise MalformedError("thin archive: name its members instead", source.name)
     if head.startswith(b"PK\3\4"):
         raise MalformedError("zip file or wheel: read it with -r", source.name)
-    form = mistaken.find_form(source.pread(0, min(HEAD, source.size)))
+    form = wrong_input.find_form(source.pread(0, min(HEAD, source.size)))
     fact = f"not an ELF file, archive, fatbin, cubin or PTX{f', but {form}' if form else ''}"
     raise MalformedError(fact, source.name)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
+from gpt.base.outputs import make_folder, replacing
 from gpt.formats.paths import read_at_most
-from gpt.outputs import make_folder, replacing
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.cubin import SECTION, STO_CUDA_ENTRY, STT_FUNC, SYMBOL, Data, section_headers
 from gpt.formats.elf import SHT_SYMTAB
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.source import Source
 
 MAGIC = b"\x10\xff\x10\xad"

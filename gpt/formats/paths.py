@@ -8,7 +8,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from gpt.errors import MissingError
+from gpt.base.errors import MissingError
 from gpt.formats.source import BLOCK
 
 

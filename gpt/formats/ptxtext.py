@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpt.base.patterns import compiled
 from gpt.formats.source import Source
-from gpt.patterns import compiled
 
 _LINE = rb'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as a preprocessor leaves it
 _BLANKS = rb"(?>\s++|//[^\n]*+|/\*.*?\*/|%b)*+" % _LINE

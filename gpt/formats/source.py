@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 
-from gpt.errors import MalformedError, TruncatedError, at
+from gpt.base.errors import MalformedError, TruncatedError, at
 
 BLOCK = 4 << 20
 DIGEST_BLOCK = 1 << 20  # fits a cache

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.symbols import Contents
 
 MAGIC = b"\x7fTileIR\0"

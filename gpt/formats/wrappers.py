@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import elf, elftables, fatbin
 from gpt.formats.elf import Elf, Section
 from gpt.formats.image import iter_sections

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import IO
 from zipfile import ZipInfo
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.image import HEAD, may_be_image
 from gpt.formats.source import Source
 

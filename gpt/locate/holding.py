@@ -13,7 +13,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 from gpt import stream
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.stage import Output, Stage
 
 SPOOL = 32 << 20  # bytes

@@ -13,7 +13,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.screen.demangle import demangle
 
 SHOWN, NAME_LENGTH = 3, 100  # names that a message lists, characters of each

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.arch import describe
-from gpt.errors import GptError, MalformedError, UsageError
+from gpt.base.arch import describe
+from gpt.base.errors import GptError, MalformedError, UsageError
 from gpt.formats.negativa import read_spans, write_spans
 from gpt.formats.paths import real_path
 from gpt.locate.holding import Added, Holding, Verdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpt.arch import Arch, find_arch
-from gpt.errors import MalformedError, UsageError
+from gpt.base.arch import Arch, find_arch
+from gpt.base.errors import MalformedError, UsageError
 from gpt.locate.holding import MAX_TARGETS
 from gpt.locate.unused import Device
 from gpt.trace.used import Used

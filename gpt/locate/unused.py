@@ -37,8 +37,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpt.arch import Arch, find_arch
-from gpt.errors import MalformedError
+from gpt.base.arch import Arch, find_arch
+from gpt.base.errors import MalformedError
 
 KEPT = "kept"
 OTHER_ARCH = "other architecture"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt import signals
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base import signals
+from gpt.base.errors import GptError, MissingError, UsageError
+from gpt.base.outputs import make_folder
 from gpt.neutrino.writer import VARIABLE
-from gpt.outputs import make_folder
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import BUILTIN, find_probe, load_probes
 from gpt.probe.verify import verify

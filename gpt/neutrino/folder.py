@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt import stream
-from gpt.errors import GptError
+from gpt.base.errors import GptError
+from gpt.base.outputs import replacing
 from gpt.neutrino import events
 from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import ResultSection, make_section, write_result
-from gpt.outputs import replacing
 from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, Saved
 from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpt import cli
-from gpt.cache import make_private
-from gpt.keep import kept_in
-from gpt.outputs import replacing
+from gpt.base import cli
+from gpt.base.cache import make_private
+from gpt.base.keep import kept_in
+from gpt.base.outputs import replacing
 from gpt.stage import Stage
 
 Record = dict[str, Any]

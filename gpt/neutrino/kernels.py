@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpt.base.outputs import replacing
 from gpt.neutrino.keeper import FAILURE, copy_kept, find_kept
 from gpt.neutrino.reader import ReadMap, make_reader
 from gpt.neutrino.results import fields_of, pack_fields
-from gpt.outputs import replacing
 
 Record = dict[str, Any]
 

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt import cli, messages, signals, stream
-from gpt.errors import GptError, MalformedError
+from gpt import stream
+from gpt.base import cli, messages, signals
+from gpt.base.errors import GptError, MalformedError
 from gpt.neutrino.folder import TraceFolder
 from gpt.neutrino.kernels import Settings
 from gpt.probe.read.load import load_probes

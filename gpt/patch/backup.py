@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
+from gpt.base.outputs import is_same, is_user
 from gpt.extract.files import BACKUP
 from gpt.formats.image import Image, parse_image
 from gpt.formats.paths import open_regular, real_path
 from gpt.formats.source import Source
-from gpt.outputs import is_same, is_user
 
 
 def backup_of(path: Path) -> Path:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import elf, elftables
 from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, section_headers
 from gpt.formats.elf import SHDR_SIZE, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_REL, SHT_RELA, SHT_SYMTAB

@@ -24,7 +24,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import elftables
 from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB

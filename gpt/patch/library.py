@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.extract.contents import check_names
 from gpt.extract.unfound import iter_unfound
 from gpt.formats.fatbin import Element

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.errors import GptError, MissingError
+from gpt.base.errors import GptError, MissingError
 from gpt.formats.paths import real_path
 from gpt.patch.versions import Renaming, label_of
 from gpt.patch.wheel import Wheels, split

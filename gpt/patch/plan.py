@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import itemgetter
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import fatbin
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHDR_SIZE
 from gpt.formats.fatbin import Element

@@ -19,10 +19,10 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+from gpt.base.workers import run_all
 from gpt.formats.fatbin import KINDS, Element, Unpacker
 from gpt.formats.source import Source
 from gpt.patch.trim import ZSTD_LEVEL, Trimmed, packed_as
-from gpt.workers import run_all
 
 LEVELS = (1, 22)  # of zstd
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpt import records
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.patch.library import Request, Way, rewrite
 from gpt.patch.places import Places
 from gpt.patch.wheel import Wheels

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.workers import run_all
 from gpt.formats import fatbin
 from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.source import Source
 from gpt.locate.unused import KEPT, KERNEL_UNUSED
 from gpt.patch import drop
 from gpt.patch.callgraph import DeadCode, KeptWhole, Span, find_cut
-from gpt.workers import run_all
 
 ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # about the sizes that NVIDIA's tools reach
 SIZES = struct.Struct("<QI")  # of payload and packed payload, in an element's header at

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpt.arch import find_arch
-from gpt.errors import MalformedError, UsageError
+from gpt.base.arch import find_arch
+from gpt.base.errors import MalformedError, UsageError
 
 _LABEL = re.compile(r"[a-z0-9]+(?:[-_.][a-z0-9]+)*", re.ASCII | re.IGNORECASE)
 _FILE = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(?P<rest>(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl)", re.ASCII)

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import IO
 from zipfile import ZipInfo
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.outputs import replacing
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
 from gpt.formats.zips import MAGIC, Zip
-from gpt.outputs import replacing
 from gpt.patch.attributes import copy_attributes
 from gpt.patch.versions import METADATA, SAME_NAMES, Renaming
 

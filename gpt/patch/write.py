@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
+from gpt.base.outputs import replacing
 from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
 from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
 from gpt.formats.source import BLOCK, Source
-from gpt.outputs import replacing
 from gpt.patch.plan import Copy, Data, Fill, Plan
 from gpt.patch.trim import check_trimmed
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.probe.model import Position
 from gpt.ptx.scan import Item, Module, Statement
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.errors import GptError
-from gpt.printable import printable
+from gpt.base.errors import GptError
+from gpt.base.printable import printable
 from gpt.probe import constants
 from gpt.probe.bounds import find_fault
 from gpt.probe.constants import is_constant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_head
 from gpt.ptx.scan import Item, Module

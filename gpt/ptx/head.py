@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import takewhile
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.types import integer
 

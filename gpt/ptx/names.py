@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
+from gpt.base.patterns import compiled
 from gpt.formats.symbols import SPACE, Contents, Symbol
-from gpt.patterns import compiled
 from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, WORD
 
 FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module, find_name

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import IO, TYPE_CHECKING, Any
 
-from gpt.cache import Cache, default_folder, key_of
+from gpt.base.cache import Cache, default_folder, key_of
 from gpt.ptx import tree
 from gpt.ptx.scan import Item, Module, Statement, unscanned
 
@@ -71,7 +71,7 @@ def parser() -> Lark:
     """Return the parser, made once: some 70 ms, or 15 from the tables that lark made before.
 
     lark keeps them as a pickle, so whoever writes that file runs code here. It's read from our cache, which nobody else
-    can have written to (gpt/cache.py), through a file in memory.
+    can have written to (gpt/base/cache.py), through a file in memory.
     """
     import lark
     from lark import Lark

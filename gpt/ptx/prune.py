@@ -17,8 +17,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from gpt.errors import GptError
-from gpt.patterns import compiled
+from gpt.base.errors import GptError
+from gpt.base.patterns import compiled
 from gpt.ptx import tokens
 from gpt.ptx.scan import NAME, Item, Module
 from gpt.ptx.types import integer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.scan import Item, Module

@@ -21,8 +21,8 @@ from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
-from gpt.patterns import compiled
+from gpt.base.errors import MalformedError
+from gpt.base.patterns import compiled
 from gpt.ptx import tokens
 from gpt.ptx.types import integer
 

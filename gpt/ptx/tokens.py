@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gpt.patterns import compiled
+from gpt.base.patterns import compiled
 
 LINE_COMMENT = r"//[^\n]*+"
 COMMENT = rf"{LINE_COMMENT}|/\*(?s:.*?)\*/"

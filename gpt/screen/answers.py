@@ -21,8 +21,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gpt import packed, records
-from gpt.errors import MalformedError
-from gpt.printable import as_cell, printable, shorten
+from gpt.base.errors import MalformedError
+from gpt.base.printable import as_cell, printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.grid import GAP, LEAST, Grid, fold, render

@@ -13,7 +13,7 @@ import re
 import string
 from collections.abc import Sequence
 
-from gpt.printable import shorten
+from gpt.base.printable import shorten
 from gpt.screen.demangle import readable
 
 SPACES = re.compile(r"\(anonymous namespace\)::|\b[A-Za-z_]\w*::")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpt.printable import as_cell, printable, shorten
+from gpt.base.printable import as_cell, printable, shorten
 from gpt.screen.demangle import readable
 from gpt.screen.grid import screen_width
 from gpt.screen.units import human_time

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from gpt.printable import printable, shorten
+from gpt.base.printable import printable, shorten
 from gpt.screen.brief import fit_names, fit_paths
 
 NO_TERMINAL, WIDEST = 80, 160  # columns

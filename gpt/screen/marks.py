@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpt.printable import printable, shorten
+from gpt.base.printable import printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.units import TIMES, UNITS, human_count, human_time

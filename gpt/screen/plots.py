@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt import packed
-from gpt.errors import GptError, UsageError
-from gpt.install import missing_package
-from gpt.outputs import replacing
-from gpt.printable import printable
+from gpt.base.errors import GptError, UsageError
+from gpt.base.install import missing_package
+from gpt.base.outputs import replacing
+from gpt.base.printable import printable
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
 from gpt.screen.marks import SMALL, text_of
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from gpt import records
-from gpt.errors import MalformedError
-from gpt.printable import printable, shorten
+from gpt.base.errors import MalformedError
+from gpt.base.printable import printable, shorten
 from gpt.screen.demangle import readable
 from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
 from gpt.screen.units import human, human_count, percent

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from gpt import cli
-from gpt.options import Option
+from gpt.base import cli
+from gpt.base.options import Option
 
 if TYPE_CHECKING:
     from gpt.analyze.command import Analysis

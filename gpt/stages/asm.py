@@ -7,11 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from gpt import cli
-from gpt.errors import UsageError
-from gpt.options import Argument, Option
-from gpt.outputs import make_folder
-from gpt.printable import printable
+from gpt.base import cli
+from gpt.base.errors import UsageError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import make_folder
+from gpt.base.printable import printable
 from gpt.stage import PTX, Stage
 
 TOOL = "gpt-asm"
@@ -81,8 +81,8 @@ def asm(
     from gpt.asm.backlog import Backlog
     from gpt.asm.find import Tools
     from gpt.asm.stream import Assembly
-    from gpt.cache import Cache, default_folder
-    from gpt.keep import keeping
+    from gpt.base.cache import Cache, default_folder
+    from gpt.base.keep import keeping
 
     if which:
         tool = Tools(ptxas).first()

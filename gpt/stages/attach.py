@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from gpt import cli
-from gpt.errors import UsageError
-from gpt.options import Argument, Option
+from gpt.base import cli
+from gpt.base.errors import UsageError
+from gpt.base.options import Argument, Option
 
 TOOL = "gpt-attach"
 

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from gpt import cli
-from gpt.errors import GptError
-from gpt.options import Argument, Option
-from gpt.outputs import make_folder
+from gpt.base import cli
+from gpt.base.errors import GptError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import make_folder
 from gpt.stage import DASH
 
 TOOL = "gpt-dump"

@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-from gpt import cli, mistaken
-from gpt.arch import parse_archs
-from gpt.errors import UsageError
-from gpt.options import Argument, Option
-from gpt.outputs import make_folder
+from gpt.base import cli, wrong_input
+from gpt.base.arch import parse_archs
+from gpt.base.errors import UsageError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import make_folder
 from gpt.stage import MODULE, STDIN, Stage
 
 TOOL = "gpt-extract"
@@ -82,7 +82,7 @@ def extract(
         raise UsageError("--loaded requires traces, and cannot be combined with -r")
     if not files and os.isatty(0):
         raise UsageError("name a file, or pipe one in", STDIN)
-    if not loaded and (from_json or (is_stream(files[0]) if files else mistaken.is_stream(stage.peek()[:1]))):
+    if not loaded and (from_json or (is_stream(files[0]) if files else wrong_input.is_stream(stage.peek()[:1]))):
         if names:
             return work.write_names(chain.from_iterable(map(work.read_module, stage.read(files or ()))), demangle)
         return stage.filter(work.read_module, files or (), wants=MODULE)

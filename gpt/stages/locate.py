@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from gpt import cli
-from gpt.arch import parse_archs
-from gpt.errors import UsageError
-from gpt.options import Argument, Option
-from gpt.outputs import check_folder
+from gpt.base import cli
+from gpt.base.arch import parse_archs
+from gpt.base.errors import UsageError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import check_folder
 from gpt.stage import ELEMENT
 
 TOOL = "gpt-locate"

@@ -7,10 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from gpt import cli, messages
-from gpt.errors import GptError, UsageError
-from gpt.options import Argument, Option
-from gpt.outputs import make_folder
+from gpt.base import cli, messages
+from gpt.base.errors import GptError, UsageError
+from gpt.base.options import Argument, Option
+from gpt.base.outputs import make_folder
 from gpt.stage import ELEMENT, Stage
 
 TOOL = "gpt-patch"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len
 
-from gpt.printable import printable, shorten
+from gpt.base.printable import printable, shorten
 from gpt.screen.grid import fold
 from gpt.screen.units import human, human_time
 from gpt.timeline.counters import Counter

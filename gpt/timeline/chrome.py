@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from gpt.printable import printable_json, valid
+from gpt.base.printable import printable_json, valid
 from gpt.timeline.tracks import (
     CALL,
     CORRELATION,

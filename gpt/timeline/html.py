@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from gpt.printable import printable
+from gpt.base.printable import printable
 from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 

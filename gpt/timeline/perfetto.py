@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt.install import missing_package
-from gpt.printable import valid
+from gpt.base.install import missing_package
+from gpt.base.printable import valid
 from gpt.timeline import wire
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import MissingError, TruncatedError
+from gpt.base.errors import MissingError, TruncatedError
 from gpt.screen.demangle import readable
 
 if TYPE_CHECKING:

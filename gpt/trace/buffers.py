@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import packed
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace.params import Argument, parse_arguments
 from gpt.trace.parts import Bytes, Part, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 
-from gpt import signals
+from gpt.base import signals
 
 MOST, MOST_BYTES = 1000, 256 << 20  # files that wait
 LOOK = 0.2  # s between two looks whether a signal came

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace.machines import LIMIT
 
 FAR = 100_000_000  # ns

@@ -15,7 +15,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 from gpt import records, stream
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.stream import Segments
 from gpt.trace.parts import Parts, parse_part
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.stage import Stage
 from gpt.trace.callbacks import Callbacks
 from gpt.trace.complete_launches import Launches, WholeLaunch

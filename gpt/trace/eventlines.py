@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from gpt import jsonl, records
-from gpt.errors import MalformedError
-from gpt.mistaken import is_stream
+from gpt.base.errors import MalformedError
+from gpt.base.wrong_input import is_stream
 from gpt.stream import Segments, pack
 from gpt.trace.apis import find_api
 from gpt.trace.follow import MISSING

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.paths import is_regular, real_path
 from gpt.stream import Segments
 

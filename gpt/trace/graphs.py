@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace.rows import Rows
 
 MOST = (1 << 63) - 1  # launches: more make no sense

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base.errors import GptError, MissingError, UsageError
+from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular
-from gpt.mistaken import is_stream
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import stream
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.calls_store import GPU, Kept, call_fields, times_of

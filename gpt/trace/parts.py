@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import GptError, MalformedError, MissingError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.formats.paths import open_regular
 
 Record = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.stream import Segments
 from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import packed, records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 
 Rows = npt.NDArray[np.void]
 Threads = npt.NDArray[np.uint64]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.formats.paths import is_regular
 from gpt.screen.demangle import readable
 from gpt.trace.machines import Machines

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.elf import PT_LOAD, SHT_DYNSYM, SHT_SYMTAB, Elf, Section, parse_elf
 from gpt.formats.source import Source
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import OutputError
+from gpt.base.errors import OutputError
 from gpt.trace.rows import take
 
 Array = npt.NDArray[Any]

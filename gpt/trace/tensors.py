@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import records
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.formats.paths import is_regular, open_regular
 
 Addresses = npt.NDArray[np.uint64]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from gpt import stream
-from gpt.errors import GptError, MalformedError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.formats.paths import open_regular, read_at_most
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-// The cache as Python calls it (gpt/cache.py), so that its rules are written once: runtime/common/cache.c.
+// The cache as Python calls it (gpt/base/cache.py), so that its rules are written once: runtime/common/cache.c.
 
 #include <stdlib.h>
 

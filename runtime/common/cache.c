@@ -1,5 +1,5 @@
 // Keeps results for the next process: a folder in XDG_CACHE_HOME/gpt has a file for each. The hook keeps
-// probed kernels, the simulated device host code, and gpt-asm (gpt/cache.py calls this) cubins.
+// probed kernels, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this) cubins.
 //
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
 // whatever led to the result. It's written under another name and renamed, so it's whole or not there, and

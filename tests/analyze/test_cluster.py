@@ -16,7 +16,7 @@ from gpt.analyze import cluster as engine
 from gpt.analyze.cluster import _wait
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.trace.process import iter_processes
 from tests.trace import forge

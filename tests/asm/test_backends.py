@@ -9,8 +9,8 @@ from gpt.asm.assembler import Assembler
 from gpt.asm.backend import Made, Options
 from gpt.asm.backends import BACKENDS, parse_targets
 from gpt.asm.images import iter_images
-from gpt.cache import Cache
-from gpt.errors import GptError, UsageError
+from gpt.base.cache import Cache
+from gpt.base.errors import GptError, UsageError
 
 
 @dataclass(frozen=True)

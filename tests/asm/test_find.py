@@ -7,7 +7,7 @@ import pytest
 from gpt.asm import find
 from gpt.asm.backends import parse_targets
 from gpt.asm.targets import GpuTarget, find_version
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base.errors import GptError, MissingError, UsageError
 from tests.asm.fake import ptxas
 
 SM_90 = GpuTarget(9, 0, "")

@@ -18,7 +18,7 @@ from gpt.asm.find import Tools
 from gpt.asm.ptxas import Runner
 from gpt.asm.reports import Report, read_reports
 from gpt.asm.targets import GpuTarget
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.formats.nvinfo import read_needs
 from gpt.probe.weave.edits import marked
 from tests import cuda

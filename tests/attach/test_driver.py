@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gpt.attach import driver
-from gpt.errors import MissingError
+from gpt.base.errors import MissingError
 
 
 def refuse(_):

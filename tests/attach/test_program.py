@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from gpt.attach import driver, kernel, program
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base.errors import GptError, MissingError, UsageError
 from tests.runtime import hooked
 
 MACHINE = program.Machine("host", "boot", 0, {})

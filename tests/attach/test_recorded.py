@@ -9,9 +9,9 @@ import tempfile
 
 import pytest
 
-from gpt import signals
 from gpt.attach import command
-from gpt.errors import GptError, MalformedError
+from gpt.base import signals
+from gpt.base.errors import GptError, MalformedError
 from gpt.trace import model, used
 from tests.attach.printed import BEGIN, END, as_json, as_text, call, launch, name
 from tests.tiers import first

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.extract import kernels
 from gpt.extract.kernels import Kernels
 from gpt.formats.fatbinwrite import Payload, pack_fatbin

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.fatbin import Unpacker, iter_elements, iter_regions
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.formats.source import Source

@@ -6,7 +6,7 @@ import struct
 import pytest
 import zstandard
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import frames
 from gpt.formats.source import Source
 from tests.formats import forge

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.extract.contents import Opener, check_names
 from gpt.formats import cubin, cubin_prefix, fatbin
 from gpt.formats.image import parse_image

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.extract.contents import Opener
 from gpt.formats import cubin
 from gpt.formats.image import find_image

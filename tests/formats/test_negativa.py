@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.formats.negativa import path_of, read_spans, write_spans, write_trace
 from tests.stages.tools import extract, located, patch, run
 

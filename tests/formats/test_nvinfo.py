@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.cubin import parse_cubin
 from gpt.formats.nvinfo import read_needs
 from tests import cuda

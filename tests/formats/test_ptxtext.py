@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from gpt.arch import parse_arch
+from gpt.base.arch import parse_arch
 from gpt.formats.image import parse_image
 from gpt.formats.ptxtext import VERSION, find_text
 from gpt.formats.source import Source

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import fatbin
 from gpt.formats.tileir import MAGIC, parse_tileir
 from tests.formats import oracle

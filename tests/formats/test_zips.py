@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import zips
 from gpt.formats.source import Source
 from gpt.formats.zips import Zip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records, stream
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from tests.fuzz import words
 from tests.fuzz.engine import ROOT, Sample, Target, Wrong
 from tests.fuzz.mutate import text_mutator

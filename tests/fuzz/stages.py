@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gpt import cli, signals, stream
-from gpt.errors import GptError
+from gpt import stream
+from gpt.base import cli, signals
+from gpt.base.errors import GptError
 from tests.fuzz.engine import Wrong
 
 DATA = (0, 1, 3, 4)  # exit statuses that data can lead to; 2 is for the command line

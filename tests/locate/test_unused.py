@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from gpt import records, stream
-from gpt.arch import parse_arch
-from gpt.errors import MalformedError, UsageError
+from gpt.base.arch import parse_arch
+from gpt.base.errors import MalformedError, UsageError
 from gpt.locate.unused import (
     KEPT,
     LINKED,

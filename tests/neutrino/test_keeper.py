@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from gpt import records
-from gpt.keep import kept_in
+from gpt.base.keep import kept_in
 from gpt.neutrino.keeper import Keeper, find_kept
 from gpt.neutrino.kernels import KernelFolders, Settings
 from tests.trace import forge

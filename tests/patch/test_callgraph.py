@@ -10,7 +10,7 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.cubin import parse_cubin
 from gpt.patch.callgraph import KeptWhole, find_cut
 from tests import cuda

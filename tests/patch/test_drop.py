@@ -12,7 +12,7 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.cubin import parse_cubin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt import records, stream
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.formats.image import find_image
 from gpt.formats.source import Source
 from gpt.patch.compact import plan_compact

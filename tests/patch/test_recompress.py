@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats import fatbin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source

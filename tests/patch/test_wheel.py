@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt import stream
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.patch.versions import with_label
 from gpt.patch.wheel import Wheels
 from tests.stages.tools import extract, kept, located, run

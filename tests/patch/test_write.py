@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpt import records, stream
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from gpt.patch.backup import keep_backup
@@ -329,7 +329,7 @@ def writes_below(pid, folder):
 
 def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
     """One that has no room for it, where the part has a name from the start, and must not keep it."""
-    monkeypatch.setattr("gpt.outputs._open_nameless", lambda folder, mode: None)
+    monkeypatch.setattr("gpt.base.outputs._open_nameless", lambda folder, mode: None)
     out = tmp_path / "out" / library.name
     out.parent.mkdir()
     with open(library, "rb") as file:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.probe.model import Position
 from gpt.probe.positions import Body, find_sites, matches, parse_positions
 from gpt.ptx import scan

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.forms import counts
 from gpt.probe.operands import bind
 from gpt.probe.read.load import parse_toml

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx.head import NEWEST, TARGETS, VERSIONS, Head, read_head
 from gpt.ptx.scan import scan_module
 from tests import cuda

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.formats.ptxtext import find_head
 from gpt.ptx.names import parse_names
 from gpt.ptx.scan import scan_module

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import parse, scan, tree
 from gpt.ptx.tree import Address, Expression, Group, Guard, Instruction, Name, Number, Prefixed, Vector
 from tests import cuda

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.ptx import prune, scan
 from tests import cuda
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import quick
 from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.quick import parse_declaration, parse_instruction, parse_params

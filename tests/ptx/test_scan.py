@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import scan
 from tests.ptx.tokens import assert_whole_bodies
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.trace.used import read_used
 from tests.runtime import hooked
 from tests.runtime.clients import FORK, VFORK

@@ -33,7 +33,7 @@ def say(folder, *texts):
 
 @pytest.mark.parametrize("step", [7, full(1)])
 def test_every_character(tmp_path, step):
-    """As gpt/printable.py has it, but for what only a newer Unicode knows, and a few signs of scripts."""
+    """As gpt/base/printable.py has it, but for what only a newer Unicode knows, and a few signs of scripts."""
     characters = [chr(code) for code in range(1, sys.maxunicode + 1, step) if not 0xD800 <= code < 0xE000]
     lines = say(tmp_path, *(c.encode() for c in characters))
     assert len(lines) == len(characters)

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpt import messages, packed, records, stream
-from gpt.printable import shorten
+from gpt import packed, records, stream
+from gpt.base import messages
+from gpt.base.printable import shorten
 from gpt.screen.grid import Grid, render, screen_width
 from gpt.screen.tables import LibraryTables
 from tests.stages.contract import STAGES, run

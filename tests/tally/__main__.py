@@ -32,7 +32,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.ptx.scan import scan_module
 from tests.tally import check, report, sources
 from tests.tally.plan import Piece, plan

@@ -21,8 +21,8 @@ from typing import Any
 from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Options
 from gpt.asm.targets import GpuTarget, find_target
-from gpt.cache import Cache
-from gpt.errors import GptError, MalformedError
+from gpt.base.cache import Cache
+from gpt.base.errors import GptError, MalformedError
 from gpt.formats.ptxtext import find_head
 from gpt.probe import verify
 from gpt.probe.read import load

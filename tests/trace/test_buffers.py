@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import records
-from gpt.errors import GptError, MalformedError, MissingError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.trace.buffers import MapLayout, Probes
 from gpt.trace.parts import SideFiles
 from tests.tiers import examples

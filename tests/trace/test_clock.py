@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt import records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace.clock import Clock
 from tests.trace import forge
 

@@ -8,7 +8,7 @@ import pytest
 
 import gpt.trace
 from gpt import jsonl, records
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace import eventlines
 from gpt.trace.eventlines import is_lines, read_lines
 from gpt.trace.used import read_used

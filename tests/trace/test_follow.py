@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from gpt import records, stream
-from gpt.errors import MalformedError, TruncatedError
+from gpt.base.errors import MalformedError, TruncatedError
 from gpt.trace.follow import Follow
 from gpt.trace.kinds import CALLS, LOADS
 from gpt.trace.process import iter_processes

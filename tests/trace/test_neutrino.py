@@ -14,7 +14,7 @@ import gpt.trace
 from gpt.analyze.block_sched import BlockSched
 from gpt.analyze.dmat import Dmat
 from gpt.analyze.gmem_bytes import GmemBytes
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base.errors import GptError, MissingError, UsageError
 from gpt.trace.buffers import MapLayout
 from gpt.trace.inputs import expand
 from gpt.trace.neutrino.folder import read_folder

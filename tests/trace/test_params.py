@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx.params import layout
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import scan_module

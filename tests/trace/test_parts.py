@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt import records
-from gpt.errors import GptError, MalformedError, MissingError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.trace import parts
 from gpt.trace.buffers import Probes
 from tests.tiers import examples

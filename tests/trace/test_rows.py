@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpt import jsonl
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.trace import rows
 from tests.trace import forge
 

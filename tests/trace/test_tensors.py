@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpt import records
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.trace.tensors import Tensors, parse_lines, read_lines
 
 

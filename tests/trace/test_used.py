@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpt import records, stream
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.trace.used import IN_MEMORY, read_used
 from tests.stages.tools import run
 

@@ -17,7 +17,7 @@ import gpt
 from gpt.asm.backend import Faults, Made, Options
 from gpt.asm.find import split_compiler
 from gpt.asm.processes import Processes, signal_name
-from gpt.errors import GptError, MissingError, UsageError
+from gpt.base.errors import GptError, MissingError, UsageError
 
 HEADERS = Path(gpt.__file__).parent / "_runtime" / "host"
 FLAGS = (

@@ -16,7 +16,7 @@ from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES
 from gpt.asm.host.use import Use
 from gpt.asm.host.variables import check_declaration, element_of, size_of, type_of
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
 from gpt.ptx.quick import parse_declaration, parse_instruction

@@ -14,7 +14,7 @@ from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
 from gpt.asm.host.variables import Variable, declared
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
 from gpt.ptx.head import NEWEST, read_head

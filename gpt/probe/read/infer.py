@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TypeGuard
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.model import Probe, Register, Save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, fits, types_of

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gpt.errors import MalformedError, MissingError, UsageError
+from gpt.base.errors import MalformedError, MissingError, UsageError
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.toml import parse_toml
 

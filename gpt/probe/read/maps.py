@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEADERS, LEVELS, Map, layout
 from gpt.ptx.types import SIZES
 

@@ -34,7 +34,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
 from gpt.probe.read.maps import make_map, parse_capacity, parse_number, parse_sample

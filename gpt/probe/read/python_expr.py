@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.model import MAX_LINES, Line, Map, Register, Save
 from gpt.ptx import tree
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import toml
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.model import Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout, names_of
 from gpt.probe.positions import RESERVED
 from gpt.probe.read.load import MAX_SOURCE

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.probe.constants import find_fault
 from gpt.probe.model import Line, Register, Save, Snippet
 from gpt.ptx import tree

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpt.errors import GptError, MalformedError
-from gpt.printable import printable
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.printable import printable
 from gpt.probe import model
 from gpt.probe.model import LEVELS, Map, Probe, ProbeFile, Register, Save, Snippet
 from gpt.probe.positions import parse_positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpt.patterns import compiled
+from gpt.base.patterns import compiled
 
 _PIECE = compiled(
     r"""(?P<text> \"{3}(?:[^"\\]++|\\.|"{1,2}(?!"))*+\"{3,5} | '{3}(?:[^']++|'{1,2}(?!'))*+'{3,5})

@@ -12,8 +12,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from gpt.errors import GptError
-from gpt.patterns import compiled
+from gpt.base.errors import GptError
+from gpt.base.patterns import compiled
 from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
 from gpt.probe.weave.match import Surveyed
 from gpt.probe.weave.state import State

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.probe.forms import counts
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
 from gpt.probe.positions import Body, Site, falls_through, find_sites

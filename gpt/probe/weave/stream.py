@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt import records
-from gpt.errors import GptError, MalformedError
-from gpt.keep import keep, keeping
+from gpt.base.errors import GptError, MalformedError
+from gpt.base.keep import keep, keeping
 from gpt.probe.model import ProbeFile
 from gpt.probe.weave.save import PlacedMap
 from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave

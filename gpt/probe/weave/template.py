@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from gpt.patterns import compiled
+from gpt.base.patterns import compiled
 from gpt.probe.operands import Bound, bind
 from gpt.ptx import tokens, tree
 from gpt.ptx.quick import parse_instruction

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gpt.patterns import compiled
+from gpt.base.patterns import compiled
 from gpt.probe.weave.calls import LeftAlone, in_front
 from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens

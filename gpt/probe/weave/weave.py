@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.forms import find_lack
 from gpt.probe.model import ProbeFile, Save
 from gpt.probe.positions import LEAVES

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt import records
-from gpt.errors import GptError, MalformedError, TruncatedError
+from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.formats.paths import open_regular, read_at_most
 
 HEAD, ROW = struct.Struct("<2Q"), np.dtype([("page", "<u8"), ("count", "<u4")])

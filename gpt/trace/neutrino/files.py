@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.errors import GptError, MissingError
+from gpt.base.errors import GptError, MissingError
 from gpt.formats.paths import open_regular, read_at_most
 from gpt.trace.neutrino.log import Log, read_log
 from gpt.trace.neutrino.results import Result, parse_result

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt import records
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.trace.neutrino.files import FolderFiles
 from gpt.trace.neutrino.log import Log, LoggedLaunch
 from gpt.trace.neutrino.maps import FolderMap, choose, read_maps

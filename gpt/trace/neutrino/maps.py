@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt import records
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.formats.paths import open_regular, read_at_most
 from gpt.packed import TYPES
 from gpt.probe.model import Map

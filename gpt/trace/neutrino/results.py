@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.errors import MalformedError, MissingError, TruncatedError
+from gpt.base.errors import MalformedError, MissingError, TruncatedError
 
 HEADER, SECTION, SECOND = struct.Struct("<8I"), struct.Struct("<2Q"), struct.Struct("<2IQ")
 COUNT, WARP = 8, 32

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError, MalformedError, MissingError
+from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.probe.model import Field, Line, Position, Register, Save
 from gpt.probe.read import load
 from gpt.probe.read.load import find_probe, load_probes, parse_toml

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.probe.read.load import load_probes, parse_toml
 from gpt.probe.read.python import compile_python
 from gpt.probe.verify import verify

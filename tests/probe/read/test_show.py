@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.model import Line, Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout
 from gpt.probe.read.load import BUILTIN, load_probes
 from gpt.probe.read.python import compile_python

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.probe.operands import bind
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError, MalformedError
+from gpt.base.errors import GptError, MalformedError
 from gpt.probe.weave.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import scan_module

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 from gpt.probe.read.load import parse_toml
 from gpt.probe.weave.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune

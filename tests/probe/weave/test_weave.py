@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpt.errors import MalformedError
+from gpt.base.errors import MalformedError
 from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from gpt.ptx.prune import pruned
 from gpt.ptx.scan import scan_module

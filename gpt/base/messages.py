@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpt.printable import printable, shorten
+from gpt.base.printable import printable, shorten
 
 PROGRESS_WIDTH = 60  # columns of a name: a line that is folded could not be removed
 

@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpt import messages
+from gpt.base import messages
 
 LIMIT = 1 << 30  # bytes of all files together
-LIBRARY = Path(__file__).parent / "_runtime" / "libgptcache.so"
+LIBRARY = Path(__file__).parents[1] / "_runtime" / "libgptcache.so"
 PATH_MAX = 4096
 ADVICE = "no code is cached: set XDG_CACHE_HOME to a folder of your own"
 _said = threading.Event()

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpt.cache import make_private
-from gpt.outputs import replacing
+from gpt.base.cache import make_private
+from gpt.base.outputs import replacing
 
 MAX_NAME = 100  # characters of a kernel's name in that of its folder
 

@@ -16,7 +16,7 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpt.errors import MissingError
+from gpt.base.errors import MissingError
 
 
 def missing_package(name: str) -> MissingError:
@@ -27,7 +27,7 @@ def missing_package(name: str) -> MissingError:
 def install_command(*names: str) -> str:
     """Return the shell command that installs packages of PyPI where GPT finds them."""
     python = sys.executable or "python3"
-    folder = Path(__file__).absolute().parents[1]  # that GPT was installed in
+    folder = Path(__file__).absolute().parents[2]  # that GPT was installed in
     if find_spec("pip") or not shutil.which("uv"):
         command, can_bootstrap = [python, "-m", "pip", "install"], sys.prefix != sys.base_prefix
     else:

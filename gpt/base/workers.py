@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from gpt.errors import GptError
+from gpt.base.errors import GptError
 
 WINDOW = 64 << 20  # bytes of results that may wait for an earlier one
 _TOKEN = struct.Struct("<I")  # number of a task: written whole, so that each is read by one process

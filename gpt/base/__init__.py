@@ -1,0 +1,1 @@
+"""The ground that everything stands on: errors, messages, outputs, caches, signals, workers, the command line."""
