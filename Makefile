@@ -50,7 +50,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/records.h: runtime/mkrecords.py $(wildcard gpt/records*.py)
+runtime/records.h: runtime/mkrecords.py $(wildcard gpt/stream/record*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 

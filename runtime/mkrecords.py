@@ -1,4 +1,4 @@
-"""Makes records.h, with which C writes the records that gpt/records.py declares.
+"""Makes records.h, with which C writes the records that gpt/stream/records.py declares.
 
 `python runtime/mkrecords.py > runtime/records.h`; `make` does it. A struct for each kind, and a function that
 packs one: straight code, so that the compiler checks the types and folds the names of the keys.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpt import records
+from gpt.stream import records
 
 # type -> its C type, and if it is optional what shows that it is there; a type without C form is a KeyError
 SCALARS = {
@@ -41,7 +41,7 @@ PUT = {
 
 PRELUDE = """\
 // The record kinds of a GPT stream as C writes them; gpt-stream(5) says what they mean.
-// Made by runtime/mkrecords.py from gpt/records.py: change that one.
+// Made by runtime/mkrecords.py from gpt/stream/records.py: change that one.
 //
 // gpt_pack_KIND appends one record and returns its size. A record that does not fit, or is larger than a
 // record may be, returns 0 and leaves `at` where it was; the bytes after it may have been overwritten. What a

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from gpt import records, stream
-from gpt.stage import FLUSH_BYTES
 from gpt.stages.analyze import ANALYSES
+from gpt.stream import records, wire
+from gpt.stream.stage import FLUSH_BYTES
 from tests.stages import tools
 
 TOP = Path(__file__).parents[1]
-HEADER = stream.pack(stream.header("test", []))
-END = stream.pack(records.make("end", records=9, status=0))
+HEADER = wire.pack(wire.header("test", []))
+END = wire.pack(records.make("end", records=9, status=0))
 
 # A stage of this file: `body` is its command, `stage`, `files` and the modules are there.
 STAGE = """
@@ -27,8 +27,8 @@ import os, signal, sys, time
 from pathlib import Path
 from typing import Annotated
 import typer
-from gpt.base import cli; from gpt.base import errors; from gpt import records
-from gpt.stage import Stage
+from gpt.base import cli; from gpt.base import errors; from gpt.stream import records
+from gpt.stream.stage import Stage
 
 def command(
     files: Annotated[list[Path] | None, typer.Argument()] = None,
@@ -57,11 +57,11 @@ def run(body, *args, data=b"", **options):
 
 
 def read(data):
-    return list(stream.read_records(io.BytesIO(data), "out"))
+    return list(wire.read_records(io.BytesIO(data), "out"))
 
 
 def sync(number):
-    return stream.pack(records.make("sync", id=number))
+    return wire.pack(records.make("sync", id=number))
 
 
 PASS = "return stage.filter(lambda record: [record], files)"
@@ -261,7 +261,7 @@ def test_files_are_read_one_after_the_other(tmp_path):
 
 def test_calls_count_as_the_lines_that_they_become():
     fields = [{"name": "v", "type": "u8", "offset": 0}]
-    calls = stream.pack(records.make("calls", thread=1, fields=fields, stride=1, rows=b"abc"))
+    calls = wire.pack(records.make("calls", thread=1, fields=fields, stride=1, rows=b"abc"))
     done = run(PASS, "--json", data=HEADER + sync(1) + calls + END)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r["kind"] for r in found] == ["header", "sync", "call", "call", "call", "end"]

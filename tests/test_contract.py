@@ -19,7 +19,7 @@ import msgpack
 import pytest
 
 import gpt
-from gpt import jsonl, records, stream
+from gpt.stream import jsonl, records, wire
 from tests.demo.build import build
 from tests.stages.contract import STAGES, run
 from tests.tiers import first, full
@@ -32,14 +32,14 @@ TAKEN = {  # kinds that are not passed on: an answer replaces them
 
 PASSES = {"gpt-dump"}  # what they do is not in the stream
 
-# For what gpt/stage.py, gpt/stream.py and gpt/base/cli.py do for all stages alike.
+# For what gpt/stream/stage.py, gpt/stream/wire.py and gpt/base/cli.py do for all stages alike.
 alike = pytest.mark.parametrize(
     "stage", [name if name in ("gpt-locate", "gpt-analyze") else full(name) for name in STAGES], indirect=True
 )
 
 WORK: dict[str, bytes] = {}  # by name of a stage, made once: paths in it are relative
-HEADER = stream.pack(stream.header("test", ["test"]))
-END = stream.pack(records.make("end", records=77, status=0))
+HEADER = wire.pack(wire.header("test", ["test"]))
+END = wire.pack(records.make("end", records=77, status=0))
 STRANGE = [  # what no stage knows, written as Python would not
     b"\x83\xa4kind\xa6x-mine\xa1f\xca\x3f\x80\x00\x00\xa1n\xd3" + b"\xff" * 8,
     b"\x82\xa4kind\xa6x-mine\xa1k\x83\x01\x02\xc0\x03\xa2\xff\xfe\xc7\x03\x05abc",
@@ -79,7 +79,7 @@ def stage(request, folder):
 
 
 def read(data):
-    return list(stream.read_records(io.BytesIO(data), "out"))
+    return list(wire.read_records(io.BytesIO(data), "out"))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def work(stage, folder):
 def make_work(stage, folder):
     if stage.name == "gpt-extract":
         text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
-        found = [stream.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
+        found = [wire.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
     elif stage.name in ("gpt-asm", "gpt-ptx-probe"):
         found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     elif stage.name == "gpt-analyze":
@@ -109,7 +109,7 @@ def make_work(stage, folder):
         if stage.name != "gpt-locate":
             data = run(["gpt-locate", *STAGES["gpt-locate"]], folder, data=data).stdout
         found = read(data)
-    return b"".join(stream.pack({**record, "x-mine": [1, b"\xff", "\udcff", {2: 1 << 60}]}) for record in found)
+    return b"".join(wire.pack({**record, "x-mine": [1, b"\xff", "\udcff", {2: 1 << 60}]}) for record in found)
 
 
 def one_line(stage, done, status):
@@ -168,7 +168,7 @@ def test_segments_stay_apart_and_none_gets_an_end_that_it_had_not(stage, work):
 
 @alike
 def test_via_grows(stage):
-    header = stream.pack(stream.header("test", []) | {"via": ["a", "b"], "x-mine": 1})
+    header = wire.pack(wire.header("test", []) | {"via": ["a", "b"], "x-mine": 1})
     found, *_ = read(stage(data=header + END).stdout)
     assert found["via"] == ["a", "b", stage.name]
     assert found["x-mine"] == 1
@@ -177,7 +177,7 @@ def test_via_grows(stage):
 
 @alike
 def test_end_is_recounted(stage, work):
-    status = stream.pack(records.make("end", records=0, status=3))
+    status = wire.pack(records.make("end", records=0, status=3))
     data = HEADER + b"".join(STRANGE) + status + HEADER + END + work
     count, ends = 0, []
     for record in read(quiet(stage(data=data))):
@@ -245,7 +245,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
     header, *middle, end = read(work)
 
     def ask(data, number):
-        process.stdin.write(data + stream.pack(records.make("sync", id=number)))
+        process.stdin.write(data + wire.pack(records.make("sync", id=number)))
         return answer(process, number)
 
     with stage.popen(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
@@ -272,7 +272,7 @@ def test_as_a_coprocess_it_answers_when_asked(stage, work):
 def test_a_signal_ends_it_quietly(stage, number):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
     with stage.popen(**pipes) as process:
-        process.stdin.write(HEADER + stream.pack(records.make("sync", id=1)))
+        process.stdin.write(HEADER + wire.pack(records.make("sync", id=1)))
         answer(process, 1)
         process.send_signal(number)
         assert process.wait(30) == -number
@@ -354,8 +354,8 @@ def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, da
 @alike
 @pytest.mark.parametrize("status", first(4, 0))
 def test_what_a_stage_before_has_said_is_not_said_again(filter_, status):
-    diag = stream.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
-    done = filter_(data=HEADER + diag + stream.pack(records.make("end", records=1, status=status)))
+    diag = wire.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
+    done = filter_(data=HEADER + diag + wire.pack(records.make("end", records=1, status=status)))
     assert (done.returncode, done.stderr) == (1, b"")
 
 
@@ -390,7 +390,7 @@ def test_records_without_a_header_are_refused(stage):
 
 @alike
 def test_another_version_is_refused(stage):
-    header = stream.pack(stream.header("test", []) | {"version": "2.0"})
+    header = wire.pack(wire.header("test", []) | {"version": "2.0"})
     assert "version 2.0" in one_line(stage, stage(data=header + END), 3)
 
 

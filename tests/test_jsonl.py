@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpt import jsonl, packed, records, stream
 from gpt.base.errors import GptError, MalformedError
+from gpt.stream import jsonl, packed, records, wire
 from tests.tiers import examples
 
-HEADER = stream.header("test", ["test"])
+HEADER = wire.header("test", ["test"])
 
 # Text as the reader returns it: bytes that are not UTF-8 are lone surrogates in it.
 texts = st.one_of(st.text(), st.binary(max_size=20).map(lambda b: b.decode(errors="surrogateescape")))
@@ -85,7 +85,7 @@ def test_any_value_comes_back(value):
     record = {"kind": "x", "value": value}
     back = through_json(record)
     assert same(dict(back), record)
-    assert back.raw == stream.pack(record)
+    assert back.raw == wire.pack(record)
 
 
 def test_not_a_number_comes_back():
@@ -94,8 +94,8 @@ def test_not_a_number_comes_back():
 
 @given(st.lists(st.dictionaries(keys, values, max_size=5), max_size=4))
 def test_a_stream_comes_back_byte_for_byte(found):
-    packed = stream.pack(HEADER) + b"".join(stream.pack({"kind": "x", **f, "kind": "x"}) for f in found)  # noqa: F601
-    read_in = list(stream.read_records(io.BytesIO(packed), "in"))
+    packed = wire.pack(HEADER) + b"".join(wire.pack({"kind": "x", **f, "kind": "x"}) for f in found)  # noqa: F601
+    read_in = list(wire.read_records(io.BytesIO(packed), "in"))
     text = "".join(line + "\n" for record in read_in for line in jsonl.lines(record))
     assert b"".join(r.raw for r in read(text)) == packed
 
@@ -135,7 +135,7 @@ def test_lines_are_json_to_others():
     record = {"kind": "x", "n": [1 << 60, math.inf, math.nan, b"\0", "\udcff", {3: 4}], "t": "\u2028\x00\x7f"}
     (line,) = jsonl.lines(record)
     done = subprocess.run([jq, "-c", "."], input=line.encode(), stdout=subprocess.PIPE, check=True)
-    assert read(json.dumps(HEADER).encode() + b"\n" + done.stdout)[1].raw == stream.pack(record)
+    assert read(json.dumps(HEADER).encode() + b"\n" + done.stdout)[1].raw == wire.pack(record)
 
 
 # calls
@@ -309,4 +309,4 @@ def test_any_escape_is_read_or_refused(value):
     except GptError as error:
         assert error.where == "in:2"
     else:
-        assert back.raw == stream.pack(dict(back))
+        assert back.raw == wire.pack(dict(back))

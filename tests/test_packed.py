@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import jsonl, packed, records
 from gpt.base.errors import MalformedError
+from gpt.stream import jsonl, packed, records
 from tests.tiers import examples
 
 FIELDS = [

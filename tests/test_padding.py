@@ -1,6 +1,6 @@
 """Rows that a trace reserved and never wrote are not calls."""
 
-from gpt import jsonl, records
+from gpt.stream import jsonl, records
 
 
 def test_rows_of_zero_bytes_are_skipped():

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt import jsonl, records, stream
 from gpt.base.printable import printable, printable_json
+from gpt.stream import jsonl, records, wire
 from tests.tiers import first
 from tests.trace import forge
 
@@ -88,7 +88,7 @@ def test_a_traceback_that_is_asked_for_shows_names_so_too(tmp_path):
     path.write_bytes(b"hello")
     done = subprocess.run(["gpt-extract", "-v", path], capture_output=True, timeout=60, check=False)
     assert done.returncode == 3 and b"\x1b" not in done.stderr
-    bad = stream.pack(stream.header("x", [])) + stream.pack(records.make("library_end", path="x")) + b"\x91\x1b"
+    bad = wire.pack(wire.header("x", [])) + wire.pack(records.make("library_end", path="x")) + b"\x91\x1b"
     done = subprocess.run(["gpt-patch", "-v", "-n", "-o", "x"], input=bad, capture_output=True, timeout=60, check=False)
     assert done.returncode == 3 and done.stderr.startswith(b"Traceback")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests import cuda
 
 RUNTIME = Path(__file__).parents[1] / "runtime"
@@ -129,7 +129,7 @@ def test_c_and_python_write_the_same_bytes(tmp_path):
     written = subprocess.run([tmp_path / "pack"], stdout=subprocess.PIPE, check=True).stdout
     at = 0
     for record, statement in pairs:
-        expected = stream.pack(record)
+        expected = wire.pack(record)
         assert written[at : at + len(expected)] == expected, statement[:1000]
         assert msgpack.unpackb(expected, unicode_errors="surrogateescape") == record
         at += len(expected)

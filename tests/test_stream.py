@@ -10,24 +10,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpt import records, stream
 from gpt.base.errors import GptError, MalformedError, TruncatedError
+from gpt.stream import records, wire
 from tests.tiers import examples
 
-HEADER = stream.pack(stream.header("test", ["test", "-x"]))
-END = stream.pack(records.make("end", records=0, status=0))
+HEADER = wire.pack(wire.header("test", ["test", "-x"]))
+END = wire.pack(records.make("end", records=0, status=0))
 
 
 def sync(number):
-    return stream.pack(records.make("sync", id=number))
+    return wire.pack(records.make("sync", id=number))
 
 
 def chunk(data, used=None):
-    return stream.pack(records.make("chunk", used=len(data) if used is None else used, data=data))
+    return wire.pack(records.make("chunk", used=len(data) if used is None else used, data=data))
 
 
 def read(data):
-    return list(stream.read_records(io.BytesIO(data), "in"))
+    return list(wire.read_records(io.BytesIO(data), "in"))
 
 
 def kinds(data):
@@ -55,7 +55,7 @@ def test_a_segment_reads_back_with_its_bytes():
     found = read(data)
     assert [r["kind"] for r in found] == ["header", "sync", "sync", "end"]
     assert [r.get("id") for r in found[1:3]] == [1, 300]
-    assert b"".join(r.raw for r in found) == b"".join(map(stream.pack, found)) == data
+    assert b"".join(r.raw for r in found) == b"".join(map(wire.pack, found)) == data
 
 
 def test_segments_follow_each_other_and_may_lack_their_end():
@@ -115,7 +115,7 @@ def test_what_is_no_record_is_refused_at_its_offset(data, inside):
 
 
 def header_with(**changes):
-    return stream.pack({**msgpack.unpackb(HEADER), **changes})
+    return wire.pack({**msgpack.unpackb(HEADER), **changes})
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.99999999999999999999"])
@@ -174,7 +174,7 @@ def test_unknown_kinds_and_keys_are_read():
 def test_bytes_that_python_would_write_otherwise_stay(value):
     raw = b"\x83\xa4kind\xa4sync\xa2id\xcf" + bytes(8) + b"\xa1x" + value
     found = read(HEADER + raw + END)
-    assert found[1].raw == stream.pack(found[1]) == raw
+    assert found[1].raw == wire.pack(found[1]) == raw
 
 
 # Truncation
@@ -182,8 +182,8 @@ def test_bytes_that_python_would_write_otherwise_stay(value):
 SAMPLE = b"".join(
     [
         HEADER,
-        stream.pack(records.make("library", path="lib.so", size=300, machine="x86_64")),
-        stream.pack(records.make("ptx", id=1, module="lib.so#0", arch="sm_90", kernels=["a", "b"], data=b"x" * 300)),
+        wire.pack(records.make("library", path="lib.so", size=300, machine="x86_64")),
+        wire.pack(records.make("ptx", id=1, module="lib.so#0", arch="sm_90", kernels=["a", "b"], data=b"x" * 300)),
         END,
         HEADER,
         chunk(sync(1) + b"\0\0" + sync(70000) + bytes(50), used=40),
@@ -213,7 +213,7 @@ def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
         file = Dribble(SAMPLE[:size], [1] * size) if bytewise else io.BytesIO(SAMPLE[:size])
         found = []
         try:
-            found.extend(r.raw for r in stream.read_records(file, "in"))  # keeps what came before an error
+            found.extend(r.raw for r in wire.read_records(file, "in"))  # keeps what came before an error
         except TruncatedError as error:
             assert (error.where, error.fact) == (f"in+{last:#x}", f"truncated {size - last} bytes into a record")
             assert size > last
@@ -224,7 +224,7 @@ def test_cut_anywhere_gives_whole_records_or_an_error(bytewise):
 
 @given(st.lists(st.integers(1, 80), max_size=60))
 def test_how_the_input_arrives_makes_no_difference(sizes):
-    found = list(stream.read_records(Dribble(SAMPLE, sizes), "in"))
+    found = list(wire.read_records(Dribble(SAMPLE, sizes), "in"))
     assert found == read(SAMPLE)
     assert [r.raw for r in found] == [r.raw for r in read(SAMPLE)]
 
@@ -232,7 +232,7 @@ def test_how_the_input_arrives_makes_no_difference(sizes):
 def test_a_record_is_given_as_soon_as_it_is_there():
     reader, writer = os.pipe()
     with open(reader, "rb") as file, open(writer, "wb", buffering=0) as pipe:
-        found = stream.read_records(file, "pipe")
+        found = wire.read_records(file, "pipe")
         for data in (HEADER, sync(1), sync(2) + sync(3)[:4]):
             pipe.write(data)
             timer = threading.Timer(10, pipe.close)  # a reader that waits for more finds an end
@@ -246,9 +246,9 @@ def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path):
     path.write_bytes(HEADER + sync(0))
     with open(path, "rb") as file, open(path, "ab", buffering=0) as writer:
         found = []
-        for record in stream.read_records(file, "growing"):
+        for record in wire.read_records(file, "growing"):
             found.append(record)
-            writer.write(sync(len(found)) * stream.BLOCK)
+            writer.write(sync(len(found)) * wire.BLOCK)
             assert len(found) < 3
     assert [r["kind"] for r in found] == ["header", "sync"]
 
@@ -340,19 +340,19 @@ def test_a_length_that_lies_costs_no_memory():
 
     endless = Endless()
     with pytest.raises(MalformedError, match=r"record of over|exceeds"):
-        list(stream.read_records(endless, "in"))
+        list(wire.read_records(endless, "in"))
     assert endless.given <= records.MAX_RECORD + (8 << 20)
 
 
 def test_what_cannot_be_packed_is_a_gpt_error():
     for value in (1 << 64, -(1 << 63) - 1, "\ud800", bytes(records.MAX_RECORD)):
         with pytest.raises(MalformedError):
-            stream.pack({"kind": "x", "value": value})
+            wire.pack({"kind": "x", "value": value})
     deep = []
     for _ in range(2000):
         deep = [deep]
     with pytest.raises(MalformedError):
-        stream.pack({"kind": "x", "value": deep})
+        wire.pack({"kind": "x", "value": deep})
 
 
 # Anything at all

@@ -1,7 +1,7 @@
 """What an analysis says: rows of typed columns, and a verdict.
 
 gpt-stream(5), answer, has the meaning of each key. Whatever shows an answer (gpt/screen/answers.py and plots.py,
-gpt/jsonl.py) reads these keys and knows no analysis.
+gpt/stream/jsonl.py) reads these keys and knows no analysis.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from gpt import packed, records
+from gpt.stream import packed, records
 
 Record = dict[str, Any]
 Answers = Iterator[Record]

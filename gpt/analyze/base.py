@@ -18,13 +18,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gpt import records
 from gpt.analyze import live
 from gpt.analyze.answer import Answers, Record
 from gpt.analyze.places import tell_apart
 from gpt.base.errors import GptError, MalformedError, MissingError, OutputError
-from gpt.stage import STDIN, STDOUT, Stage
-from gpt.stream import Segments
+from gpt.stream import records
+from gpt.stream.stage import STDIN, STDOUT, Stage
+from gpt.stream.wire import Segments
 
 if TYPE_CHECKING:
     from gpt.trace.follow import Trace

@@ -24,7 +24,7 @@ import gpt
 from gpt.analyze import base
 from gpt.base.errors import GptError, MissingError
 from gpt.base.install import missing_package
-from gpt.stage import Stage
+from gpt.stream.stage import Stage
 
 if TYPE_CHECKING:
     from gpt.analyze.answer import Record

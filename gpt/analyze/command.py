@@ -30,7 +30,7 @@ from gpt.base.outputs import check_folder
 from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular, real_path
 from gpt.screen import plots
-from gpt.stage import DASH, Stage
+from gpt.stream.stage import DASH, Stage
 from gpt.trace.inputs import STDIN, find_runs
 
 if TYPE_CHECKING:

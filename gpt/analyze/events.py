@@ -22,7 +22,7 @@ from gpt.analyze.places import Who, tell_apart
 from gpt.base.errors import OutputError, UsageError
 from gpt.base.options import Option
 from gpt.base.printable import printable_json
-from gpt.stage import Stage
+from gpt.stream.stage import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +104,7 @@ class Events:
         """Puts aside when recording was turned on and off, as rows; another process may have earlier calls."""
         import numpy as np
 
-        from gpt.packed import TYPES
+        from gpt.stream.packed import TYPES
         from gpt.trace.rows import CALL
 
         changes = process.changes

@@ -22,7 +22,7 @@ from gpt.analyze.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import made_beside, take_name
-from gpt.stage import DASH, FLUSH_BYTES, Stage
+from gpt.stream.stage import DASH, FLUSH_BYTES, Stage
 
 if TYPE_CHECKING:
     from gpt.export.rows import ProcessRows

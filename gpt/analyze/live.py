@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gpt.analyze.answer import Answers, Record
 from gpt.base import signals
 from gpt.base.errors import MissingError, UsageError
-from gpt.stage import Stage
+from gpt.stream.stage import Stage
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process

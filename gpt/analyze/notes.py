@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt import jsonl, records
+from gpt.stream import jsonl, records
 from gpt.trace.kinds import COVERED, DETAILS, RANGES, RUNS
 from gpt.trace.machines import Machines
 

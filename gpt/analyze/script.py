@@ -17,9 +17,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt import records
 from gpt.analyze.command import Analysis, of_model
 from gpt.base.errors import GptError, UsageError
+from gpt.stream import records
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

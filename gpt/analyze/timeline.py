@@ -15,7 +15,7 @@ from gpt.analyze.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import replacing
-from gpt.stage import DASH, Stage
+from gpt.stream.stage import DASH, Stage
 
 if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline

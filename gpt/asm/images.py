@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt import records, stream
 from gpt.asm.assembler import TargetCode
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.outputs import replacing
 from gpt.formats.fatbinwrite import Codec, Payload, pack_fatbin
 from gpt.formats.ptxtext import find_head
+from gpt.stream import records, wire
 
 
 def iter_images(
@@ -60,7 +60,7 @@ def _pack(ptx: dict[str, Any], codes: Sequence[TargetCode], codec: Codec) -> byt
 
 def _small(image: dict[str, Any]) -> dict[str, Any]:
     try:
-        stream.pack(image)
+        wire.pack(image)
     except MalformedError as error:
         raise GptError(error.fact, image["module"]) from None
     return image

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt import records
 from gpt.asm.assembler import Assembler, TargetCode
 from gpt.asm.backend import Faults
 from gpt.asm.backlog import Backlog
@@ -18,7 +17,8 @@ from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.keep import keep, keeping
 from gpt.ptx.prune import blanked
 from gpt.ptx.scan import scan_module
-from gpt.stage import Stage
+from gpt.stream import records
+from gpt.stream.stage import Stage
 
 MAX_WARNINGS = 3  # of one module that are reported
 

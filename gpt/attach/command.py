@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpt import stream
 from gpt.attach import driver, kernel
 from gpt.attach.driver import DriverFile
 from gpt.attach.events import MAX_LINE, iter_events
@@ -22,7 +21,8 @@ from gpt.attach.watch import Watching, find_bpftrace, shares_mounts
 from gpt.base import messages, signals
 from gpt.base.errors import GptError, MalformedError, MissingError, UsageError
 from gpt.base.outputs import check_folder, create, open_stream
-from gpt.stage import STDIN, STDOUT
+from gpt.stream import wire
+from gpt.stream.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"
 FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: of process ids, that which no container is in
@@ -48,7 +48,7 @@ class Output:
         """Writes a record. Raises OSError, and Terminated if its reader has gone away."""
         self._file = self._file or create(Path(self.name), 0o600)
         try:
-            self._file.write(stream.pack(record))
+            self._file.write(wire.pack(record))
             if record["kind"] in ("sync", "end"):
                 self._file.flush()
         except BrokenPipeError:

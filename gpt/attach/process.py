@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt import records
+from gpt.stream import records
 from gpt.trace.apis import find_api
 
 Record = dict[str, Any]

@@ -14,11 +14,11 @@ import shlex
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from gpt import records
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.kernel import IOCTLS, name_request
 from gpt.attach.process import Record, Watched
 from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
+from gpt.stream import records
 from gpt.trace.apis import find_api
 
 KEPT = 1 << 15  # rows of all processes that are kept before they are written

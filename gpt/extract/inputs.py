@@ -12,7 +12,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt import records
 from gpt.base import messages, wrong_input
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.printable import printable
@@ -23,8 +22,9 @@ from gpt.formats.image import find_image, parse_image
 from gpt.formats.offload import describe
 from gpt.formats.paths import open_regular
 from gpt.formats.source import Source
-from gpt.stage import STDIN, Output, Stage
-from gpt.stream import Packed
+from gpt.stream import records
+from gpt.stream.stage import STDIN, Output, Stage
+from gpt.stream.wire import Packed
 
 if TYPE_CHECKING:
     from gpt.extract.kernels import Kernels

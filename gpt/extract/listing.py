@@ -11,7 +11,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from gpt import records
 from gpt.base.arch import describe
 from gpt.base.errors import GptError
 from gpt.base.outputs import replacing
@@ -22,7 +21,8 @@ from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
 from gpt.formats.source import Source
-from gpt.stream import Packed
+from gpt.stream import records
+from gpt.stream.wire import Packed
 
 NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
 FEW = 4  # batches that are not worth another process

@@ -8,7 +8,7 @@ SPACE = 1 << 16  # bytes that names and functions may take whatever the size of 
 
 
 class Symbol(TypedDict):
-    """A function: the struct `symbol` of gpt/records.py. PTX has no size."""
+    """A function: the struct `symbol` of gpt/stream/records.py. PTX has no size."""
 
     name: str
     size: NotRequired[int]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Sequence
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from gpt import stream
 from gpt.base.errors import GptError
-from gpt.stage import Output, Stage
+from gpt.stream import wire
+from gpt.stream.stage import Output, Stage
 
 SPOOL = 32 << 20  # bytes
 MAX_TARGETS = (1 << 16) - 1
@@ -56,21 +56,21 @@ class Holding(Stage):
             target, size = FRAME.unpack(frame)
             data = held.read(size)
             if not target or target not in verdict.bad:
-                self.write(stream.unpack(data))
+                self.write(wire.unpack(data))
         held.close()
 
     def write(self, record: Output) -> None:
         """See Stage. A sync asks for an answer now: what is not known by then is taken for wrong."""
         if self._held is None:
             super().write(record)
-        elif isinstance(record, stream.Packed):
+        elif isinstance(record, wire.Packed):
             for one in record:
                 self.write(one)
         elif record["kind"] == "sync":
             self.release(self.judge())
             super().write(record)
         else:
-            data = stream.pack(record)
+            data = wire.pack(record)
             target = record.target if isinstance(record, Added) else 0
             self._held.write(FRAME.pack(target, len(data)) + data)
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpt import records
 from gpt.base.arch import describe
 from gpt.base.errors import GptError, MalformedError, UsageError
 from gpt.formats.negativa import read_spans, write_spans
@@ -19,7 +18,8 @@ from gpt.locate.holding import Added, Holding, Verdict
 from gpt.locate.listed import Listed, quoted
 from gpt.locate.targets import DeviceSet
 from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, candidate_of, fits, iter_reasons, may_link
-from gpt.stage import Stage
+from gpt.stream import records
+from gpt.stream.stage import Stage
 from gpt.trace.used import Used
 
 Records = Iterator[dict[str, Any]]

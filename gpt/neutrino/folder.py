@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from gpt import stream
 from gpt.base.errors import GptError
 from gpt.base.outputs import replacing
 from gpt.neutrino import events
 from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import ResultSection, make_section, write_result
+from gpt.stream import wire
 from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, Saved
 from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS
@@ -308,6 +308,6 @@ def _iter_buffers(launch: WholeLaunch) -> Iterator[Buffer]:
         if record["kind"] in ("map", "kernel", "probed"):
             probes.add(record)
     launch.buffers.seek(0)
-    for record in stream.read_packed(launch.buffers, "buffers"):
+    for record in wire.read_packed(launch.buffers, "buffers"):
         probes.add(record)
     yield from probes.take()

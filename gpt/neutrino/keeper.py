@@ -22,7 +22,7 @@ from gpt.base import cli
 from gpt.base.cache import make_private
 from gpt.base.keep import kept_in
 from gpt.base.outputs import replacing
-from gpt.stage import Stage
+from gpt.stream.stage import Stage
 
 Record = dict[str, Any]
 

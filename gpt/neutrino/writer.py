@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt import stream
 from gpt.base import cli, messages, signals
 from gpt.base.errors import GptError, MalformedError
 from gpt.neutrino.folder import TraceFolder
 from gpt.neutrino.kernels import Settings
 from gpt.probe.read.load import load_probes
 from gpt.screen.units import amount, kept_share
-from gpt.stream import Segments
+from gpt.stream import wire
+from gpt.stream.wire import Segments
 from gpt.trace.callbacks import Callbacks
 from gpt.trace.complete_launches import Launches
 
@@ -185,7 +185,7 @@ def write() -> int:
     except (KeyError, ValueError):
         raise MalformedError("not what gpt-neutrino puts there", VARIABLE) from None
     with open(0, "rb", closefd=False) as file:
-        return Writer(asked).run(stream.read_records(file, "<stdin>"))
+        return Writer(asked).run(wire.read_records(file, "<stdin>"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from gpt import records
 from gpt.base.errors import GptError
 from gpt.extract.contents import check_names
 from gpt.extract.unfound import iter_unfound
@@ -29,6 +28,7 @@ from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
 from gpt.patch.recompress import Recompressed, can_recompress, measure_all, recompress_all
 from gpt.patch.trim import ZSTD_LEVEL, Packing, Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
+from gpt.stream import records
 
 NOTHING = "there is nothing to cut"  # of a library with GPU code
 NO_SMALLER = "there is nothing to cut, and zstd makes nothing smaller"

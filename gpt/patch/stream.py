@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.patch.library import Request, Way, rewrite
 from gpt.patch.places import Places
 from gpt.patch.wheel import Wheels
 from gpt.patch.write import append
-from gpt.stage import Stage
+from gpt.stream import records
+from gpt.stream.stage import Stage
 
 NO_SPANS = "no spans in the stream: gpt-locate finds them"
 NO_ELEMENTS = "no spans in the stream, nor a list of GPU code: 'gpt-extract LIBRARY | gpt-locate' makes both"

@@ -20,13 +20,13 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from gpt import packed, records
 from gpt.base.errors import MalformedError
 from gpt.base.printable import as_cell, printable, shorten
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.grid import GAP, LEAST, Grid, fold, render
 from gpt.screen.units import UNITS, amount, exact_count, human_count
+from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
 COLUMNS = 64  # of a table

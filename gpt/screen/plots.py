@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt import packed
 from gpt.base.errors import GptError, UsageError
 from gpt.base.install import missing_package
 from gpt.base.outputs import replacing
 from gpt.base.printable import printable
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
 from gpt.screen.marks import SMALL, text_of
+from gpt.stream import packed
 
 SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots an inch

@@ -2,7 +2,7 @@
 
 One summary for every stage, because a table follows from the records, not from the stage that wrote them: elements by
 architecture, tallies by reason, patched libraries, and a count of the rest. Of a record is kept what a row of it
-needs, and only one that is what gpt/records.py declares gets here.
+needs, and only one that is what gpt/stream/records.py declares gets here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from gpt import records
 from gpt.base.errors import MalformedError
 from gpt.base.printable import printable, shorten
 from gpt.screen.demangle import readable
 from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
 from gpt.screen.units import human, human_count, percent
+from gpt.stream import records
 
 if TYPE_CHECKING:
     from gpt.screen.answers import AnswerTables

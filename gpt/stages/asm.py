@@ -12,7 +12,7 @@ from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
 from gpt.base.printable import printable
-from gpt.stage import PTX, Stage
+from gpt.stream.stage import PTX, Stage
 
 TOOL = "gpt-asm"
 JOBS = len(os.sched_getaffinity(0))

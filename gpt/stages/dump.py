@@ -13,7 +13,7 @@ from gpt.base import cli
 from gpt.base.errors import GptError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
-from gpt.stage import DASH
+from gpt.stream.stage import DASH
 
 TOOL = "gpt-dump"
 LAUNCH = "probed", "no launch with probes in the stream: 'gpt-hook run -p' records some"

@@ -13,7 +13,7 @@ from gpt.base.arch import parse_archs
 from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
-from gpt.stage import MODULE, STDIN, Stage
+from gpt.stream.stage import MODULE, STDIN, Stage
 
 TOOL = "gpt-extract"
 TYPES = {"cubin", "ptx", "ltoir", "tileir"}

@@ -11,7 +11,7 @@ from gpt.base.arch import parse_archs
 from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import check_folder
-from gpt.stage import ELEMENT
+from gpt.stream.stage import ELEMENT
 
 TOOL = "gpt-locate"
 

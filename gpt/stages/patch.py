@@ -11,7 +11,7 @@ from gpt.base import cli, messages
 from gpt.base.errors import GptError, UsageError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
-from gpt.stage import ELEMENT, Stage
+from gpt.stream.stage import ELEMENT, Stage
 
 TOOL = "gpt-patch"
 JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract

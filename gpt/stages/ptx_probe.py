@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from gpt.base import cli
 from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
-from gpt.stage import PTX, Stage
+from gpt.stream.stage import PTX, Stage
 
 if TYPE_CHECKING:
     from gpt.probe.model import ProbeFile

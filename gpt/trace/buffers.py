@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt import packed
 from gpt.base.errors import MalformedError
+from gpt.stream import packed
 from gpt.trace.params import Argument, parse_arguments
 from gpt.trace.parts import Bytes, Part, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected

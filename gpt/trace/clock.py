@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt import records
 from gpt.base.errors import MalformedError
+from gpt.stream import records
 from gpt.trace.machines import LIMIT
 
 FAR = 100_000_000  # ns

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
-from gpt import records, stream
 from gpt.base.errors import MalformedError
-from gpt.stream import Segments
+from gpt.stream import records, wire
+from gpt.stream.wire import Segments
 from gpt.trace.parts import Parts, parse_part
 
 Record = dict[str, Any]
@@ -55,12 +55,12 @@ class WholeLaunch:
     def write(self, file: IO[bytes]) -> None:
         """Writes it as a trace. Raises OSError."""
         for record in (*self.around, self.probed):
-            file.write(stream.pack(record))
+            file.write(wire.pack(record))
         self.buffers.seek(0)
         while data := self.buffers.read(COPY):
             file.write(data)
         count = len(self.around) + self._count  # the header is not one of them, the launch is
-        file.write(stream.pack(records.make("end", records=count, status=0)))
+        file.write(wire.pack(records.make("end", records=count, status=0)))
 
     def close(self) -> None:
         """Forgets the buffers."""
@@ -91,7 +91,7 @@ class _Kept:
         self.count += 1
         try:
             if not self.fault:
-                self.file.write(stream.pack(record))
+                self.file.write(wire.pack(record))
         except OSError as error:
             self.fault = error.strerror or str(error)
 

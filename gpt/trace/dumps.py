@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.stage import Stage
+from gpt.stream.stage import Stage
 from gpt.trace.callbacks import Callbacks
 from gpt.trace.complete_launches import Launches, WholeLaunch
 

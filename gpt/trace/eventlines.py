@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from gpt import jsonl, records
 from gpt.base.errors import MalformedError
 from gpt.base.wrong_input import is_stream
-from gpt.stream import Segments, pack
+from gpt.stream import jsonl, records
+from gpt.stream.wire import Segments, pack
 from gpt.trace.apis import find_api
 from gpt.trace.follow import MISSING
 from gpt.trace.linecalls import LineCalls, text

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt import records
 from gpt.base.errors import MalformedError
 from gpt.formats.paths import is_regular, real_path
-from gpt.stream import Segments
+from gpt.stream import records
+from gpt.stream.wire import Segments
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt import records
 from gpt.base.errors import MalformedError
+from gpt.stream import records
 from gpt.trace.rows import Rows
 
 MOST = (1 << 63) - 1  # launches: more make no sense

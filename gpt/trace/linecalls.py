@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt import records
-from gpt.packed import TYPES
+from gpt.stream import records
+from gpt.stream.packed import TYPES
 from gpt.trace.process import Api
 from gpt.trace.rows import ARGUMENTS, CALL, GPU_CALLS, GPU_TIMES, LAUNCHES
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt import stream
 from gpt.base.errors import MalformedError
 from gpt.formats.paths import open_regular
+from gpt.stream import wire
 from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
 from gpt.trace.calls_store import GPU, Kept, call_fields, times_of
 from gpt.trace.follow import Follow
@@ -215,7 +215,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
     def records(path: Path | None) -> Iterator[dict[str, Any]]:
         assert path
         with open_regular(path) as file:
-            yield from stream.read_records(file, str(path))
+            yield from wire.read_records(file, str(path))
 
     model, selection = TraceModel(), selection or Selection()
     seen: dict[Any, str] = {}

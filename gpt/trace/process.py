@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt import records
 from gpt.base.errors import MalformedError
-from gpt.stream import Segments
+from gpt.stream import records
+from gpt.stream.wire import Segments
 from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs

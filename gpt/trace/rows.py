@@ -16,8 +16,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from gpt import packed, records
 from gpt.base.errors import MalformedError
+from gpt.stream import packed, records
 
 Rows = npt.NDArray[np.void]
 Threads = npt.NDArray[np.uint64]

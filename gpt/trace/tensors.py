@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError
 from gpt.formats.paths import is_regular, open_regular
+from gpt.stream import records
 
 Addresses = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from gpt import stream
 from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.formats.paths import open_regular, read_at_most
+from gpt.stream import wire
 
 if TYPE_CHECKING:
     from gpt.trace.follow import Trace
@@ -113,10 +113,10 @@ def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool
 
     def read(path: Path | None) -> Iterator[dict[str, Any]]:
         if path == root:
-            yield from stream.read_records(file, str(root))
+            yield from wire.read_records(file, str(root))
         elif path:
             with open_regular(path) as inner:
-                yield from stream.read_records(inner, str(path))
+                yield from wire.read_records(inner, str(path))
 
     followed = Follow([root], read, given)
     for trace in followed:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from gpt import jsonl, packed, records, stream
+from gpt.stream import jsonl, packed, records, wire
 from tests import loaded
 from tests.trace import forge
 
@@ -47,7 +47,7 @@ def answers(name: str, *segments: list[dict], **options: Any) -> Answers:
     from gpt.trace.process import iter_processes
 
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS.make(**options)
-    found = stream.read_records(io.BytesIO(forge.pack(*segments)), "in")
+    found = wire.read_records(io.BytesIO(forge.pack(*segments)), "in")
     for process in iter_processes(found, analysis.kinds):
         analysis.take(process)
         analysis.end(process)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import gpt.trace
-from gpt import records, stream
 from gpt.analyze import base, live
-from gpt.stage import Stage
+from gpt.stream import records, wire
+from gpt.stream.stage import Stage
 from tests.analyze.asked import Answers, ask, run
 from tests.tiers import every
 from tests.trace import forge
@@ -285,7 +285,7 @@ def has_ended(path):
 def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary):
     monkeypatch.setattr(live, "FRESH", 0.0)  # it was not written just now
     whole, path = forge.pack(process()), tmp_path / "cut.mp"
-    chunk = stream.pack({"kind": "chunk", "used": len(whole), "data": whole})
+    chunk = wire.pack({"kind": "chunk", "used": len(whole), "data": whole})
     for size in [*range(40), *range(40, len(chunk), 397), len(chunk) - 1]:
         path.write_bytes(chunk[:size])
         assert has_ended(path), size
@@ -369,7 +369,7 @@ def test_an_answer_goes_through_json(tmp_path):
     lines = run("gmem_bytes", "--json", data=data).stdout
     (tmp_path / "direct").write_bytes(direct)
     with open(tmp_path / "direct", "rb") as file:
-        answers = [record for record in stream.read_records(file, "d") if record["kind"] == "answer"]
+        answers = [record for record in wire.read_records(file, "d") if record["kind"] == "answer"]
     assert answers and all(
         answer["incomplete"] == ["no end of process 10: killed, or still running"] for answer in answers
     )

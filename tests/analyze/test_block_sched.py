@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import records
 from gpt.analyze.base import EMPTY
 from gpt.analyze.occupancy import make_occupancy
 from gpt.analyze.schedule import make_schedule
+from gpt.stream import records
 from gpt.trace.buffers import MapLayout, ProbedLaunch
 from tests.analyze.asked import Answers, ask, run
 from tests.analyze.blocks import BLOCK, BLOCKS, EPOCH, FIELDS, MAP, NAME, SLOT, saved, schedule, trace

@@ -11,13 +11,13 @@ import threading
 import numpy as np
 import pytest
 
-from gpt import records, stream
 from gpt.analyze import cluster as engine
 from gpt.analyze.cluster import _wait
 from gpt.analyze.command import Analysis
 from gpt.analyze.map_analysis import MapAnalysis
 from gpt.base.errors import GptError
 from gpt.stages.analyze import ANALYSES, _load
+from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
 from tests.trace import forge
 
@@ -96,7 +96,7 @@ def run(*args):
 def fold(name, *segments):
     made = _load(name).make()
     data = forge.pack(*segments)
-    for process in iter_processes(stream.read_records(io.BytesIO(data), "in"), made.kinds):
+    for process in iter_processes(wire.read_records(io.BytesIO(data), "in"), made.kinds):
         made.take(process)
         made.end(process)
     return made

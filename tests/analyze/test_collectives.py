@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 

@@ -2,8 +2,8 @@
 
 import io
 
-from gpt import records, stream
 from gpt.analyze.coverage import make_coverage
+from gpt.stream import records, wire
 from gpt.trace.kinds import COVERED
 from gpt.trace.process import iter_processes
 from tests.trace import forge
@@ -15,7 +15,7 @@ def test_a_launch_whose_reason_names_no_kernel_counts_once():
         records.make("unprobed", function=5, launches=1, reason="late"),
         records.make("unprobed", function=0, launches=2, reason="closed"),
     ]
-    (process,) = iter_processes(stream.read_records(io.BytesIO(forge.pack(forge.trace(*told))), "in"), COVERED)
+    (process,) = iter_processes(wire.read_records(io.BytesIO(forge.pack(forge.trace(*told))), "in"), COVERED)
     found = make_coverage(process, {5: 3, 6: 1})
     assert found.unprobed.total() == 4
     assert {reason for _, reason in found.unprobed} == {"late", "closed", "no probe was asked for"}
@@ -24,7 +24,7 @@ def test_a_launch_whose_reason_names_no_kernel_counts_once():
 
 def test_of_a_process_without_end_no_reason_is_known():
     told = forge.pack(forge.trace(forge.launches({5: 3}), end=False))
-    (process,) = iter_processes(stream.read_records(io.BytesIO(told), "in"), COVERED)
+    (process,) = iter_processes(wire.read_records(io.BytesIO(told), "in"), COVERED)
     found = make_coverage(process, {5: 3})
     assert dict(found.unprobed) == {("#5", "not known: the trace of its process has no end"): 3}
     assert not found.rejects()

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests import loaded
 from tests.trace import forge
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from gpt.trace import escapes
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge

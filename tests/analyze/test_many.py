@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.analyze.asked import Answers, ask, run
 from tests.trace import forge
 

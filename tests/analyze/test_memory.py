@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpt import records
 from gpt.analyze.pieces import PAGE
+from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import gpt.trace
-from gpt import records
+from gpt.stream import records
 from tests.analyze.asked import run
 from tests.timeline import made
 from tests.trace import forge

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import records
 from gpt.analyze.occupancy import find_busy
+from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.analyze.blocks import BLOCK, BLOCKS, FIELDS, NAME, saved, schedule, trace
 from tests.tiers import examples, full

@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gpt import records
 from gpt.analyze import numbers, periods
 from gpt.analyze.numbers import Numbers
 from gpt.analyze.sequence import NextLaunches
+from gpt.stream import records
 from gpt.trace import calls_store, ranges, spill
 from tests import tiers
 from tests.analyze.asked import answers

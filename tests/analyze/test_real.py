@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gpt import jsonl, stream
+from gpt.stream import jsonl, wire
 from tests.runtime import hooked
 
 CLIENT = r"""
@@ -122,7 +122,7 @@ def test_events_are_in_order_and_those_of_the_summary(trace):
 @pytest.mark.full
 def test_a_trace_as_json_has_the_same_answer(trace):
     with open(trace, "rb") as file:
-        text = "".join(f"{line}\n" for r in stream.read_records(file, "t") for line in jsonl.lines(r)).encode()
+        text = "".join(f"{line}\n" for r in wire.read_records(file, "t") for line in jsonl.lines(r)).encode()
     command = ["gpt-analyze", "summary", "--json", "--from-json"]
     done = subprocess.run(command, input=text, capture_output=True, check=True)
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from gpt import records
 from gpt.analyze.peaks import HALF, PER_CLOCK, PUBLISHED, find_bytes, find_flops
+from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.analyze.blocks import saved
 from tests.trace import forge

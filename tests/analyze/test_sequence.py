@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpt import records
 from gpt.analyze.stages import find_round
+from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.trace import forge
 

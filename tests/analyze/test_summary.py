@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt import jsonl, packed, records
 from gpt.analyze.base import EMPTY
+from gpt.stream import jsonl, packed, records
 from tests import loaded
 from tests.analyze.asked import ask
 from tests.tiers import examples

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpt import records
 from gpt.asm.assembler import Assembler
 from gpt.asm.backend import Made, Options
 from gpt.asm.backends import BACKENDS, parse_targets
 from gpt.asm.images import iter_images
 from gpt.base.cache import Cache
 from gpt.base.errors import GptError, UsageError
+from gpt.stream import records
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests.bench.run import measure, median
 from tests.trace import forge
 
@@ -32,7 +32,9 @@ THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
 RUNS = 3
 SECONDS, MEMORY = 2.0, 256e6  # bounds, for CALLS calls
 PART = 10  # of the calls jq and pandas get one of so many: as JSON they are 1.5 GB
-READ = "import sys; from gpt import stream; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
+READ = (
+    "import sys; from gpt.stream import wire; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
+)
 JQ = """reduce inputs as $c ({}; .[$c.name].calls += 1 | .[$c.name].time += ($c.duration_us // 0))"""
 PANDAS = """import sys, pandas
 parts = pandas.read_json(sys.argv[1], lines=True, chunksize=200_000)
@@ -85,20 +87,20 @@ def write_trace(path: Path, calls: int) -> None:
     header = forge.trace(tsc=1000, tsc_hz=HZ)[0]
     kernels = [records.make("function", id=i, name=f"_Z6kernelIfLi{i}EEvPT_PKS0_i") for i in range(1, KERNELS + 1)]
     apis = [forge.api(ids[name], name) for name in functions]
-    pending = [stream.pack(record) for record in (header, *kernels, *apis)]
+    pending = [wire.pack(record) for record in (header, *kernels, *apis)]
     now, written, turn = [2000] * THREADS, 0, 0
     with open(path, "wb") as file:
         while written < calls:
             thread = turn % THREADS
             clock = records.make("clock", monotonic=(now[thread] - 1000) * 10**9 // HZ, tsc=now[thread])
-            pending.append(stream.pack(clock))
+            pending.append(wire.pack(clock))
             size = sum(map(len, pending))
             while written < calls:
                 layout, rows = batches[random.integers(len(batches))]
                 rows = rows[: calls - written].copy()
                 rows["start"] += np.uint64(now[thread])
                 call = records.make("calls", thread=1000 + thread, **forge.layout_of(layout), rows=rows.tobytes())
-                size += len(data := stream.pack(call))
+                size += len(data := wire.pack(call))
                 if size > forge.ROOM:
                     break
                 now[thread] = int(rows["start"][-1]) + 5000
@@ -108,7 +110,7 @@ def write_trace(path: Path, calls: int) -> None:
             pending.clear()
             turn += 1
         counts = forge.launches(dict.fromkeys(range(1, KERNELS + 1), written // KERNELS // 4))
-        file.write(forge.chunk(stream.pack(counts) + stream.pack(records.make("end", records=0, status=0))))
+        file.write(forge.chunk(wire.pack(counts) + wire.pack(records.make("end", records=0, status=0))))
 
 
 def check(trace: Path, calls: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt import records
+from gpt.stream import records
 from tests.bench.run import BIN, measure, median
 from tests.trace import forge
 

@@ -30,13 +30,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gpt import stream
 from gpt.probe import verify
 from gpt.probe.model import ProbeFile
 from gpt.probe.read import load
 from gpt.probe.weave.weave import LeftAlone, Woven, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import pruned
+from gpt.stream import wire
 from tests import cuda
 from tests.bench.run import BIN, CACHE, HERE, fetch, machine, measure, median
 
@@ -79,7 +79,7 @@ def modules(library: str, wheel: str) -> Iterator[scan.Module]:
     command = [BIN / "gpt-extract", "--ptx", fetch(library, wheel)]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE) as process:
         assert process.stdout
-        for record in stream.read_records(process.stdout, library):
+        for record in wire.read_records(process.stdout, library):
             if record["kind"] == "ptx":
                 yield scan.scan_module(re.sub(rb"\.version 9\.[1-9]", NEWEST, record["data"]), record["module"])
 

@@ -3,8 +3,8 @@
 import io
 import sqlite3
 
-from gpt import records, stream
 from gpt.analyze.export import Export, Form
+from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
 from tests.trace import forge
 
@@ -48,7 +48,7 @@ def small(end=True, late=False, **header):
 def write(path, *segments, shape=Form.sqlite):
     """What the analysis writes, in this process."""
     with Export(None, False, shape, path) as made:
-        for process in iter_processes(stream.read_records(io.BytesIO(forge.pack(*segments)), "in"), made.kinds):
+        for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), made.kinds):
             process.drained = True
             made.take(process)
             made.end(process)

@@ -3,8 +3,8 @@
 import pytest
 from pyarrow import parquet
 
-from gpt import records
 from gpt.analyze.export import Form
+from gpt.stream import records
 from tests.analyze.asked import run
 from tests.export.exported import KERNEL, NS, ask, small, write
 from tests.trace import forge

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from gpt import records
 from gpt.analyze.export import Form
 from gpt.export import correlate, files
 from gpt.export.schema import TABLES, make_names
 from gpt.export.strings import Strings, shorten_kernel
+from gpt.stream import records
 from tests.analyze.asked import run
 from tests.export.exported import APIS, HIGH, KERNEL, ask, small, tables, write
 from tests.trace import forge

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests import cuda
 from tests.formats import forge, oracle
 from tests.formats.samples import ONE, image, region
@@ -15,8 +15,8 @@ from tests.stages.tools import extract, run
 
 
 def segment(*inner):
-    made = [stream.header("test", []), *inner, records.make("end", records=len(inner), status=0)]
-    return b"".join(stream.pack(record) for record in made)
+    made = [wire.header("test", []), *inner, records.make("end", records=len(inner), status=0)]
+    return b"".join(wire.pack(record) for record in made)
 
 
 def paths(done):

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests.formats.samples import ONE, image
 from tests.stages.tools import kept, run
 from tests.tiers import every
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def segment(*found):
-    return b"".join(map(stream.pack, [stream.header("test", []), *found, records.make("end", records=0, status=0)]))
+    return b"".join(map(wire.pack, [wire.header("test", []), *found, records.make("end", records=0, status=0)]))
 
 
 def check(done, name, fact):

@@ -18,8 +18,8 @@ from typing import Any
 import msgpack
 import zstandard
 
-from gpt import packed, records
 from gpt.stages.analyze import ANALYSES
+from gpt.stream import packed, records
 from tests.fuzz.engine import ROOT, Wrong
 from tests.fuzz.stages import call, stage_main
 from tests.fuzz.streams import to_json

@@ -136,21 +136,21 @@ def _small(sample: Sample) -> list[bytes]:
 
 def _follow(sample: Sample) -> list[bytes]:
     """Chunks of a trace, whose rows are aligned in one of eight cases."""
-    from gpt import records, stream
+    from gpt.stream import records, wire
     from tests.trace import forge
 
     api, child = forge.api(1, "cuMemAlloc"), records.make("child", pid=3, how="fork", path="x")
     calls = forge.calls([(1000 + n, n % 2, 1, 0, 1, 2, 3, 4) for n in range(4)], forge.MEMORY)
     rest = [forge.launches({1: 3}), forge.gpu_times([(1001, 4, 2, 0)]), records.make("end", records=5, status=0)]
-    first = forge.pack(forge.trace(end=False)) + stream.pack(api) + stream.pack(child)
+    first = forge.pack(forge.trace(end=False)) + wire.pack(api) + wire.pack(child)
     made = []
     for pad in range(8):
-        chunks = [first + bytes(pad) + stream.pack(calls), bytes(pad) + b"".join(map(stream.pack, rest))]
+        chunks = [first + bytes(pad) + wire.pack(calls), bytes(pad) + b"".join(map(wire.pack, rest))]
         sized = b"".join(struct.pack("<H", len(chunk)) + chunk for chunk in chunks)
         made += [bytes([1, doing]) + sized for doing in (pad, 0x34, 0x3D)]
     for offset in ((1 << 32) - 8, (1 << 64) - 8, 8):  # of a field that ends outside of its row
         field = {"name": "count", "type": "u64", "offset": offset}
-        record = stream.pack({"kind": "x-counts", "fields": [field], "stride": 8, "rows": b"\1" * 64})
+        record = wire.pack({"kind": "x-counts", "fields": [field], "stride": 8, "rows": b"\1" * 64})
         chunk = first + bytes(-(34 + len(first) + len(record) - 64) % 8) + record
         made.append(bytes([0, 0]) + struct.pack("<H", len(chunk)) + chunk)
     return made
@@ -196,7 +196,7 @@ def _tables(sample: Sample) -> list[bytes]:
 
 def _woven(count: int) -> bytes:
     """What a pipeline answers about a kernel with so many maps."""
-    from gpt import records, stream
+    from gpt.stream import records, wire
 
     field = {"name": "x", "type": "u64", "offset": 0}
     maps = [
@@ -218,7 +218,7 @@ def _woven(count: int) -> bytes:
     cubin = records.make("cubin", id=1, module="m#0", arch="sm_90", kernels=["foo"], data=b"code", original=b"plain")
     numbers = records.make("kernel", id=1, name="foo", arch="sm_90", registers=7)
     diag = records.make("diag", level="error", where="m", text="no")
-    return b"".join(map(stream.pack, [ptx, cubin, numbers, *maps, kernel, diag]))
+    return b"".join(map(wire.pack, [ptx, cubin, numbers, *maps, kernel, diag]))
 
 
 HARNESSES = [

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpt import records, stream
 from gpt.base.errors import GptError
+from gpt.stream import records, wire
 from tests.fuzz import words
 from tests.fuzz.engine import ROOT, Sample, Target, Wrong
 from tests.fuzz.mutate import text_mutator
@@ -184,8 +184,8 @@ def ptx_seeds(sample: Sample) -> list[bytes]:
 def weave_ptx(data: bytes) -> None:
     probe = sorted(path.stem for path in (ROOT / "probes").glob("*.toml"))[zlib.crc32(data) % 12]
     module = records.make("ptx", id=1, module="m", arch="sm_90", kernels=[], data=data)
-    first, last = stream.header("test", []), records.make("end", records=1, status=0)
-    call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", probe, data=b"".join(map(stream.pack, (first, module, last))))
+    first, last = wire.header("test", []), records.make("end", records=1, status=0)
+    call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", probe, data=b"".join(map(wire.pack, (first, module, last))))
 
 
 # Probe files

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gpt import stream
 from gpt.base import cli, signals
 from gpt.base.errors import GptError
+from gpt.stream import wire
 from tests.fuzz.engine import Wrong
 
 DATA = (0, 1, 3, 4)  # exit statuses that data can lead to; 2 is for the command line
@@ -113,7 +113,7 @@ def _check_printable(line: str) -> None:
 def check_stream(data: bytes) -> list[dict[str, Any]]:
     """The records of a stream that a stage wrote: whole segments, each end with the right count. Raises Wrong."""
     try:
-        found = list(stream.read_records(io.BytesIO(data), "output"))
+        found = list(wire.read_records(io.BytesIO(data), "output"))
     except GptError as error:
         raise Wrong(f"output: {error}") from error
     count = 0

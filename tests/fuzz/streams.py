@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests.asm import fake
 from tests.fuzz import words
 from tests.fuzz.engine import Sample, Target
@@ -51,7 +51,7 @@ def module_seeds(sample: Sample) -> list[bytes]:
         records.make("module", id=2, type="cubin", path="one.cubin", offset=0, size=len(code)),
         records.make("module", id=3, type="ptx", data=text),
     ]
-    return [b"".join(map(stream.pack, [stream.header("t", []), *found, records.make("end", records=3, status=0)]))]
+    return [b"".join(map(wire.pack, [wire.header("t", []), *found, records.make("end", records=3, status=0)]))]
 
 
 def locate_seeds(sample: Sample, *args: str) -> list[bytes]:
@@ -92,7 +92,7 @@ def to_json(found: list[Any]) -> bytes:
     """Records as JSON lines; what no record can be is written as JSON has it."""
     import json
 
-    from gpt import jsonl
+    from gpt.stream import jsonl
 
     return b"".join(json.dumps(jsonl.encode(value, DEEP)).encode() + b"\n" for value in found)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.fuzz import fields
 from tests.fuzz.mutate import unpack
 from tests.fuzz.stages import call, stage_main

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gpt import stream  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 from gpt.trace.buffers import Buffer, Probes, Saved  # noqa: E402
 from gpt.trace.rows import LAUNCHES, parse_layout  # noqa: E402
 
@@ -76,9 +76,9 @@ class Account:
 def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
     """The records of each segment of a file."""
     found: dict[int, list[dict[str, Any]]] = {}
-    order = stream.Segments()
+    order = wire.Segments()
     with open(path, "rb") as file:
-        for record in stream.read_records(file, str(path)):
+        for record in wire.read_records(file, str(path)):
             found.setdefault(order.add(record), []).append(record)
     return found.values()
 

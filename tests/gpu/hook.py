@@ -203,10 +203,10 @@ def programs(folder: Path) -> dict[str, list[str]]:
 
 
 def read(trace: Path) -> list[dict[str, Any]]:
-    from gpt import stream
+    from gpt.stream import wire
 
     with open(trace, "rb") as file:
-        return list(stream.read_records(file, str(trace)))
+        return list(wire.read_records(file, str(trace)))
 
 
 def processes(trace: Path) -> list[Path]:

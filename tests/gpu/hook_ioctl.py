@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpt import stream
+from gpt.stream import wire
 from gpt.trace.escapes import name_command
 from tests.runtime import hooked
 
@@ -34,7 +34,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(done.stderr)
         with open(folder / "t.mp", "rb") as file:
-            records = list(stream.read_records(file, "t.mp"))
+            records = list(wire.read_records(file, "t.mp"))
         subprocess.run(["gpt-analyze", "ioctl", folder / "t.mp"], check=True)
         subprocess.run(
             ["cp", folder / "t.mp", Path(os.environ.get("GPT_GPU_OUT", name)) / "hook_ioctl.mp"], check=False

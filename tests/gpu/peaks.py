@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gpt import stream  # noqa: E402
 from gpt.analyze.peaks import PUBLISHED, find_bytes, find_flops  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 
 PROGRAM = """
 import ctypes
@@ -37,7 +37,7 @@ def main() -> int:
         command = [ROOT / "bin/gpt-hook", "run", "-q", "-o", trace, *more, "--", sys.executable, "-c", PROGRAM]
         subprocess.run(command, check=True)
         with open(trace, "rb") as file:
-            card = next(r for r in stream.read_records(file, "t") if r["kind"] == "device")
+            card = next(r for r in wire.read_records(file, "t") if r["kind"] == "device")
     wrong = [name for name in ("sms", "warps", "blocks", "clock_hz", "memory_hz", "bus_bits") if not card.get(name)]
     if not more and not wrong:
         query = ["nvidia-smi", "-i", card["uuid"], "--query-gpu=clocks.max.sm,clocks.max.memory", "--format=csv"]

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt import stream  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 from gpt.trace.buffers import Probes  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
@@ -51,7 +51,7 @@ def read(trace: Path, wanted: str) -> tuple[Row, Counter[str]]:
     probes, reasons, sums = Probes(trace.parent), Counter[str](), Counter[str]()
     launches: Counter[str] = Counter()
     with open(trace, "rb") as file:
-        for record in stream.read_records(file, str(trace)):
+        for record in wire.read_records(file, str(trace)):
             if record["kind"] in ("map", "kernel", "probed", "buffer"):
                 probes.add(record)
             if record["kind"] == "unprobed":

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt import stream  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
@@ -43,7 +43,7 @@ def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
     """Of each launch with probes its kernel, why others had none, and the registers with and without probes."""
     probed, reasons, registers = [], Counter[str](), []
     with open(trace, "rb") as file:
-        for record in stream.read_records(file, str(trace)):
+        for record in wire.read_records(file, str(trace)):
             if record["kind"] == "probed":
                 probed.append(record["kernel"])
             elif record["kind"] == "unprobed":

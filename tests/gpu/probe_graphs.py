@@ -40,7 +40,7 @@ from probe import HOOK, NVCC, OUT, Row, read, run, step_of
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt import stream  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 
 ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # of what is timed, the median counts
 NODES, REPLAYS, MANY = 1000, 1000, 25000
@@ -101,7 +101,7 @@ def measure_plain(folder: Path) -> Row:
 def count_in(data: bytes) -> tuple[Counter[str], int]:
     """Launches with probes, without, buffers that are lost, and bytes read, of some records."""
     found, total = Counter[str](), 0
-    for record in stream.read_packed(io.BytesIO(data), "chunk"):
+    for record in wire.read_packed(io.BytesIO(data), "chunk"):
         match record["kind"]:
             case "probed":
                 found["probed"] += 1
@@ -119,7 +119,7 @@ def count(trace: Path) -> tuple[Counter[str], int]:
     """The same of a trace, on all cores; much faster than `read`."""
     found, total = Counter[str](), 0
     with open(trace, "rb") as file, multiprocessing.Pool() as pool:
-        records = stream.read_packed(file, str(trace))
+        records = wire.read_packed(file, str(trace))
         pieces = (record["data"][: record["used"]] if record["kind"] == "chunk" else record.raw for record in records)
         for some, read_there in pool.imap_unordered(count_in, pieces):
             found += some

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt import jsonl, packed  # noqa: E402
+from gpt.stream import jsonl, packed  # noqa: E402
 
 RUNTIME = ROOT / "gpt" / "_runtime"
 HOOK = RUNTIME / "gpt-hook"

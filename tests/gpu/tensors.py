@@ -90,7 +90,7 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
 def main() -> int:
     import numpy as np
 
-    from gpt import stream
+    from gpt.stream import wire
     from gpt.trace.kinds import CALLS, SAVES, SITES, TENSORS
     from gpt.trace.process import iter_processes
 
@@ -101,7 +101,7 @@ def main() -> int:
         facts = run(folder, "-p", "block_sched", "--stacks", "memory")
         with (folder / "t.mp").open("rb") as file:
             kinds = CALLS | SAVES | SITES | TENSORS | {"times"}
-            process = next(iter_processes(stream.read_records(file, "t.mp"), kinds, folder))
+            process = next(iter_processes(wire.read_records(file, "t.mp"), kinds, folder))
     checks = {"same bits": bare["digest"] == facts["digest"], "memory used again": facts["reused"]}
     launches = [launch for launch in process.probes.take_told("probed") if len(launch.params) >= 24]
     first = [launch for launch in launches if np.frombuffer(launch.params[:24], "<u8").tolist() == facts["addresses"]]

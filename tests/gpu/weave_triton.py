@@ -29,7 +29,7 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from gpt import stream  # noqa: E402
+from gpt.stream import wire  # noqa: E402
 from tests.gpu.weave import Gpu, find  # noqa: E402
 from tests.tally.triton_kernels import JOBS  # noqa: E402
 
@@ -121,7 +121,7 @@ def pipeline(folder: Path, arch: str) -> dict[str, list[Record]]:
     subprocess.run(["bash", "-o", "pipefail", "-c", line], check=True, cwd=folder, env=env)
     found: dict[str, list[Record]] = {}
     with open(folder / "probed.mp", "rb") as file:
-        for record in stream.read_records(file, "probed.mp"):
+        for record in wire.read_records(file, "probed.mp"):
             if record["kind"] == "library":
                 inside = found.setdefault(Path(record["path"]).stem, [])
             elif record["kind"] in ("cubin", "kernel", "map"):

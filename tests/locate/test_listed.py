@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from gpt import records, stream
 from gpt.locate import holding
 from gpt.locate.listed import Listed, forms, function_of
+from gpt.stream import records, wire
 from tests.stages.tools import run
 
 KERNELS = {
@@ -31,9 +31,9 @@ def library(path, kernels=None, functions=()):
 
 
 def segment(*inner, end=True):
-    found = [stream.header("t", []), *inner]
+    found = [wire.header("t", []), *inner]
     found += [records.make("end", records=len(inner), status=0)] if end else []
-    return b"".join(map(stream.pack, found))
+    return b"".join(map(wire.pack, found))
 
 
 BOTH = segment(*library("a.so"), *library("b.so"))
@@ -92,8 +92,8 @@ def test_a_name_that_is_wrong_guts_nothing(locate, names, facts):
     ]
     assert not {"span", "trim", "tally"} & {r["kind"] for r in done.records}
     kept = [r for r in done.records if r["kind"] not in ("diag", "header", "end")]
-    assert b"".join(map(stream.pack, kept)) == b"".join(
-        map(stream.pack, (*library("a.so", functions=["helper"]), *library("b.so")))
+    assert b"".join(map(wire.pack, kept)) == b"".join(
+        map(wire.pack, (*library("a.so", functions=["helper"]), *library("b.so")))
     )
     assert done.kind("end")[0]["records"] == len(done.records) - 2
 

@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from gpt import records, stream
 from gpt.base.arch import parse_arch
 from gpt.base.errors import MalformedError, UsageError
 from gpt.locate.unused import (
@@ -22,6 +21,7 @@ from gpt.locate.unused import (
     iter_reasons,
     surely_runs,
 )  # fmt: skip
+from gpt.stream import records, wire
 from tests.cuda import tool
 from tests.stages.tools import run
 from tests.tiers import full
@@ -224,7 +224,7 @@ def locate(tmp_path):
     def call(texts, *options, used="k\n", arch="sm_90", path="lib.so", build_id=None):
         elements = [element(text, 100 * number, path) for number, text in enumerate(texts)]
         made = [
-            stream.header("test", []),
+            wire.header("test", []),
             records.make("library", path=path, size=1 << 20, build_id=build_id),
             *elements,
             records.make("library_end", path=path),
@@ -233,7 +233,7 @@ def locate(tmp_path):
         (tmp_path / "used").write_bytes(used if isinstance(used, bytes) else (used or "").encode())
         options = [*options, *(["--arch", arch] if arch else [])]
         named = [] if used is None else ["--used", tmp_path / "used"]
-        done = run("gpt-locate", *named, *options, data=b"".join(map(stream.pack, made)), cwd=tmp_path)
+        done = run("gpt-locate", *named, *options, data=b"".join(map(wire.pack, made)), cwd=tmp_path)
         cut = {span["start"] for span in done.kind("span")} if done.status == 0 else set()
         payloads = [(e["offset"], e["offset"] + e["header_size"]) for e in elements]
         return [offset // 100 for offset, payload in payloads if payload not in cut], done
@@ -242,8 +242,8 @@ def locate(tmp_path):
 
 
 def trace(*inner):
-    made = [stream.header("gpt-hook", []), *inner, records.make("end", records=len(inner), status=0)]
-    return b"".join(map(stream.pack, made))
+    made = [wire.header("gpt-hook", []), *inner, records.make("end", records=len(inner), status=0)]
+    return b"".join(map(wire.pack, made))
 
 
 LIBRARY = [
@@ -278,12 +278,12 @@ def test_a_library_that_loses_all_its_code(tmp_path):
     """Beside one that has some: it's said, with what there is."""
 
     def stream_of(*libraries):
-        records_ = [stream.header("test", [])]
+        records_ = [wire.header("test", [])]
         for path, texts in libraries:
             records_.append(records.make("library", path=path, size=1 << 20))
             records_ += [element(text, 100 * number, path) for number, text in enumerate(texts)]
             records_.append(records.make("library_end", path=path))
-        return b"".join(map(stream.pack, [*records_, records.make("end", records=len(records_) - 1, status=0)]))
+        return b"".join(map(wire.pack, [*records_, records.make("end", records=len(records_) - 1, status=0)]))
 
     data = stream_of(
         ("a.so", ["1 cubin sm_90 k"]),
@@ -471,8 +471,8 @@ def test_names_that_are_nowhere_are_named(locate):
 def test_an_element_without_payload_needs_no_span(locate):
     text = "1 cubin sm_80 k"
     empty = {**element(text, 0), "payload_size": 0}
-    made = [stream.header("t", []), records.make("library", path="lib.so", size=999), empty]
+    made = [wire.header("t", []), records.make("library", path="lib.so", size=999), empty]
     made += [records.make("library_end", path="lib.so"), records.make("end", records=3, status=0)]
     options = ("--used", os.devnull, "--arch", "sm_90", "--allow-missing")
-    done = run("gpt-locate", *options, data=b"".join(map(stream.pack, made)))
+    done = run("gpt-locate", *options, data=b"".join(map(wire.pack, made)))
     assert (done.status, done.kind("span")) == (0, [])

@@ -1,4 +1,4 @@
-"""The man pages against what they describe: options against --help, kinds against gpt/records.py, and every
+"""The man pages against what they describe: options against --help, kinds against gpt/stream/records.py, and every
 example is run as a reader would type it and must print what stands below it.
 
 In an example a line that begins with `$ ` is a command, which goes on where a line ends with `|` or `\\` or inside of
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt import records
 from gpt.formats import elf, fatbin, image, zips
 from gpt.ptx.names import MAX_DIRECTIVES
+from gpt.stream import records
 from tests import loaded
 from tests.demo.build import build
 from tests.tiers import full

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt import records
 from gpt.neutrino.command import TOOLS
 from gpt.neutrino.writer import Writer
+from gpt.stream import records
 from tests.trace import forge
 
 NAME = "_Z1kv"

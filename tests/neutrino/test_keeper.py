@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
-from gpt import records
 from gpt.base.keep import kept_in
 from gpt.neutrino.keeper import Keeper, find_kept
 from gpt.neutrino.kernels import KernelFolders, Settings
+from gpt.stream import records
 from tests.trace import forge
 
 IMAGE = b"the image"

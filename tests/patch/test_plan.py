@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt import records, stream
 from gpt.base.errors import GptError, MalformedError
 from gpt.formats.image import find_image
 from gpt.formats.source import Source
@@ -16,6 +15,7 @@ from gpt.patch.compact import plan_compact
 from gpt.patch.cuts import CannotCompact
 from gpt.patch.plan import Copy, Data, Fill, find_doomed, plan_in_place
 from gpt.patch.write import check_output, written
+from gpt.stream import records, wire
 from tests.formats import forge
 from tests.formats.mutate import mutants
 from tests.formats.samples import ONE, region
@@ -218,10 +218,10 @@ def test_pointers_that_never_end(sample):
 
 def segment(path, spans, **library):
     keys = {"path": str(path), "size": path.stat().st_size, **library}
-    made = [stream.header("test", []), records.make("library", **keys)]
+    made = [wire.header("test", []), records.make("library", **keys)]
     made += [records.make("span", library=str(path), start=s, end=e, reason="test") for s, e in spans]
     made += [records.make("library_end", path=str(path)), records.make("end", records=0, status=0)]
-    return b"".join(map(stream.pack, made))
+    return b"".join(map(wire.pack, made))
 
 
 HOSTILE = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests import cuda
 from tests.formats import oracle, samples
 from tests.patch import checks
@@ -108,12 +108,12 @@ def test_nvdisasm_reads_the_kept_kernel_as_before(library, tmp_path):
 
 def test_the_mode_element_is_what_it_was(library, tmp_path):
     made = located(library, "\n".join(USED))
-    kinds = {r["kind"] for r in stream.read_records(io.BytesIO(made), "made")}
+    kinds = {r["kind"] for r in wire.read_records(io.BytesIO(made), "made")}
     assert "trim" not in kinds
 
 
 def parsed(data):
-    return list(stream.read_records(io.BytesIO(data), "stream"))
+    return list(wire.read_records(io.BytesIO(data), "stream"))
 
 
 def test_tallies_add_up(library):
@@ -145,7 +145,7 @@ def test_records_that_make_no_sense(library, change, words, tmp_path):
         {**r, **change} if r["kind"] == "trim" else r
         for r in parsed(located(library, "\n".join(USED), "--granularity", "kernel"))
     ]
-    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, made)))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, made)))
     assert done.status == 3
     assert words in done.err
     assert done.err.count("\n") == 1
@@ -159,7 +159,7 @@ def test_a_span_goes_before_a_trim(library, tmp_path):
     start = trim["offset"] + element["header_size"]
     span = records.make("span", library=str(library), start=start, end=start + element["payload_size"], reason="mine")
     made.insert(made.index(trim), span)
-    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, made)))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, made)))
     assert done.status == 0, done.err
     assert done.kind("trimmed") == []
     assert all(
@@ -194,7 +194,7 @@ def test_what_stays_whole_says_why(tmp_path):
 
 def test_a_library_that_fails_has_no_tallies(library, tmp_path):
     made = parsed(located(library, "\n".join(USED), "--granularity", "kernel"))
-    data = b"".join(stream.pack({**r, "size": 1} if r["kind"] == "library" else r) for r in made)
+    data = b"".join(wire.pack({**r, "size": 1} if r["kind"] == "library" else r) for r in made)
     done = run("gpt-patch", "-o", tmp_path / "out", data=data)
     assert done.status == 1 and "has changed since it was extracted" in done.err
     assert done.kind("tally") == []
@@ -212,7 +212,7 @@ def trace(path, library, *lookups):
     """A trace of one process that used kernel `direct`, and looked into the module that holds it."""
     region = extract(library).kind("element")[-3]["region"]
     made = [
-        stream.header("gpt-hook", []),
+        wire.header("gpt-hook", []),
         records.make("library", path=str(library), size=library.stat().st_size),
         records.make("device", index=0, name="a GPU", arch="sm_90", runs="sass"),
         records.make("module", id=1, type="fatbin", path=str(library), offset=region),
@@ -220,7 +220,7 @@ def trace(path, library, *lookups):
         *(records.make("lookup", module=1, what=what) for what in lookups),
         records.make("end", records=4 + len(lookups), status=0),
     ]
-    path.write_bytes(b"".join(map(stream.pack, made)))
+    path.write_bytes(b"".join(map(wire.pack, made)))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt import stream
 from gpt.base.errors import GptError
 from gpt.patch.versions import with_label
 from gpt.patch.wheel import Wheels
+from gpt.stream import wire
 from tests.stages.tools import extract, kept, located, run
 
 USED = "_Z3onePf"
@@ -225,9 +225,9 @@ def test_a_record_of_short_lines(wheel, tmp_path):
 
 
 def test_a_member_comes_once(wheel, tmp_path):
-    made = list(stream.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
+    made = list(wire.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
-    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, twice)))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, twice)))
     assert done.status == 1
     assert "libone.so: comes twice in this stream" in done.err
 

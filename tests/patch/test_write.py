@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt import records, stream
 from gpt.base.errors import GptError
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from gpt.patch.backup import keep_backup
 from gpt.patch.plan import Copy, Plan
 from gpt.patch.write import written
+from gpt.stream import records, wire
 from tests.patch import checks
 from tests.stages.tools import extract, kept, located, patch, run
 from tests.tiers import first
@@ -39,7 +39,7 @@ def contents(folder):
 
 
 def parsed(data):
-    return list(stream.read_records(io.BytesIO(data), "stream"))
+    return list(wire.read_records(io.BytesIO(data), "stream"))
 
 
 def failure(done, words, status=1):
@@ -191,9 +191,9 @@ def test_a_file_that_changed_is_refused(library, change, tmp_path):
 
 def test_without_a_digest_the_build_id_counts(library, tmp_path):
     made = [{k: v for k, v in r.items() if k != "sha256"} for r in parsed(located(library, USED))]
-    assert patch(b"".join(map(stream.pack, made)), "-o", tmp_path / "out")["mode"] == "compact"
+    assert patch(b"".join(map(wire.pack, made)), "-o", tmp_path / "out")["mode"] == "compact"
     made = [{**r, "build_id": "00"} if r["kind"] == "library" else r for r in made]
-    failure(run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, made))), "another build id")
+    failure(run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, made))), "another build id")
 
 
 @pytest.mark.parametrize("options", first(["--in-place"], ["-o", "out"]))
@@ -242,7 +242,7 @@ def test_an_existing_output_is_replaced(library, tmp_path):
 
 def test_a_stream_that_ends_early_patches_nothing(library, tmp_path):
     cut = [record for record in parsed(located(library, USED)) if record["kind"] != "library_end"]
-    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(stream.pack, cut)))
+    done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, cut)))
     failure(done, "the stream ends before the library does: not patched", 3)
     torn = located(library, USED)[:-30]
     assert run("gpt-patch", "-o", tmp_path / "out", data=torn).status == 3
@@ -262,8 +262,8 @@ def test_usage(options, tmp_path):
 
 def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
     module = records.make("module", id=1, type="fatbin", data=sample("fatbin").read_bytes())
-    made = [stream.header("t", []), module, records.make("end", records=1, status=0)]
-    found = extract(data=b"".join(map(stream.pack, made)))
+    made = [wire.header("t", []), module, records.make("end", records=1, status=0)]
+    found = extract(data=b"".join(map(wire.pack, made)))
     failure(run("gpt-patch", "-o", tmp_path / "out", data=found.out, cwd=tmp_path), "module:1: No such file", 4)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from gpt import stream
+from gpt.stream import wire
 from tests.runtime import hooked
 
 
@@ -31,12 +31,12 @@ def private_folder(tmp_path, monkeypatch):
 
 
 def read(data: bytes) -> list[dict]:
-    return list(stream.read_records(io.BytesIO(data), "stream"))
+    return list(wire.read_records(io.BytesIO(data), "stream"))
 
 
 def segments(records: list[dict]) -> list[list[dict]]:
     """The records of each segment; `end` counts what is in it."""
-    found, turns = [], stream.Segments()
+    found, turns = [], wire.Segments()
     for record in records:
         number = turns.add(record)
         if record["kind"] == "header":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt import stream
+from gpt.stream import wire
 from tests import cuda
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +176,7 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:
-            self.records = list(stream.read_records(file, str(path)))
+            self.records = list(wire.read_records(file, str(path)))
         self.apis = {r["id"]: r for r in self.of("api")}
         self.calls = []
         for record in self.of("calls"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from gpt.trace.buffers import Probes
 from tests.runtime import hooked, simulated
 
@@ -138,7 +138,7 @@ def saved(path, name):
     """What the launches of a trace saved to a map, as analyses read it, by the number of the launch."""
     found = Probes(path.parent)
     with open(path, "rb") as file:
-        for record in stream.read_records(file, str(path)):
+        for record in wire.read_records(file, str(path)):
             if record["kind"] in ("map", "kernel", "probed", "buffer"):
                 assert records.check(record) is None
                 found.add(record)

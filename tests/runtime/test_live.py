@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt import stream
+from gpt.stream import wire
 from gpt.trace.kinds import RUNS
 from gpt.trace.process import iter_processes
 from gpt.trace.used import read_used
@@ -102,7 +102,7 @@ def test_records_come_while_the_program_runs(tmp_path):
     # Into a stage that is there: what it passes on, it passes on at once.
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with live("-", program, **pipe) as process:
-        records = stream.read_records(process.stdout, "live")
+        records = wire.read_records(process.stdout, "live")
         seen, waits = 0, []
         for count in (1, 3, 700, 20000, *[1] * 40):
             if len(waits) >= 4 and min(waits) < 0.15:  # the machine may be busy: one that is not late is enough
@@ -232,8 +232,8 @@ int main(void) {
 def test_processes_that_live_at_once_take_turns(tmp_path):
     program = hooked.compile_c(tmp_path / "client", TOGETHER, "-includesys/wait.h")
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    found, turns, counts = [], stream.Segments(), Counter()
-    records = stream.read_records(process.stdout, "live")
+    found, turns, counts = [], wire.Segments(), Counter()
+    records = wire.read_records(process.stdout, "live")
     for rounds in range(1, 4):
         process.stdin.write(b"go\n"), process.stdin.flush()
         while sorted(counts.values()) != [n * rounds for n in (1, 2, 3, 4)]:  # all of them, while they all live
@@ -250,8 +250,8 @@ def test_processes_that_live_at_once_take_turns(tmp_path):
     assert sorted(launches(segment)["foo"] for segment in made) == [3, 6, 9, 12]
     expected = {segment[0]["pid"]: launches(segment)["foo"] for segment in made}
     # The same for readers, of the stream as it is, and of two in one file.
-    (tmp_path / "live.mp").write_bytes(b"".join(map(stream.pack, found)) * 2)
-    processes = list(iter_processes(stream.read_records(open(tmp_path / "live.mp", "rb"), "x"), RUNS))
+    (tmp_path / "live.mp").write_bytes(b"".join(map(wire.pack, found)) * 2)
+    processes = list(iter_processes(wire.read_records(open(tmp_path / "live.mp", "rb"), "x"), RUNS))
     assert len(processes) == 8
     for one in processes:
         assert sum(rows["count"].sum() for _, rows in one.launches.take()) == expected[one.pid]
@@ -348,7 +348,7 @@ def test_a_trace_that_is_truncated_meanwhile(tmp_path, private):
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"100\n"), process.stdin.flush()
     assert process.stderr.readline() == b"done\n"
-    records = stream.read_records(process.stdout, "live")
+    records = wire.read_records(process.stdout, "live")
     while next(records)["kind"] != "sync":
         pass
     (path,) = private.glob("*/[0-9]*")

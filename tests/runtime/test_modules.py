@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from gpt import stream
+from gpt.stream import wire
 from tests import cuda
 from tests.demo.build import build
 from tests.runtime import hooked
@@ -238,7 +238,7 @@ def test_a_library_is_slimmed_to_what_a_trace_saw(tmp_path, monkeypatch):
         [cuda.tool("cuobjdump"), "-lelf", "-lptx", tmp_path / "slim" / "libdemo.so"], capture_output=True, text=True
     ).stdout
     assert left.count("PTX file") == 1 and left.count("ELF file") == 0  # what the simulated device takes
-    assert "patched" in {r["kind"] for r in stream.read_records(io.BytesIO(result.stdout), "patch")}
+    assert "patched" in {r["kind"] for r in wire.read_records(io.BytesIO(result.stdout), "patch")}
 
 
 def test_images_are_saved_once(tmp_path, monkeypatch):
@@ -256,7 +256,7 @@ def test_images_are_saved_once(tmp_path, monkeypatch):
     with open(tmp_path / "t.mp", "rb") as file:
         done = subprocess.run(line, stdin=file, capture_output=True, cwd=hooked.ROOT)
     assert done.returncode == 0, done.stderr
-    elements = [r for r in stream.read_records(io.BytesIO(done.stdout), "extract") if r["kind"] == "element"]
+    elements = [r for r in wire.read_records(io.BytesIO(done.stdout), "extract") if r["kind"] == "element"]
     assert len(elements) == 8 and [k["name"] for k in elements[0]["kernels"]] == ["foo", "bar"]
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.full
 # Kernels with probes take 128 registers, unless they are asked to take fewer; the simulated device's own take 32.
 HUNGRY = r"""
 import re, sys, msgpack
-from gpt import stream
+from gpt.stream import wire
 for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size=1):
     if record.get("kind") == "ptx" and "original" in record:
         record["data"] = re.sub(rb"(\.entry [^{]*)\{", rb"\1.maxnreg 128 {", record["data"])

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.runtime import hooked
 from tests.runtime.clients import FORK, LOOP, THREADS
 from tests.runtime.hooked import Trace

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import gpt.trace
-from gpt import stream
+from gpt.stream import wire
 from gpt.trace.kinds import CALLS, SITES
 from gpt.trace.process import iter_processes
 from tests.runtime import hooked
@@ -17,7 +17,7 @@ from tests.runtime.hooked import SHARED, Trace
 def stacks(path):
     """The functions of each call's stack, by the call's name."""
     with path.open("rb") as file:
-        (process,) = iter_processes(stream.read_records(file, str(path)), CALLS | SITES)
+        (process,) = iter_processes(wire.read_records(file, str(path)), CALLS | SITES)
     found = []
     for threads, rows in process.calls.take():
         for stack, row in zip(process.sites.find(threads, rows["start"]).tolist(), rows, strict=True):

@@ -7,8 +7,8 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from gpt import packed, records
 from gpt.screen.answers import COLUMNS, MARKDOWN_SIZE, AnswerReport, AnswerTable
+from gpt.stream import packed, records
 
 
 def answer(columns, rows, name="things", top=None, verdict=()):

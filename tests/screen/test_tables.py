@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpt import packed, records, stream
 from gpt.base import messages
 from gpt.base.printable import shorten
 from gpt.screen.grid import Grid, render, screen_width
 from gpt.screen.tables import LibraryTables
+from gpt.stream import packed, records, wire
 from tests.stages.contract import STAGES, run
 from tests.tiers import examples
 
@@ -33,7 +33,7 @@ SAMPLES = {"str": HOSTILE, "u64": (1 << 64) - 1, "u32": (1 << 32) - 1, "bin": b"
 
 
 def sample(type_, name):
-    """A value of a type of gpt/records.py, as wild as it may be."""
+    """A value of a type of gpt/stream/records.py, as wild as it may be."""
     type_ = type_.rstrip("?")
     if type_.startswith("["):
         return [sample(type_[1:-1], name)] * 3
@@ -139,7 +139,7 @@ def test_no_mixture_is_a_fault(found):
 def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
     (tmp_path / "names.txt").touch()
     strange = [{"kind": kind} for kind in SHOWN] + [{"kind": kind, "name": [float("nan")]} for kind in SHOWN]
-    data = stream.pack(stream.header("x", [])) + b"".join(map(stream.pack, strange))
+    data = wire.pack(wire.header("x", [])) + b"".join(map(wire.pack, strange))
     args = [word for word in STAGES[stage] if word != "--stream"] + ["--table"] * (stage != "gpt-analyze")
     done = run([stage, *args], tmp_path, data=data)
     lines = done.stderr.decode().splitlines()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt import records, stream
 from gpt.asm.backlog import Backlog
 from gpt.formats.cubin import parse_cubin
+from gpt.stream import records, wire
 from tests import cuda
 from tests.asm import fake
 from tests.asm.modules import HEAD, PLAIN, RICH, hungry, probed
@@ -38,7 +38,7 @@ def ptx(number, text, **keys):
 
 def segment(*found):
     end = records.make("end", records=0, status=0)
-    return b"".join(stream.pack(record) for record in [stream.header("test", []), *found, end])
+    return b"".join(wire.pack(record) for record in [wire.header("test", []), *found, end])
 
 
 def asm(data, *args, arch="sm_90"):
@@ -434,7 +434,7 @@ def test_a_stream_is_read(tmp_path):
 
 
 def test_of_a_stream_that_is_cut_all_that_was_whole_is_assembled(tmp_path):
-    last = stream.pack(ptx(8, PLAIN))
+    last = wire.pack(ptx(8, PLAIN))
     data = segment(*(ptx(number, PLAIN) for number in range(9)))
     (tmp_path / "in.mp").write_bytes(data[: data.index(last) + 40])
     done = run("gpt-asm", "--arch", "sm_90", tmp_path / "in.mp")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from gpt.trace.buffers import Probes
 from tests.runtime import hooked
 from tests.stages.contract import run
@@ -40,7 +40,7 @@ def dump(folder, segments, *options, **more):
 
 def read(path):
     with open(path, "rb") as file:
-        return list(stream.read_records(file, str(path)))
+        return list(wire.read_records(file, str(path)))
 
 
 def value(path):
@@ -93,7 +93,7 @@ def test_segments_have_their_own_launches(tmp_path):
 def test_callbacks_get_each_launch_one_after_the_other(tmp_path):
     text = """
 import os, sys, time
-from gpt import stream
+from gpt.stream import wire
 path = sys.argv[1]
 kinds = [record["kind"] for record in stream.read_records(open(path, "rb"), path)]
 print(os.path.basename(path), kinds[-2:], sys.stdin.read(), flush=True)
@@ -125,7 +125,7 @@ def test_a_callback_that_fails_is_reported_once(tmp_path, text, said):
     assert time.monotonic() - began < 30
     assert done.stderr.decode().splitlines() == [f"gpt-dump: warning: {callback}: {fact}" for fact in said]
     assert done.returncode == 1
-    found = [r for r in stream.read_records(io.BytesIO(done.stdout), "out") if r["kind"] != "diag"]
+    found = [r for r in wire.read_records(io.BytesIO(done.stdout), "out") if r["kind"] != "diag"]
     assert [r["kind"] for r in found] == [r["kind"] for r in segment]
 
 
@@ -204,7 +204,7 @@ def test_what_makes_no_sense_passes_and_ends_the_dumps(tmp_path, wrong):
     done = dump(tmp_path, [segment], "--dumps", "d")
     assert b"no more launches are dumped" in done.stderr and done.returncode == 0
     assert os.listdir(tmp_path / "d") == ["10-1.mp"]
-    kinds = [r["kind"] for r in stream.read_records(io.BytesIO(done.stdout), "out") if r["kind"] != "diag"]
+    kinds = [r["kind"] for r in wire.read_records(io.BytesIO(done.stdout), "out") if r["kind"] != "diag"]
     assert kinds == [r["kind"] for r in segment]
 
 

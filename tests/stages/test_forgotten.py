@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests import cuda
 from tests.stages.tools import run
 from tests.trace import forge

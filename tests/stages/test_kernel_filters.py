@@ -6,7 +6,7 @@ nothing is named in a warning, and if nothing is left that is an error.
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.stages.tools import run
 from tests.trace import forge
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpt import records, stream
 from gpt.screen.units import human
+from gpt.stream import records, wire
 from tests.stages.tools import extract, kept, located, run
 
 
 def trace(path, *libraries, module=None, child=None):
     """A trace that saw `libraries` loaded: (path, bytes of GPU code or None), as gpt-hook writes them."""
-    made = [stream.header("gpt-hook", [])]
+    made = [wire.header("gpt-hook", [])]
     for library, gpu in libraries:
         size = library.stat().st_size if library.exists() else 1
         made.append(records.make("library", path=str(library), type="elf", size=size, gpu=gpu))
@@ -25,12 +25,12 @@ def trace(path, *libraries, module=None, child=None):
     if child:
         made.append(records.make("child", pid=2, how="fork", path=child.name))
     made.append(records.make("end", records=len(made) - 1, status=0))
-    path.write_bytes(b"".join(map(stream.pack, made)))
+    path.write_bytes(b"".join(map(wire.pack, made)))
     return path
 
 
 def parsed(data):
-    return list(stream.read_records(io.BytesIO(data), "stream"))
+    return list(wire.read_records(io.BytesIO(data), "stream"))
 
 
 def paths(done):
@@ -74,11 +74,11 @@ def test_the_build_id_counts(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     size = library.stat().st_size
     made = [
-        stream.header("gpt-hook", []),
+        wire.header("gpt-hook", []),
         records.make("library", path=str(library), size=size, build_id="00", gpu=1),
         records.make("end", records=1, status=0),
     ]
-    (tmp_path / "t").write_bytes(b"".join(map(stream.pack, made)))
+    (tmp_path / "t").write_bytes(b"".join(map(wire.pack, made)))
     done = extract("--loaded", tmp_path / "t")
     assert done.status == 1
     assert "its build id differs" in done.err

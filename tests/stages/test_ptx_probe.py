@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from gpt import records, stream
 from gpt.probe.weave.weave import unweave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
+from gpt.stream import records, wire
 from tests import cuda
 from tests.stages.tools import run
 
@@ -34,12 +34,12 @@ def probe_file(tmp_path):
 
 
 def segment(*texts):
-    found = [stream.header("test", [])]
+    found = [wire.header("test", [])]
     for number, data in enumerate(texts):
         kernels = [item.name for item in scan_module(data).entries] if b".entry" in data else []
         found.append(records.make("ptx", id=5 + number, module=f"m#{number}", arch="sm_75", kernels=kernels, data=data))
     found.append(records.make("end", records=0, status=0))
-    return b"".join(map(stream.pack, found))
+    return b"".join(map(wire.pack, found))
 
 
 def weave(*options, data, status=0):

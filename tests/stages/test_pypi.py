@@ -159,9 +159,9 @@ def sections_of(library, folder):
 def spans_of(data):
     import io
 
-    from gpt import stream
+    from gpt.stream import wire
 
-    return [record for record in stream.read_records(io.BytesIO(data), "located") if record["kind"] == "span"]
+    return [record for record in wire.read_records(io.BytesIO(data), "located") if record["kind"] == "span"]
 
 
 def sorted_names(names):

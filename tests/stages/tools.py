@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt import stream
+from gpt.stream import wire
 from tests import loaded
 
 MIB = 1 << 20
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return list(stream.read_records(io.BytesIO(self.out), "<output>"))
+        return list(wire.read_records(io.BytesIO(self.out), "<output>"))
 
     def kind(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["kind"] == kind]

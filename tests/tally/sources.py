@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt import stream
 from gpt.ptx.scan import scan_module
+from gpt.stream import wire
 from tests import cuda
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def iter_wheel(wheel: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes
     command = [ROOT / "bin" / "gpt-extract", "--ptx", "-r", "-j", str(jobs), path.name]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, env=_environment()) as process:
         assert process.stdout
-        for record in stream.read_records(process.stdout, path.name):
+        for record in wire.read_records(process.stdout, path.name):
             if record["kind"] == "ptx":
                 yield record["module"].partition("!")[2] or record["module"], record["data"]
     if process.returncode:

@@ -4,8 +4,8 @@ import io
 import tempfile
 from pathlib import Path
 
-from gpt import records, stream
 from gpt.analyze.timeline import ANALYSIS, Form
+from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
 from tests.trace import forge
 
@@ -19,7 +19,7 @@ def draw(form, *segments):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t")
         drawing = ANALYSIS.make(None, json=False, shape=Form(form), output=path)
-        for process in iter_processes(stream.read_records(io.BytesIO(forge.pack(*segments)), "in"), drawing.kinds):
+        for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), drawing.kinds):
             drawing.take(process)
             drawing.end(process)
         assert not list(drawing.answer([]))

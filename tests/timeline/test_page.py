@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from tests.analyze.asked import run
 from tests.timeline import browser
 from tests.timeline.made import US, ZERO, call, launch, pushed, segment, small

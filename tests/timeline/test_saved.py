@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from gpt import records
+from gpt.stream import records
 from gpt.timeline.counters import spread
 from tests.analyze import blocks
 from tests.analyze.asked import run

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from gpt import records
+from gpt.stream import records
 from gpt.timeline.tracks import CORRELATION, find_lanes
 from tests.analyze.asked import run
 from tests.timeline.made import US, ZERO, call, draw, launch, pushed, segment, small

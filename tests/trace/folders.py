@@ -4,9 +4,9 @@ import struct
 import sys
 from pathlib import Path
 
-from gpt import packed
 from gpt.neutrino.command import TOOLS
 from gpt.neutrino.writer import Writer
+from gpt.stream import packed
 from gpt.trace.inputs import read_input, side_folder
 from gpt.trace.process import iter_processes
 

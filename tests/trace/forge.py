@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from gpt import records, stream
+from gpt.stream import records, wire
 
 CHUNK = 512 << 10
 ROOM = CHUNK - 36  # bytes of records
@@ -118,7 +118,7 @@ def trace(*inner: dict, end: bool = True, **header: object) -> list[dict]:
 
 
 def pack(*segments: list[dict]) -> bytes:
-    return b"".join(stream.pack(record) for segment in segments for record in segment)
+    return b"".join(wire.pack(record) for segment in segments for record in segment)
 
 
 def chunk(data: bytes) -> bytes:

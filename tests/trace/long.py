@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt import records, stream
+from gpt.stream import records, wire
 from tests.trace import forge
 
 THREADS, KERNELS, BATCH, PERIOD, TOOK = 4, 50, 500, 1000, 600
@@ -70,7 +70,7 @@ def write_long(path: Path, calls: int, ranges: int = 0, ioctls: bool = False, pr
         first += [records.make("map", id=1, name="gmem_bytes", type="total", level="thread", capacity=1,
                                stride=40, fields=fields), forge.kernel(1, 1, "k", 1)]  # fmt: skip
     with open(path, "wb") as file:
-        data = b"".join(map(stream.pack, first))
+        data = b"".join(map(wire.pack, first))
         for turn, at in enumerate(range(0, calls, BATCH)):
             thread = 1 + turn % THREADS
             made = make_calls(at, thread)
@@ -88,7 +88,7 @@ def write_long(path: Path, calls: int, ranges: int = 0, ioctls: bool = False, pr
                                  command=0x2080, start=now + one, duration=50)
                     for one in range(IOCTLS)
                 ]  # fmt: skip
-            for data_ in map(stream.pack, told):
+            for data_ in map(wire.pack, told):
                 if len(data) + len(data_) > forge.ROOM:
                     file.write(forge.chunk(data))
                     data = b""
@@ -96,5 +96,5 @@ def write_long(path: Path, calls: int, ranges: int = 0, ioctls: bool = False, pr
         file.write(forge.chunk(data))
         buffer = np.ones((64, 6), "<u8").tobytes()  # 2 blocks of 32 threads: count, five fields
         for number in range(1, probed + 1):
-            file.write(stream.pack(forge.probed(number, 1, 1, 2, 32)) + stream.pack(forge.buffer(number, buffer)))
-        file.write(stream.pack(records.make("end", records=0, status=0)))
+            file.write(wire.pack(forge.probed(number, 1, 1, 2, 32)) + wire.pack(forge.buffer(number, buffer)))
+        file.write(wire.pack(records.make("end", records=0, status=0)))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
+from gpt.stream import records
 from gpt.trace.buffers import MapLayout, Probes
 from gpt.trace.parts import SideFiles
 from tests.tiers import examples

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpt import records
 from gpt.base.errors import MalformedError
+from gpt.stream import records
 from gpt.trace.clock import Clock
 from tests.trace import forge
 

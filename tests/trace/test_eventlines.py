@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 import gpt.trace
-from gpt import jsonl, records
 from gpt.base.errors import MalformedError
+from gpt.stream import jsonl, records
 from gpt.trace import eventlines
 from gpt.trace.eventlines import is_lines, read_lines
 from gpt.trace.used import read_used

@@ -4,8 +4,8 @@ from itertools import chain
 
 import pytest
 
-from gpt import records, stream
 from gpt.base.errors import MalformedError, TruncatedError
+from gpt.stream import records, wire
 from gpt.trace.follow import Follow
 from gpt.trace.kinds import CALLS, LOADS
 from gpt.trace.process import iter_processes
@@ -18,7 +18,7 @@ def child(pid, path=None, how="fork"):
 
 def read(path):
     with open(path, "rb") as file:
-        yield from stream.read_records(file, str(path))
+        yield from wire.read_records(file, str(path))
 
 
 def followed(*paths, read=read):

@@ -11,8 +11,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
+from gpt.stream import records
 from gpt.trace import parts
 from gpt.trace.buffers import Probes
 from tests.tiers import examples

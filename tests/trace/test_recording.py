@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from gpt.trace.kinds import CALLS
 from gpt.trace.process import iter_processes
 from tests.trace import forge

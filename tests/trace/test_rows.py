@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from gpt import jsonl
 from gpt.base.errors import MalformedError
+from gpt.stream import jsonl
 from gpt.trace import rows
 from tests.trace import forge
 

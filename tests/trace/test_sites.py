@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt import records
+from gpt.stream import records
 from gpt.trace.sites import Frame, Sites, read_symbols
 
 

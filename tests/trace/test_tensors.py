@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError
+from gpt.stream import records
 from gpt.trace.tensors import Tensors, parse_lines, read_lines
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpt import records, stream
 from gpt.base.errors import GptError, MalformedError
+from gpt.stream import records, wire
 from gpt.trace.used import IN_MEMORY, read_used
 from tests.stages.tools import run
 
@@ -15,14 +15,14 @@ def function(name, **keys):
 
 
 def segment(*inner, end=True):
-    made = [stream.header("gpt-hook", []), *inner]
+    made = [wire.header("gpt-hook", []), *inner]
     if end:
         made.append(records.make("end", records=len(inner), status=0))
-    return b"".join(map(stream.pack, made))
+    return b"".join(map(wire.pack, made))
 
 
 def chunk(data, size=4096):
-    return stream.pack(records.make("chunk", used=len(data), data=data.ljust(size, b"\0")))
+    return wire.pack(records.make("chunk", used=len(data), data=data.ljust(size, b"\0")))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_an_interrupted_child_is_a_warning(write):
 
 def test_what_gpt_extract_wrote_is_no_trace(write):
     """Nothing in it says that a kernel was used, so that all would count as unused."""
-    made = stream.pack(stream.header("gpt-extract", []))
+    made = wire.pack(wire.header("gpt-extract", []))
     with pytest.raises(MalformedError, match="not a trace, but output of gpt-extract"):
         read_used([write(made + segment(function("a")))], allow_incomplete=True)
 

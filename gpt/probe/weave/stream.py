@@ -8,7 +8,6 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.keep import keep, keeping
 from gpt.probe.model import ProbeFile
@@ -17,7 +16,8 @@ from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
 from gpt.ptx.head import read_head
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
-from gpt.stage import Stage
+from gpt.stream import records
+from gpt.stream.stage import Stage
 
 NAMED = 3  # kernels that a message lists
 

@@ -49,7 +49,7 @@ from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
-from gpt.records import MAX_RECORD
+from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 NO_PLACE = "no probe applies to it"

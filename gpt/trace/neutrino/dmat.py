@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.formats.paths import open_regular, read_at_most
+from gpt.stream import records
 
 HEAD, ROW = struct.Struct("<2Q"), np.dtype([("page", "<u8"), ("count", "<u4")])
 ENTRY = np.dtype([("unit", "<u8"), ("address", "<u8"), ("clock", "<u8"), ("count", "<u4"), ("pad", "<u4")])

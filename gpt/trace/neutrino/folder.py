@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt import records
 from gpt.base.errors import GptError
+from gpt.stream import records
 from gpt.trace.neutrino.files import FolderFiles
 from gpt.trace.neutrino.log import Log, LoggedLaunch
 from gpt.trace.neutrino.maps import FolderMap, choose, read_maps

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt import records
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.formats.paths import open_regular, read_at_most
-from gpt.packed import TYPES
 from gpt.probe.model import Map
 from gpt.probe.read.load import MAX_SOURCE
 from gpt.ptx.types import SIZES
+from gpt.stream import records
+from gpt.stream.packed import TYPES
 
 PROBES = "probe.toml", "probe.py"
 U64, U32 = "u64", "u32"

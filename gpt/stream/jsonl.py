@@ -21,10 +21,10 @@ from typing import IO, Any
 
 import msgpack
 
-from gpt import packed, records
 from gpt.base.errors import MalformedError
 from gpt.base.printable import printable_json
-from gpt.stream import Record, check_segments, pack
+from gpt.stream import packed, records
+from gpt.stream.wire import Record, check_segments, pack
 
 MAX_INT = 1 << 53
 MAX_NESTING = 100  # arrays and maps in each other, of a record

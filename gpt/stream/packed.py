@@ -19,8 +19,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from gpt import records
 from gpt.base.errors import MalformedError
+from gpt.stream import records
 
 MAX_FIELDS = 1024  # of a row
 TYPES = {  # as struct and numpy name them, after `<`

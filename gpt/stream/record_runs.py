@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt.records_code import Keys
+from gpt.stream.record_code import Keys
 
 RUNS: dict[str, Keys] = {
     "kernel": {

@@ -20,8 +20,8 @@ from typing import IO, Any, TypeVar
 
 import msgpack
 
-from gpt import records
 from gpt.base.errors import MalformedError, TruncatedError, at
+from gpt.stream import records
 
 BLOCK = 1 << 20
 _PADDING = re.compile(rb"\0*")

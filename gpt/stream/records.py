@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpt.records_code import CODE, Keys
-from gpt.records_runs import RUNS
+from gpt.stream.record_code import CODE, Keys
+from gpt.stream.record_runs import RUNS
 
 VERSION = (1, 0)
 MAX_RECORD = 64 << 20  # bytes of one encoded record

@@ -1,0 +1,21 @@
+"""The stream: its wire, records, rows and JSON, and what a stage is.
+
+`from gpt import stream` gives what reads and writes the wire, see gpt(7).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpt.stream.wire import *  # noqa: F403
+
+
+MODULES = {"jsonl", "packed", "record_code", "record_runs", "records", "stage", "wire"}
+
+
+def __getattr__(name: str) -> Any:
+    """Look a name up in gpt.stream.wire, which nobody who wants only the records has to import."""
+    if name in MODULES:  # not imported yet
+        raise AttributeError(name)
+    from gpt.stream import wire
+
+    return getattr(wire, name)

@@ -1,0 +1,292 @@
+"""One run of an executable: the stream that it reads, the stream that it writes, and its exit status.
+
+A `Stage` reads records, does for headers, ends and syncs what gpt-stream(5) requires of a filter, and writes to
+standard output: a table on a terminal, msgpack otherwise, JSON lines with --json. A sink, whose answers are for
+people, writes text unless a stream is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from gpt.base import messages, signals, wrong_input
+from gpt.base.errors import EmptyPipeError, GptError, MalformedError, UsageError
+from gpt.stream import records, wire
+
+STDIN, STDOUT = "<stdin>", "<stdout>"
+DASH = Path("-")  # an output so named is standard output
+FLUSH_BYTES = 1 << 18
+
+# The kind of record that a filter works on, and what it reports of a stream without any.
+ELEMENT = "element", "no GPU code listed in the stream: gpt-extract without --ptx lists it"
+MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
+PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
+
+Output = dict[str, Any] | wire.Packed
+Handler = Callable[[dict[str, Any]], Iterable[Output]]
+
+
+def _new_table() -> Any:
+    from gpt.screen.tables import LibraryTables
+
+    return LibraryTables()
+
+
+class Stage:
+    """One run of an executable: its input, its output, and the worst that happened.
+
+    `status` is the exit status so far; `error` raises it, `warn` does not.
+    """
+
+    def __init__(
+        self,
+        tool: str,
+        *,
+        json: bool = False,
+        from_json: bool = False,
+        table: bool = False,
+        stream: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        if table and json:
+            raise UsageError("--table cannot be combined with --json")
+        self.tool = tool
+        self.status = 0
+        self.faults = 0  # errors so far
+        self.from_json = from_json
+        self.json = json
+        self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
+        self._buffer = bytearray()
+        self._counts = [0]  # records of each segment
+        self._turn = -1  # of which one of them the next is
+        self.told = False  # whether a stage before has reported an error
+        self.header: dict[str, Any] = {}  # of the segment that began last
+        self._quiet = quiet  # whether messages are left out
+        self._said: set[tuple[str, ...]] = set()
+        self._facts: set[str] = set()  # of errors
+
+    # Messages
+
+    def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
+        """Says it on standard error, each line once, and returns the `diag` to write."""
+        self._say("warning", where, fact)
+        return records.make("diag", level="warning", where=where, text=fact, ref=ref)
+
+    def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
+        """The same for a fault that the stage survives: it goes on, and ends with the fault's status.
+
+        `once` is for a fact that is not of one place alone, as a tool that is missing: the first place stands for all.
+        """
+        if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
+            self._say("error", error.where, error.fact)
+        self._facts.add(error.fact)
+        self.faults += 1
+        self.status = max(self.status, error.status)
+        return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
+
+    def _say(self, *line: str) -> None:
+        if line not in self._said and not self._quiet:  # a module has many kernels, and each the same to complain of
+            self._said.add(line)
+            messages.say(self.tool, *line)
+
+    # Input
+
+    def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
+        """The records of the files one after the other, or of standard input."""
+        for path in files:
+            with open(path, "rb") as file:
+                yield from self._records(file, str(path))
+        if not files:
+            if os.isatty(0):
+                raise UsageError("reads a stream on standard input, which is a terminal", STDIN)
+            self.peek()
+            yield from self._records(self.stdin, STDIN)
+
+    def peek(self) -> bytes:
+        """What standard input begins with. Raises EmptyPipeError if it is a pipe with nothing in it."""
+        head = self.stdin.peek(1)
+        if not head and stat.S_ISFIFO(os.fstat(0).st_mode):
+            raise EmptyPipeError("empty", STDIN)
+        return head
+
+    @cached_property
+    def stdin(self) -> BufferedReader:
+        """Standard input. All read it through this one object, for what one peeks at is in its buffer."""
+        try:
+            os.read(0, 0)  # fails if it is closed, or a directory
+            return open(0, "rb", closefd=False)
+        except OSError as error:
+            error.filename = STDIN
+            raise
+
+    def _records(self, file: BufferedReader, name: str) -> Iterator[dict[str, Any]]:
+        head = file.peek(1)
+        fits = head.lstrip().startswith(b"{") if self.from_json else wrong_input.is_stream(head)
+        if head and not fits and (form := wrong_input.find_form(head)):
+            raise MalformedError(f"not {'JSON lines' if self.from_json else 'a stream in msgpack'} but {form}", name)
+        if self.from_json:
+            from gpt.stream import jsonl
+
+            return jsonl.read_lines(file, name)
+        return wire.read_records(file, name)
+
+    # Output
+
+    def write(self, record: Output) -> None:
+        """Writes a record, or several that are packed; `end` is recounted here, a `sync` flushed."""
+        if isinstance(record, wire.Packed):
+            if self.table:
+                self._counts[self._turn] += record.count
+                for one in record:
+                    self.table.take(one)  # they are ours, and right
+            elif self.json:
+                for one in record:
+                    self.write(one)
+            else:
+                self._counts[self._turn] += record.count
+                self.write_bytes(record.data)
+            return
+        match record["kind"]:
+            case "header":
+                self._counts.append(0)
+                self._turn = -1
+            case "resume":
+                self._turn = -1 - record["back"]
+            case "end":
+                record = {**record, "records": self._counts[self._turn]}
+            case _:
+                self._counts[self._turn] += 1
+        if self.table:
+            if fault := self.table.add(record):
+                self.warn("", f"{fault}: not in the tables")
+            return
+        if self.json:
+            from gpt.stream import jsonl
+
+            several = record["kind"] in records.ROWS  # of a record each row becomes one
+            self._counts[self._turn] -= several
+            for line in jsonl.lines(record):
+                self._counts[self._turn] += several
+                self.write_bytes(f"{line}\n".encode())
+        else:
+            self.write_bytes(wire.pack(record))
+        if record["kind"] == "sync":
+            self.flush()
+
+    def write_text(self, lines: str) -> None:
+        """Writes lines of a form that is not the stream's."""
+        self.write_bytes(lines.encode(errors="replace"))
+
+    def write_bytes(self, data: bytes | bytearray) -> None:
+        """Writes a part of such a form."""
+        self._buffer += data
+        if len(self._buffer) >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands everything written so far to the reader."""
+        data, self._buffer = memoryview(self._buffer), bytearray()
+        try:
+            while data:
+                data = data[os.write(1, data) :]
+        except BrokenPipeError:
+            raise signals.Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+    def source(self, produce: Iterable[Output], argv: Sequence[str]) -> int:
+        """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""
+        self.write(wire.header(self.tool, list(argv)))
+        try:
+            for record in produce:
+                self.write(record)
+        except GptError as error:
+            self.write(self.error(error))
+        self.write(records.make("end", records=0, status=self.status))
+        return self.close()
+
+    def filter(
+        self,
+        handle: Handler,
+        files: Sequence[Path] = (),
+        settle: Callable[[], Iterable[Output]] = tuple,
+        wants: tuple[str, str] | None = None,
+    ) -> int:
+        """Passes a stream through `handle`, which yields the records that replace a record. Returns the exit status.
+
+        Headers get this stage's name in `via`; a `sync` is flushed. `handle` also gets `end`; what it yields then is
+        written before it. If `handle` holds records back, `settle` yields the rest: it is called before a header, a
+        resume, a sync and an end, and when the stream is over, even if it is truncated.
+        `wants` is the kind of record that the stage works on, and what to report of an input that has none.
+        """
+        kinds: set[str] = set()
+        end: list[dict[str, Any]] = []  # held back: what is said of all segments stands in the last
+        inside = False
+        try:
+            for record in self.read(files):
+                kinds.add(record["kind"])
+                inside = record["kind"] != "end"
+                if record["kind"] == "diag" and record.get("level") == "error":
+                    self.told = True
+                for one in [*end, *([record] if inside else [])]:
+                    self._pass(one, handle, settle)
+                end = [] if inside else [record]
+            self._write_all(settle())
+            # A library may have no element left, but PTX of one, or a trace, is no list of elements.
+            listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
+            # With a sync it is a conversation in which nothing was asked.
+            if wants and not kinds & {wants[0], "sync", *listed}:
+                self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
+            for one in end:
+                self._pass(one, handle, settle)
+        except GptError as error:
+            self._write_all(settle())
+            if inside:  # so that the stages after this one know why their stream is cut
+                self.write(records.make("diag", level="error", where=error.where, text=error.fact))
+            self.close()
+            raise
+        return self.close()
+
+    def _pass(self, record: dict[str, Any], handle: Handler, settle: Callable[[], Iterable[Output]]) -> None:
+        if record["kind"] in ("header", "resume", "sync", "end"):
+            self._write_all(settle())
+        match record["kind"]:
+            case "header":
+                self.header = record
+                self.write({**record, "via": [*record["via"], self.tool]})
+            case "sync" | "resume":
+                self.write(record)
+            case _:
+                self._write_all(handle(record))
+
+    def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
+        """There was nothing to do: an error, said here unless this stage or one before has said what failed.
+
+        Segments without any record are the answer of a source that found nothing, and no fault.
+        """
+        if self.told:
+            self.status = max(self.status, GptError.status)
+        elif kinds - {"header", "end", "diag"} and not self.faults:
+            self.flush()  # it ends quietly if nobody reads
+            diag = self.error(GptError(fact))
+            if inside:
+                yield diag
+
+    def _write_all(self, found: Iterable[Output]) -> None:
+        for record in found:
+            self.write(record)
+
+    def close(self) -> int:
+        """Writes the tables if there are any, flushes, and returns the exit status."""
+        if self.table:
+            self.write_text(self.table.text())
+        self.flush()
+        return self.status
