@@ -18,7 +18,9 @@ def sources():
 
 
 def layer_of(path):
-    return next((number for number, names in enumerate(LAYERS) if path.startswith(names)), None)
+    """The one with the longest name that the path begins with: gpt/analyze/lib/ is not the layer of gpt/analyze/."""
+    fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
+    return max(fits)[1] if fits else None
 
 
 def imported(tree):

@@ -18,9 +18,9 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, make_array_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.options import Option
 
 if TYPE_CHECKING:
-    from gpt.analyze.occupancy import Occupancy
-    from gpt.analyze.schedule import Schedule
+    from gpt.analyze.lib.occupancy import Occupancy
+    from gpt.analyze.lib.schedule import Schedule
     from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
     from gpt.trace.process import Process
 
@@ -87,7 +87,7 @@ class _Totals:
     """The sums of a kernel, or of one launch of it; its cycles are means over the SMs that a launch used."""
 
     def __init__(self) -> None:
-        from gpt.analyze.occupancy import Occupancy
+        from gpt.analyze.lib.occupancy import Occupancy
 
         self.launches = self.blocks = self.sms = self.slots = self.silent = 0
         self.running = self.scheduling = 0.0
@@ -133,7 +133,7 @@ class BlockSched(MapAnalysis):
     name = "block_sched"
 
     def __init__(self, launch: int | None = None) -> None:
-        from gpt.analyze.schedule import FIELDS, TIME
+        from gpt.analyze.lib.schedule import FIELDS, TIME
 
         super().__init__()
         self.kinds |= {"device"}
@@ -145,8 +145,8 @@ class BlockSched(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Replays a launch."""
-        from gpt.analyze.occupancy import make_occupancy
-        from gpt.analyze.schedule import make_schedule
+        from gpt.analyze.lib.occupancy import make_occupancy
+        from gpt.analyze.lib.schedule import make_schedule
 
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks
@@ -196,7 +196,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
     """The SMs and the blocks of a launch."""
     import numpy as np
 
-    from gpt.analyze.occupancy import find_busy
+    from gpt.analyze.lib.occupancy import find_busy
 
     schedule = shown.schedule
     known = schedule.ns_per_clock is not None
@@ -236,7 +236,7 @@ def _make_resident(shown: Shown) -> Record:
     """How many warps and blocks of a launch were resident when."""
     import numpy as np
 
-    from gpt.analyze.occupancy import BINS, find_resident
+    from gpt.analyze.lib.occupancy import BINS, find_resident
 
     found, all_ = shown.totals.occupancy, find_resident(shown.schedule)
     edges = np.linspace(0, found.time, BINS + 1)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gpt.analyze.answer import Column
-from gpt.analyze.command import Analysis
-from gpt.analyze.ratios import Kernel, Ratios
+from gpt.analyze.lib.answer import Column
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.ratios import Kernel, Ratios
 from gpt.screen.units import human_count
 
 

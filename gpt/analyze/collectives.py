@@ -25,13 +25,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import of_model
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import of_model
 from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 
 if TYPE_CHECKING:
-    from gpt.analyze.ranks import Found, Split
+    from gpt.analyze.lib.ranks import Found, Split
     from gpt.trace.model import TraceModel
 
 RANKS = (
@@ -97,7 +97,7 @@ def find_lack(kinds: set[str]) -> str | None:
 
 def find_need(trace: TraceModel) -> str | None:
     """Which kernels are missing."""
-    from gpt.analyze.ranks import find_runs
+    from gpt.analyze.lib.ranks import find_runs
 
     if ranks := {run[:2] for run in find_runs(trace)}:
         return None if len(ranks) > 1 else ALONE
@@ -106,7 +106,7 @@ def find_need(trace: TraceModel) -> str | None:
 
 def collectives(trace: TraceModel) -> Answers:
     """Ranks, who waits for whom, kernels, and the collective with the most waiting."""
-    from gpt.analyze.ranks import Split, find_collectives
+    from gpt.analyze.lib.ranks import Split, find_collectives
 
     found = find_collectives(trace)
     if len(found.ranks) < 2:

@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.differences import (
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.differences import (
     COUNT,
     FEW_TIMES,
     LITTLE,
@@ -39,7 +39,7 @@ from gpt.trace.durations import Durations
 from gpt.trace.process import Api
 
 if TYPE_CHECKING:
-    from gpt.analyze.totals import ProcessTotals, Totals
+    from gpt.analyze.lib.totals import ProcessTotals, Totals
     from gpt.trace.process import Api, Process
 
 STATISTICS = ("median", "p99", "longest")
@@ -155,7 +155,7 @@ class Diff:
 
     def take(self, process: Process) -> None:
         """Sums up the rows that a process has collected."""
-        from gpt.analyze.totals import ProcessTotals
+        from gpt.analyze.lib.totals import ProcessTotals
 
         if process not in self._open:
             self._open[process] = ProcessTotals(process)

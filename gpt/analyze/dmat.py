@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.screen.units import amount, kept_share
@@ -222,7 +222,7 @@ def _iter_batches(slots: Any) -> Iterator[Any]:
 def _find_pages(slots: Any, shift: int) -> _Pages:
     import numpy as np
 
-    from gpt.analyze.page_ranks import rank_pages
+    from gpt.analyze.lib.page_ranks import rank_pages
 
     def pages() -> Iterator[Any]:
         for batch in _iter_batches(slots):

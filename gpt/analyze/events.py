@@ -15,10 +15,10 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze import base
-from gpt.analyze.answer import Answers
-from gpt.analyze.command import Analysis
-from gpt.analyze.places import Who, tell_apart
+from gpt.analyze.lib import base
+from gpt.analyze.lib.answer import Answers
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import Who, tell_apart
 from gpt.base.errors import OutputError, UsageError
 from gpt.base.options import Option
 from gpt.base.printable import printable_json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpt.analyze.notes import Notes
+    from gpt.analyze.lib.comments import Notes
     from gpt.trace.process import Api, Process
     from gpt.trace.rows import Rows, Threads
 
@@ -74,7 +74,7 @@ class Events:
         self._notes: Notes | None = None
         self.kinds = CALLS
         if notes:
-            from gpt.analyze.notes import KINDS, Notes
+            from gpt.analyze.lib.comments import KINDS, Notes
 
             self._notes, self.kinds = Notes(), KINDS
         self._stage = stage

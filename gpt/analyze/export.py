@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from gpt.analyze import base
-from gpt.analyze.answer import Answers
-from gpt.analyze.command import Analysis
+from gpt.analyze.lib import base
+from gpt.analyze.lib.answer import Answers
+from gpt.analyze.lib.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import made_beside, take_name

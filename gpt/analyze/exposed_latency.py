@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.base.errors import MalformedError
 from gpt.base.options import Option
 from gpt.screen.brief import fit_names

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import of_model
-from gpt.analyze.places import WHO, Who, describe, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import of_model
+from gpt.analyze.lib.locations import WHO, Who, describe, tell_apart
 from gpt.base.printable import shorten
 from gpt.screen.units import human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
-    from gpt.analyze.between import Between, Gap
-    from gpt.analyze.gpu_use import Switches, Use, Work
-    from gpt.analyze.numbers import Numbers
+    from gpt.analyze.lib.gpu_use import Switches, Use, Work
+    from gpt.analyze.lib.launch_gaps import Between, Gap
+    from gpt.analyze.lib.numbers import Numbers
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
@@ -91,7 +91,7 @@ NOBODY = (None, None, None)  # the columns WHO of what is of several processes
 
 def gaps(trace: TraceModel) -> Answers:
     """Between launches of a thread, from waiting to the next launch, and between what ran on the GPU; switches."""
-    from gpt.analyze.gpu_use import Switches, find_uses, name_processes
+    from gpt.analyze.lib.gpu_use import Switches, find_uses, name_processes
 
     who, switches = tell_apart(process.header for process in trace.processes), Switches()
     rows: list[tuple[Any, ...]] = []
@@ -132,9 +132,9 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
     Adds the `switches` of threads.
     """
-    from gpt.analyze.between import Between
-    from gpt.analyze.gpu_use import ThreadSwitches
-    from gpt.analyze.sequence import iter_calls
+    from gpt.analyze.lib.gpu_use import ThreadSwitches
+    from gpt.analyze.lib.launch_gaps import Between
+    from gpt.analyze.lib.sequence import iter_calls
 
     found = []
     for number in range(len(trace.processes)):
@@ -151,7 +151,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
     """Of which processes nothing is known that ran on a GPU."""
-    from gpt.analyze.gpu_use import find_untimed
+    from gpt.analyze.lib.gpu_use import find_untimed
 
     if found := find_untimed(trace):
         first = describe(who[trace.processes.index(found[0])])
@@ -193,7 +193,7 @@ def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
     """The columns GAPS: of each thread those between its launches, of the process those after it waited."""
-    from gpt.analyze.between import WAITS
+    from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
     threads = sorted(thread for thread in gaps if isinstance(thread, int) and gaps.count(thread))
@@ -244,7 +244,7 @@ def _percent(part: float, whole: float) -> float:
 
 def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
     """The columns IDLE: of a GPU, of each process on it if there are several, and of each stream of theirs."""
-    from gpt.analyze.gpu_use import ALL
+    from gpt.analyze.lib.gpu_use import ALL
 
     if len(use.processes) > 1:
         yield use.name, WHOLE[0], *NOBODY, *_idle(use, ALL)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpt.analyze.answer import Column
-from gpt.analyze.command import Analysis
-from gpt.analyze.sums import Sums
+from gpt.analyze.lib.answer import Column
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.sums import Sums
 
 EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total"
 

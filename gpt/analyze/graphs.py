@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import of_model
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import of_model
 from gpt.base.errors import MissingError, TruncatedError
 from gpt.screen.units import amount
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
@@ -159,7 +159,7 @@ def _key(threads: Any, starts: Any) -> Any:
 
 def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:
     """By graph and function: launches with probes, those with a time, and ns of these together."""
-    from gpt.analyze.schedule import make_schedule
+    from gpt.analyze.lib.schedule import make_schedule
 
     by_handle = defaultdict(list)
     for graph in found:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import of_model
-from gpt.analyze.places import WHO, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import of_model
+from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.trace.kinds import CALLS, DETAILS
 
 if TYPE_CHECKING:

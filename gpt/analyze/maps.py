@@ -10,14 +10,14 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import MapAnalysis
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import MapAnalysis
 from gpt.base.options import Option
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.analyze.values import Values
+    from gpt.analyze.lib.values import Values
     from gpt.trace.buffers import Buffer, MapLayout, Saved
     from gpt.trace.process import Process
 
@@ -92,7 +92,7 @@ class Fields(MapAnalysis):
         """Takes in a map of a launch."""
         import numpy as np
 
-        from gpt.analyze.values import Values
+        from gpt.analyze.lib.values import Values
 
         layout, key = buffer.map, (buffer.kernel, buffer.map.name)
         slots = saved.slots
@@ -146,7 +146,7 @@ class Fields(MapAnalysis):
         return [kernel for kernel, of in self._sums if of == name]
 
     def _make_bins(self, names: list[str]) -> dict[str, Any]:
-        from gpt.analyze.values import iter_columns
+        from gpt.analyze.lib.values import iter_columns
 
         rows: list[tuple[Any, ...]] = []
         drawn = []

@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, Record, make_answer, make_array_answer, plot
-from gpt.analyze.command import of_model
-from gpt.analyze.places import WHO, Who, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, make_array_answer, plot
+from gpt.analyze.lib.command import of_model
+from gpt.analyze.lib.locations import WHO, Who, tell_apart
 from gpt.trace.kinds import CALLS, GRAPHS, SITES
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpt.analyze.pieces import Pieces, Whole
+    from gpt.analyze.lib.allocations import Pieces, Whole
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
     from gpt.trace.unrecorded import Unrecorded
@@ -97,7 +97,7 @@ NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls le
 
 def memory(trace: TraceModel) -> Answers:
     """What each process allocated, from where, and of the one with the highest peak when."""
-    from gpt.analyze.pieces import make_pieces
+    from gpt.analyze.lib.allocations import make_pieces
 
     found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
     who = tell_apart(pieces.process.header for pieces in found)
@@ -264,7 +264,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     """At the peak, at the end, and when most of a page was not used."""
     import numpy as np
 
-    from gpt.analyze.pieces import PAGE
+    from gpt.analyze.lib.allocations import PAGE
 
     moments, live, held = pieces.pages()
     if not len(moments):

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer
-from gpt.analyze.command import Analysis
-from gpt.analyze.places import WHO, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, make_answer
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class MemUsage:
     streams = True
 
     def __init__(self) -> None:
-        from gpt.analyze.coverage import Coverage
+        from gpt.analyze.lib.coverage import Coverage
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
@@ -143,7 +143,7 @@ class MemUsage:
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
-        from gpt.analyze.coverage import make_coverage
+        from gpt.analyze.lib.coverage import make_coverage
 
         use = self._open.pop(process)
         self._coverage.merge(make_coverage(process))
@@ -164,7 +164,7 @@ class MemUsage:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Kernels, that with the launch that needs most first, and processes."""
-        from gpt.analyze.coverage import Coverage, make_coverage
+        from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         kernels: dict[str, Counter[str]] = {}
         coverage = Coverage()

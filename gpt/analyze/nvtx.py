@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, Record, make_answer, plot
-from gpt.analyze.command import of_model
-from gpt.analyze.places import WHO, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, Record, make_answer, plot
+from gpt.analyze.lib.command import of_model
+from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpt.analyze.inside import Within
+    from gpt.analyze.lib.range_contents import Within
     from gpt.trace.machines import Header
     from gpt.trace.model import TraceModel
 
@@ -100,7 +100,7 @@ class _Totals:
     """The sums of the ranges of all processes."""
 
     def __init__(self, timed: bool) -> None:
-        from gpt.analyze.numbers import Numbers
+        from gpt.analyze.lib.numbers import Numbers
 
         self._timed = timed
         self._times = Numbers()  # by key
@@ -116,8 +116,8 @@ class _Totals:
 
     def add(self, trace: TraceModel, number: int) -> None:
         """Adds a process."""
-        from gpt.analyze.inside import Inside
-        from gpt.analyze.nested import Nested
+        from gpt.analyze.lib.range_contents import Inside
+        from gpt.analyze.lib.range_tree import Nested
 
         self._add_marks(trace, number)
         texts, process = trace.ranges(number).texts, trace.processes[number]

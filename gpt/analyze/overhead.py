@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpt.analyze.answer import Column
-from gpt.analyze.command import Analysis
-from gpt.analyze.progress import Number, Progress, Totals
+from gpt.analyze.lib.answer import Column
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.progress import Number, Progress, Totals
 from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import MapAnalysis
-from gpt.analyze.peaks import find_bytes, find_flops, is_simulated
-from gpt.analyze.timed_launches import TimedLaunches
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import MapAnalysis
+from gpt.analyze.lib.peaks import find_bytes, find_flops, is_simulated
+from gpt.analyze.lib.timed_launches import TimedLaunches
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.screen.roofs import LOW
@@ -126,7 +126,7 @@ class Roofline(MapAnalysis):
 
     def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
         """Adds what a launch saved."""
-        from gpt.analyze.schedule import make_schedule
+        from gpt.analyze.lib.schedule import make_schedule
 
         key = buffer.kernel, name_device(process, buffer.launch.device)
         sums = self._kernels.setdefault(key, _Sums())

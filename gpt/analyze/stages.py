@@ -23,16 +23,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import of_model
-from gpt.analyze.places import WHO, describe, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import of_model
+from gpt.analyze.lib.locations import WHO, describe, tell_apart
 from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
-    from gpt.analyze.periods import Period
-    from gpt.analyze.sequence import Mask, Whole
-    from gpt.analyze.tapes import Tapes
+    from gpt.analyze.lib.periods import Period
+    from gpt.analyze.lib.sequence import Mask, Whole
+    from gpt.analyze.lib.short_calls import Tapes
     from gpt.trace.model import TraceModel
     from gpt.trace.spill import Array
     from gpt.trace.unrecorded import Unrecorded
@@ -113,14 +113,14 @@ def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
 
 def find_need(trace: TraceModel) -> str | None:
     """What a trace without launches lacks."""
-    from gpt.analyze.sequence import launches_any
+    from gpt.analyze.lib.sequence import launches_any
 
     return None if any(launches_any(trace, number) for number in range(len(trace.processes))) else NO_LAUNCH
 
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
     """How many launches a process has, its table, and what is to be said of it; None if it launched nothing."""
-    from gpt.analyze.tapes import Tapes
+    from gpt.analyze.lib.short_calls import Tapes
 
     tapes = Tapes(trace, number)
     if not len(tapes.launches):
@@ -151,7 +151,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
 
 def find_round(kernels: Any) -> Period | None:
     """Return the launches that repeat themselves, if they are most of all."""
-    from gpt.analyze.periods import SHARE, find_periods, split_units
+    from gpt.analyze.lib.periods import SHARE, find_periods, split_units
 
     units = [unit for period in find_periods(kernels)[:1] for unit in split_units(kernels, period)[:1]]
     return next((unit for unit in units if unit.covered >= SHARE * len(kernels)), None)
@@ -159,8 +159,8 @@ def find_round(kernels: Any) -> Period | None:
 
 def _find_inference(tapes: Tapes) -> int:
     """When every kernel that comes again had been launched once and waited for, in ns."""
-    from gpt.analyze.sequence import OUT, WAIT
-    from gpt.analyze.tapes import iter_scan
+    from gpt.analyze.lib.sequence import OUT, WAIT
+    from gpt.analyze.lib.short_calls import iter_scan
 
     last, before = tapes.again  # one that the program launches once may come at its end
     if before == len(tapes.launches) - 1:
@@ -180,8 +180,8 @@ class _Part:
 
     def count(self, mask: Mask, sizes: Array, acts: Array) -> None:
         """Takes calls in."""
-        from gpt.analyze.sequence import IN, LAUNCH, OUT
-        from gpt.analyze.tapes import WAITED
+        from gpt.analyze.lib.sequence import IN, LAUNCH, OUT
+        from gpt.analyze.lib.short_calls import WAITED
 
         self.calls += int((mask & ((acts & WAITED) == 0)).sum())
         self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
@@ -214,8 +214,8 @@ class _Cover:
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
     """The columns of each stage, and the time of all."""
-    from gpt.analyze.sequence import LOAD, WAIT
-    from gpt.analyze.tapes import find_loaded, iter_scan
+    from gpt.analyze.lib.sequence import LOAD, WAIT
+    from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
     begin = tapes.begin
     none = begin if tapes.load is None else min(begin, tapes.load)  # when weights would have been loaded
@@ -242,8 +242,8 @@ def _add_up(
     """The columns of stages: of calls with a line of their own, from some times on, and of others in `windows`."""
     import numpy as np
 
-    from gpt.analyze.sequence import IN, OUT, WAIT
-    from gpt.analyze.tapes import iter_scan
+    from gpt.analyze.lib.sequence import IN, OUT, WAIT
+    from gpt.analyze.lib.short_calls import iter_scan
 
     alone = dict(zip((INPUT, OUTPUT, SYNC), zip((IN, OUT, WAIT), since, strict=True), strict=True))
     parts = {name: _Part() for name in (*alone, *windows)}

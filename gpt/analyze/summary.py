@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze import base
-from gpt.analyze.answer import Answers, Column, Record, Rows, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.places import WHO, tell_apart
+from gpt.analyze.lib import base
+from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
-    from gpt.analyze.questions import Facts
-    from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
+    from gpt.analyze.lib.questions import Facts
+    from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
 
@@ -73,7 +73,7 @@ class Summary:
     streams = True
 
     def __init__(self) -> None:
-        from gpt.analyze.totals import Totals
+        from gpt.analyze.lib.totals import Totals
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
@@ -84,7 +84,7 @@ class Summary:
 
     def take(self, process: Process) -> None:
         """Sums up the rows that a process has collected."""
-        from gpt.analyze.totals import ProcessTotals
+        from gpt.analyze.lib.totals import ProcessTotals
 
         current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
@@ -92,7 +92,7 @@ class Summary:
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
-        from gpt.analyze.questions import make_facts
+        from gpt.analyze.lib.questions import make_facts
 
         if current := self._open.pop(process, None):
             self._facts.append(make_facts(current))
@@ -111,8 +111,8 @@ class Summary:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """The sums."""
-        from gpt.analyze.questions import answer_questions, make_facts
-        from gpt.analyze.totals import Totals
+        from gpt.analyze.lib.questions import answer_questions, make_facts
+        from gpt.analyze.lib.totals import Totals
 
         totals, processes = Totals(), [*self._processes]
         totals.merge(self._done)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.ratios import DRAWN, NAME, Kernel, Ratios
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.ratios import DRAWN, NAME, Kernel, Ratios
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:

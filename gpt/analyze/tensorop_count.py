@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Column
-from gpt.analyze.command import Analysis
-from gpt.analyze.sums import Sums
+from gpt.analyze.lib.answer import Column
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.sums import Sums
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from gpt.analyze import base
-from gpt.analyze.answer import Answers
-from gpt.analyze.command import Analysis
+from gpt.analyze.lib import base
+from gpt.analyze.lib.answer import Answers
+from gpt.analyze.lib.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import replacing
@@ -77,7 +77,7 @@ class Drawing:
 
     def answer(self, incomplete: list[str]) -> Answers:
         """Draws it; what it writes are no records."""
-        from gpt.analyze.over_time import count_memory, count_warps
+        from gpt.analyze.lib.over_time import count_memory, count_warps
         from gpt.timeline.tracks import make_timeline
 
         timeline = make_timeline(self._model)
@@ -95,7 +95,7 @@ class Drawing:
 
     def _find_missing(self, timeline: Timeline) -> Iterator[str]:
         """What processes did not record, and probes did not save."""
-        from gpt.analyze.coverage import Coverage, make_coverage
+        from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         if off := [process.pid for process in self._model.processes if process.changes]:
             told = ", ".join(map(str, off[:NAMED])) + (" and more" if len(off) > NAMED else "")

@@ -10,15 +10,15 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.analyze.values import Values
+    from gpt.analyze.lib.values import Values
     from gpt.trace.buffers import Buffer, Saved
     from gpt.trace.process import Process
 
@@ -51,7 +51,7 @@ class _Range:
     """What the threads of a kernel, or of a launch, computed."""
 
     def __init__(self) -> None:
-        from gpt.analyze.values import Values
+        from gpt.analyze.lib.values import Values
 
         self.least: float | None = None
         self.greatest: float | None = None
@@ -168,7 +168,7 @@ class ValueRange(MapAnalysis):
         return [f"{self.name}:{counts}", line]
 
     def _make_sizes(self, kernels: list[tuple[str, _Range]]) -> dict[str, Any]:
-        from gpt.analyze.values import iter_columns
+        from gpt.analyze.lib.values import iter_columns
 
         rows = iter_columns({name: kernel.sizes for name, kernel in kernels}, BINS)
         drawn = plot("histogram", "low", "threads", end="high", color="name", title="largest result of each thread")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:

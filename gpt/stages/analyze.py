@@ -12,7 +12,7 @@ from gpt.base import cli
 from gpt.base.options import Option
 
 if TYPE_CHECKING:
-    from gpt.analyze.command import Analysis
+    from gpt.analyze.lib.command import Analysis
 
 TOOL = "gpt-analyze"
 ABOUT = "Report what programs did with the GPU, from traces of gpt-hook."
@@ -55,8 +55,8 @@ def main() -> int:
     if option == "--script" and (equals or len(sys.argv) > 2):
         path = value if equals else sys.argv.pop(2)
         del sys.argv[1]
-        from gpt.analyze.command import make_command
-        from gpt.analyze.script import load_script
+        from gpt.analyze.lib.command import make_command
+        from gpt.analyze.lib.script import load_script
 
         return cli.run(TOOL, make_command(load_script(Path(path))))
     return cli.run(TOOL, _Commands((option,) if option in ANALYSES else ANALYSES), ABOUT, _no_command)
@@ -69,7 +69,7 @@ class _Commands(Mapping[str, Callable[..., int]]):
         self._names = names
 
     def __getitem__(self, name: str) -> Callable[..., int]:
-        from gpt.analyze.command import make_command
+        from gpt.analyze.lib.command import make_command
 
         return make_command(_load(name))
 

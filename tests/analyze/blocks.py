@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from gpt.analyze.schedule import make_schedule
+from gpt.analyze.lib.schedule import make_schedule
 from gpt.stream import records
 from gpt.trace.buffers import MapLayout
 from tests.trace import forge

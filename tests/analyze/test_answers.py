@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpt.trace
-from gpt.analyze import base, live
+from gpt.analyze.lib import base, live
 from gpt.stream import records, wire
 from gpt.stream.stage import Stage
 from tests.analyze.asked import Answers, ask, run
@@ -163,7 +163,7 @@ def test_calls_of_processes_are_in_order_of_one_clock(tmp_path):
 
 
 SCRIPT = """
-from gpt.analyze.answer import Column, make_answer
+from gpt.analyze.lib.answer import Column, make_answer
 
 def analyze(trace):
     {0}

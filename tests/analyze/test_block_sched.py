@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze.base import EMPTY
-from gpt.analyze.occupancy import make_occupancy
-from gpt.analyze.schedule import make_schedule
+from gpt.analyze.lib.base import EMPTY
+from gpt.analyze.lib.occupancy import make_occupancy
+from gpt.analyze.lib.schedule import make_schedule
 from gpt.stream import records
 from gpt.trace.buffers import MapLayout, ProbedLaunch
 from tests.analyze.asked import Answers, ask, run

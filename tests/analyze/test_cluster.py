@@ -11,10 +11,10 @@ import threading
 import numpy as np
 import pytest
 
-from gpt.analyze import cluster as engine
-from gpt.analyze.cluster import _wait
-from gpt.analyze.command import Analysis
-from gpt.analyze.map_analysis import MapAnalysis
+from gpt.analyze.lib import cluster as engine
+from gpt.analyze.lib.cluster import _wait
+from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.map_analysis import MapAnalysis
 from gpt.base.errors import GptError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.stream import records, wire

@@ -2,7 +2,7 @@
 
 import io
 
-from gpt.analyze.coverage import make_coverage
+from gpt.analyze.lib.coverage import make_coverage
 from gpt.stream import records, wire
 from gpt.trace.kinds import COVERED
 from gpt.trace.process import iter_processes

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from gpt.analyze.differences import Sums, find_outliers, make_side, pair_names, tell_difference
+from gpt.analyze.lib.differences import Sums, find_outliers, make_side, pair_names, tell_difference
 from gpt.screen.units import human_time
 from gpt.stream import records
 from tests.analyze.asked import Answers, run

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from gpt.analyze import page_ranks
+from gpt.analyze.lib import page_ranks
 from tests.analyze.asked import Answers, ask, run
 from tests.trace import forge
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.analyze.command import ANSWERED, COMMON, FILTERS
+from gpt.analyze.lib.command import ANSWERED, COMMON, FILTERS
 from gpt.stages.analyze import ANALYSES
 
 DOCS = Path(__file__).parents[2] / "docs"

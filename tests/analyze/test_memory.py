@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpt.analyze.pieces import PAGE
+from gpt.analyze.lib.allocations import PAGE
 from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge

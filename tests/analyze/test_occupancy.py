@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze.occupancy import find_busy
+from gpt.analyze.lib.occupancy import find_busy
 from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.analyze.blocks import BLOCK, BLOCKS, FIELDS, NAME, saved, schedule, trace

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gpt.analyze import numbers, periods
-from gpt.analyze.numbers import Numbers
-from gpt.analyze.sequence import NextLaunches
+from gpt.analyze.lib import numbers, periods
+from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.sequence import NextLaunches
 from gpt.stream import records
 from gpt.trace import calls_store, ranges, spill
 from tests import tiers
@@ -85,7 +85,8 @@ def make_segments(seed, most=150):
 def little(monkeypatch):
     """All that is kept in memory is a few rows."""
     few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
-           ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4}, periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
+           ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4},
+           periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
 
     def change(on):
         for module, values in few.items():

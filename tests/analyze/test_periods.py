@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze import periods
-from gpt.analyze.periods import REPEATS, find_periods, make_period, split_units
+from gpt.analyze.lib import periods
+from gpt.analyze.lib.periods import REPEATS, find_periods, make_period, split_units
 from tests.tiers import examples
 
 

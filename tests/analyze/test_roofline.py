@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from gpt.analyze.peaks import HALF, PER_CLOCK, PUBLISHED, find_bytes, find_flops
+from gpt.analyze.lib.peaks import HALF, PER_CLOCK, PUBLISHED, find_bytes, find_flops
 from gpt.stream import records
 from tests.analyze.asked import ask, run
 from tests.analyze.blocks import saved

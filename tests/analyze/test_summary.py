@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.analyze.base import EMPTY
+from gpt.analyze.lib.base import EMPTY
 from gpt.stream import jsonl, packed, records
 from tests import loaded
 from tests.analyze.asked import ask

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.analyze.values import Values, make_histogram
+from gpt.analyze.lib.values import Values, make_histogram
 
 NUMBERS = {
     "<u1": st.integers(0, 255),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from gpt.analyze.peaks import PUBLISHED, find_bytes, find_flops  # noqa: E402
+from gpt.analyze.lib.peaks import PUBLISHED, find_bytes, find_flops  # noqa: E402
 from gpt.stream import wire  # noqa: E402
 
 PROGRAM = """

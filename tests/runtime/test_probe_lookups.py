@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpt.analyze.coverage import WAYS
+from gpt.analyze.lib.coverage import WAYS
 from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from tests.runtime import hooked

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from gpt.analyze.base import SIMULATED
+from gpt.analyze.lib.base import SIMULATED
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
 from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, kept, unprobed

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpt.analyze.answer import Column, make_answer, plot
+from gpt.analyze.lib.answer import Column, make_answer, plot
 from gpt.screen import plots
 
 NAME, TIME = Column("name", "text", "kernel"), Column("time", "u64?", "ns")

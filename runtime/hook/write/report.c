@@ -205,7 +205,7 @@ static struct reason {
 
 static uint64_t times[2]; // without probes, and with them
 
-// What the user can do about it; WAYS of gpt/analyze/coverage.py is the same.
+// What the user can do about it; WAYS of gpt/analyze/lib/coverage.py is the same.
 static const struct {
     const char *reason, *way; // how it begins
 } ways[] = {

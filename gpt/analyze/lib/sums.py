@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.numbers import Numbers
-from gpt.analyze.periods import Period, iter_units
-from gpt.analyze.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
+from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.periods import Period, iter_units
+from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 

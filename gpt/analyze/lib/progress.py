@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer, make_array_answer, plot
-from gpt.analyze.map_analysis import MapAnalysis
+from gpt.analyze.lib.answer import Answers, Column, make_answer, make_array_answer, plot
+from gpt.analyze.lib.map_analysis import MapAnalysis
 from gpt.base.options import Option
 from gpt.screen.units import kept_share
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.sequence import Groups
+from gpt.analyze.lib.sequence import Groups
 
 if TYPE_CHECKING:
-    from gpt.analyze.inside import Within
+    from gpt.analyze.lib.range_contents import Within
 
 Real = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -25,7 +25,7 @@ class Nested:
     """The ranges of a process, in the order in which they began.
 
     `paths` is the tree, of all processes: of the names of ranges that lie in each other, the outermost first, how many
-    there were, ns, ns without those within, and what happened meanwhile (inside.py). `texts` are domains and names.
+    there were, ns, ns without those within, and what happened meanwhile (range_contents.py). `texts` are domains and names.
     """
 
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Column
+from gpt.analyze.lib.answer import Column
 from gpt.trace.machines import machine_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.schedule import FIELDS, LIMIT, SLOPES
+from gpt.analyze.lib.schedule import FIELDS, LIMIT, SLOPES
 from gpt.base.errors import MissingError, TruncatedError
 
 if TYPE_CHECKING:

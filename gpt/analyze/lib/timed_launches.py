@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from gpt.analyze.answer import Answers
+from gpt.analyze.lib.answer import Answers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
     streams = True
 
     def __init__(self) -> None:
-        from gpt.analyze.coverage import Coverage
+        from gpt.analyze.lib.coverage import Coverage
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
@@ -147,7 +147,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
 
     def end(self, process: Process) -> None:
         """Adds a process to those that are over."""
-        from gpt.analyze.coverage import make_coverage
+        from gpt.analyze.lib.coverage import make_coverage
 
         self._merge(self._done, self.add_up(process, self._open.pop(process)))
         self._coverage.merge(make_coverage(process))
@@ -163,7 +163,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
 
     def answer(self, incomplete: list[str]) -> Answers:
         """What there is to say, and the launches without probes."""
-        from gpt.analyze.coverage import Coverage, make_coverage
+        from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         del incomplete
         costs: dict[Key, Cost] = {}

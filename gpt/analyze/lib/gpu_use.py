@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.numbers import Numbers
-from gpt.analyze.places import Gpus, Who
-from gpt.analyze.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
+from gpt.analyze.lib.locations import Gpus, Who
+from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.unrecorded import Unrecorded, unite
 

@@ -18,9 +18,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gpt.analyze import live
-from gpt.analyze.answer import Answers, Record
-from gpt.analyze.places import tell_apart
+from gpt.analyze.lib import live
+from gpt.analyze.lib.answer import Answers, Record
+from gpt.analyze.lib.locations import tell_apart
 from gpt.base.errors import GptError, MalformedError, MissingError, OutputError
 from gpt.stream import records
 from gpt.stream.stage import STDIN, STDOUT, Stage

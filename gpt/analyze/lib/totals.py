@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpt.analyze.coverage import Coverage, make_coverage
-from gpt.analyze.iterations import CallTimes, Launches, Spans
+from gpt.analyze.lib.coverage import Coverage, make_coverage
+from gpt.analyze.lib.iterations import CallTimes, Launches, Spans
 from gpt.base.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations

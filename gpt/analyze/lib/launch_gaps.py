@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.numbers import Numbers
-from gpt.analyze.sequence import LAUNCH, Calls, Groups, IdleWaits, NextLaunches
+from gpt.analyze.lib.numbers import Numbers
+from gpt.analyze.lib.sequence import LAUNCH, Calls, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
 TOP = 10  # gaps that are kept of a thread

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.answer import Answers, Column
-from gpt.analyze.coverage import Coverage, make_coverage
+from gpt.analyze.lib.answer import Answers, Column
+from gpt.analyze.lib.coverage import Coverage, make_coverage
 from gpt.base.errors import GptError, MissingError, TruncatedError
 from gpt.screen.units import amount, kept_share
 from gpt.trace.params import to_text

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.answer import Answers, Column, make_answer
-from gpt.analyze.places import WHO, describe, tell_apart
+from gpt.analyze.lib.answer import Answers, Column, make_answer
+from gpt.analyze.lib.locations import WHO, describe, tell_apart
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
 if TYPE_CHECKING:
-    from gpt.analyze.iterations import Idle, Unit
-    from gpt.analyze.totals import FunctionTotals, ProcessTotals, Totals
+    from gpt.analyze.lib.iterations import Idle, Unit
+    from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
 
 QUESTIONS = (
@@ -85,7 +85,7 @@ class Facts(NamedTuple):
 
 def make_facts(totals: ProcessTotals) -> Facts:
     """What is known of a process by now."""
-    from gpt.analyze.iterations import MOST, WHOLE
+    from gpt.analyze.lib.iterations import MOST, WHOLE
 
     process, clock, kernels = totals.process, totals.process.clock, totals.process.kernels()
     unrecorded = process.unrecorded
@@ -146,7 +146,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
     """The columns ITERATIONS without WHO."""
     import numpy as np
 
-    from gpt.analyze.iterations import GRAPH
+    from gpt.analyze.lib.iterations import GRAPH
 
     process, clock, names = totals.process, totals.process.clock, totals.process.kernels()
     kernels = 0
@@ -240,8 +240,8 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
 
 
 def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
-    from gpt.analyze.iterations import INSIDE, OTHER, WHOLE
-    from gpt.analyze.periods import REPEATS
+    from gpt.analyze.lib.iterations import INSIDE, OTHER, WHOLE
+    from gpt.analyze.lib.periods import REPEATS
 
     question, main = "kernels an iteration", facts[0]
     units = [row for row in main.units if row[0].startswith(WHOLE)]

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
-from gpt.analyze.answer import Answers, Column, make_answer, plot
-from gpt.analyze.map_analysis import LAUNCH, MapAnalysis, launch_row
+from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:
-    from gpt.analyze.values import Values
+    from gpt.analyze.lib.values import Values
     from gpt.trace.buffers import Buffer, Saved
     from gpt.trace.process import Process
 
@@ -41,7 +41,7 @@ class Kernel:
     """The sums of a kernel, and the ratios of its warps."""
 
     def __init__(self, name: str) -> None:
-        from gpt.analyze.values import Values
+        from gpt.analyze.lib.values import Values
 
         self.name = name
         self.sums = Counter[str]()
@@ -151,7 +151,7 @@ class Ratios(MapAnalysis):
         return iter(())
 
     def _make_histogram(self, kernels: list[tuple[str, Kernel]]) -> dict[str, Any]:
-        from gpt.analyze.values import iter_columns
+        from gpt.analyze.lib.values import iter_columns
 
         title = self.ratio.title or self.ratio.name
         columns = (

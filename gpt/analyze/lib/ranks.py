@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.places import tell_apart
+from gpt.analyze.lib.locations import tell_apart
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.machines import machine_of
 
@@ -128,7 +128,7 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
 
     From GPU times, or of a process without them from what block_sched saved.
     """
-    from gpt.analyze.block_times import find_blocks
+    from gpt.analyze.lib.block_times import find_blocks
 
     times, found = trace.gpu_times(), {}
     times = times[times["function"] != 0]

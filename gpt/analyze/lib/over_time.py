@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.gpu_use import iter_contexts
-from gpt.analyze.pieces import make_pieces
-from gpt.analyze.schedule import make_schedule
+from gpt.analyze.lib.allocations import make_pieces
+from gpt.analyze.lib.gpu_use import iter_contexts
+from gpt.analyze.lib.schedule import make_schedule
 from gpt.base.errors import GptError
 from gpt.timeline.counters import Counter
 from gpt.timeline.tracks import gpu

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpt
-from gpt.analyze import base
+from gpt.analyze.lib import base
 from gpt.base.errors import GptError, MissingError
 from gpt.base.install import missing_package
 from gpt.stream.stage import Stage
 
 if TYPE_CHECKING:
-    from gpt.analyze.answer import Record
+    from gpt.analyze.lib.answer import Record
     from gpt.trace.follow import Trace
     from gpt.trace.select import Selection
 

@@ -21,8 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from gpt.analyze import base, live
-from gpt.analyze.answer import Answers
+from gpt.analyze.lib import base, live
+from gpt.analyze.lib.answer import Answers
 from gpt.base import cli, signals
 from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
@@ -274,7 +274,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
 
         def look(stage: Stage, seen: Callable[[dict[str, Any]], object] | None = None) -> bool:
             if given["engine"]:
-                from gpt.analyze import cluster
+                from gpt.analyze.lib import cluster
 
                 job = cluster.Job(analysis.make, own, given["from_json"], selection)
                 return cluster.read(stage, job, traces, seen, given["scheduler"])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpt.analyze.answer import Column, Record, make_answer
+from gpt.analyze.lib.answer import Column, Record, make_answer
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:

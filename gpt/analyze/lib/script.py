@@ -1,6 +1,6 @@
 """Analyses of users' own: a file with a function `analyze`, from the trace model to answers.
 
-from gpt.analyze.answer import Column, make_answer
+from gpt.analyze.lib.answer import Column, make_answer
 
 def analyze(trace):
     calls = trace.calls()
@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.analyze.command import Analysis, of_model
+from gpt.analyze.lib.command import Analysis, of_model
 from gpt.base.errors import GptError, UsageError
 from gpt.stream import records
 

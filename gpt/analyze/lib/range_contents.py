@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.sequence import COPY, IOCTL, LAUNCH, Acts, Groups
+from gpt.analyze.lib.sequence import COPY, IOCTL, LAUNCH, Acts, Groups
 from gpt.trace.ranges import RANGE
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.analyze.answer import Answers, Record
+from gpt.analyze.lib.answer import Answers, Record
 from gpt.base import signals
 from gpt.base.errors import MissingError, UsageError
 from gpt.stream.stage import Stage

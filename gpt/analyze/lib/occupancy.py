@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpt.analyze.schedule import Real, Schedule, Whole
+from gpt.analyze.lib.schedule import Real, Schedule, Whole
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import ProbedLaunch

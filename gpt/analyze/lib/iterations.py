@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.periods import SHARE, Codes, Period, Places, find_periods, find_steps, split_units
+from gpt.analyze.lib.periods import SHARE, Codes, Period, Places, find_periods, find_steps, split_units
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.intervals import unite
+from gpt.analyze.lib.intervals import unite
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel

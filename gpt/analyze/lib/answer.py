@@ -1,0 +1,100 @@
+"""What an analysis says: rows of typed columns, and a verdict.
+
+gpt-stream(5), answer, has the meaning of each key. Whatever shows an answer (gpt/screen/answers.py and plots.py,
+gpt/stream/jsonl.py) reads these keys and knows no analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from gpt.stream import packed, records
+
+Record = dict[str, Any]
+Answers = Iterator[Record]
+Rows = Iterable[Sequence[Any]]
+
+
+class Column(NamedTuple):
+    """A column of an answer; what each key means is in gpt-stream(5)."""
+
+    name: str
+    type: str
+    unit: str = ""
+    title: str = ""
+    shown: str = ""
+
+    def declare(self) -> Record:
+        """A struct `column`, at no place yet."""
+        more = {key: getattr(self, key) for key in ("unit", "title", "shown") if getattr(self, key)}
+        return {"name": self.name, "type": self.type, "offset": 0, **more}
+
+
+def plot(form: str, x: str, *y: str, **more: str) -> Record:
+    """A struct `plot`: how the columns `x` and `y` are drawn; `more` are its other keys."""
+    keys = {"form": form, "x": x, "y": list(y), **more}
+    return {key: keys[key] for key in records.STRUCTS["plot"] if key in keys}
+
+
+def make_answer(
+    name: str,
+    columns: Sequence[Column],
+    rows: Rows,
+    verdict: Sequence[str] = (),
+    top: int | None = None,
+    plots: Sequence[Record] = (),
+) -> Record:
+    """An `answer` of rows with a value for each column, None for none.
+
+    Numbers are rounded where the column has whole ones, and as large as these can be where they are larger.
+    Raises MalformedError if all of it is too large for a record.
+    """
+    packer = packed.Packer(column.declare() for column in columns)
+    for row in rows:
+        packer.add([_fit(column.type, value) for column, value in zip(columns, row, strict=True)])
+    return _make(name, packer.keys(), verdict, top, plots)
+
+
+def make_array_answer(
+    name: str,
+    columns: Sequence[Column],
+    values: Sequence[Any],
+    verdict: Sequence[str] = (),
+    top: int | None = None,
+    plots: Sequence[Record] = (),
+    texts: Sequence[str] = (),
+) -> Record:
+    """An `answer` with an array for each column; a number stands for an array of it, and text is a place in `texts`."""
+    import numpy as np
+
+    declared, fields, stride = [], [], 0
+    for column in columns:
+        declared.append({**column.declare(), "offset": stride})
+        type_ = column.type.rstrip("?")
+        fields.append("<" + packed.TYPES["u32" if type_ == packed.TEXT else type_])
+        stride += np.dtype(fields[-1]).itemsize
+    rows = np.empty(len(values[0]), [(column.name, field) for column, field in zip(columns, fields, strict=True)])
+    for column, array in zip(columns, values, strict=True):
+        form, array = rows[column.name].dtype, np.asarray(array)
+        if form.kind == "u" and array.dtype.kind == "f":
+            array = np.clip(np.rint(array), 0, min(1 << 63, np.iinfo(form).max))
+        elif form.kind == "u" and not np.can_cast(array.dtype, form):  # what malformed rows add up to may not fit
+            array = np.clip(array, 0, np.iinfo(form).max)
+        rows[column.name] = array
+    keys = {"columns": declared, "stride": stride, "texts": list(texts), "rows": rows.tobytes()}
+    return _make(name, keys, verdict, top, plots)
+
+
+def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plots: Sequence[Record]) -> Record:
+    return records.make("answer", name=name, **keys, top=top, verdict=list(verdict), plots=list(plots) or None)
+
+
+def _fit(type_: str, value: Any) -> Any:
+    """A number for a column, numpy's too; what malformed rows add up to may not fit."""
+    value = value.item() if hasattr(value, "item") else value
+    if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        return float(value)
+    if value is None or type_[0] != "u":
+        return value
+    return min(round(value), (1 << int(type_[1:].rstrip("?"))) - 1 - type_.endswith("?"))
