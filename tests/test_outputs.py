@@ -31,7 +31,7 @@ def test_a_full_disk_names_the_file(tmp_path):
     """Also if what is buffered cannot be written when the file is closed."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-    source = "from pathlib import Path\nfrom gpt.outputs import replacing\n" + limit
+    source = "from pathlib import Path\nfrom gpt.base.outputs import replacing\n" + limit
     source += "try:\n    with replacing(Path('x')) as file:\n        file.writelines([bytes(5000)] * 9)\n"
     source += "except OSError as error:\n    print(error.filename)\n"
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from gpt import tensors
-from gpt.tensors.types import Facts, find_reader
+from gpt.tensors.types import TensorFacts, find_reader
 from tests.tensor_likes import Exported, Interfaced, Pointed, callee, names, read
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_tensors_are_known_by_what_they_can_do():
-    assert read(Pointed()) == Facts(4096, 128, 4096, "float32", (4, 8))
-    assert read(Pointed(stride=(16, 2))) == Facts(4096, 4 * (3 * 16 + 7 * 2 + 1), 4096, "float32", (4, 8))
-    assert read(Pointed(shape=(), stride=())) == Facts(4096, 4, 4096, "float32", ())
+    assert read(Pointed()) == TensorFacts(4096, 128, 4096, "float32", (4, 8))
+    assert read(Pointed(stride=(16, 2))) == TensorFacts(4096, 4 * (3 * 16 + 7 * 2 + 1), 4096, "float32", (4, 8))
+    assert read(Pointed(shape=(), stride=())) == TensorFacts(4096, 4, 4096, "float32", ())
     told = {"data": (8192, False), "shape": (3, 5), "typestr": "<f2", "version": 3}
-    assert read(Interfaced(told)) == Facts(8192, 30, 8192, "float16", (3, 5))
+    assert read(Interfaced(told)) == TensorFacts(8192, 30, 8192, "float16", (3, 5))
     backwards = told | {"strides": (-10, 2), "typestr": "|b1"}
-    assert read(Interfaced(backwards)) == Facts(8172, 29, 8192, "bool", (3, 5))
+    assert read(Interfaced(backwards)) == TensorFacts(8172, 29, 8192, "bool", (3, 5))
     array = np.zeros((6, 4), np.int16)[1::2, ::-1]
-    assert read(export := Exported(array)) == Facts(array.ctypes.data - 6, 40, array.ctypes.data, "int16", (3, 4))
+    assert read(export := Exported(array)) == TensorFacts(array.ctypes.data - 6, 40, array.ctypes.data, "int16", (3, 4))
     assert export.asked == [-1]
     assert sys.getrefcount(array) == 3  # the capsule is gone
 

@@ -26,7 +26,7 @@ from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
 COUNTS = (
@@ -104,7 +104,7 @@ class BankConflict(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
         self._simulated = False
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in the accesses of a launch."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
@@ -190,7 +190,7 @@ class BankConflict(MapAnalysis):
         return f"{all_} of the passes are conflicts; {where}: {sums['passes'] / sums['least']:.3g} passes for one"
 
 
-def find_passes(saved: Saved, threads: int, in_turn: bool = False) -> Passes:
+def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:
     """The requests of a launch with blocks of so many threads, and the passes of each.
 
     `in_turn` says that lanes run one after the other.

@@ -12,7 +12,7 @@ from gpt.base.options import Option
 if TYPE_CHECKING:
     from gpt.analyze.lib.occupancy import Occupancy
     from gpt.analyze.lib.schedule import Schedule
-    from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+    from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer
     from gpt.trace.process import Process
 
 CYCLES = (
@@ -143,7 +143,7 @@ class BlockSched(MapAnalysis):
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Replays a launch."""
         from gpt.analyze.lib.occupancy import make_occupancy
         from gpt.analyze.lib.schedule import make_schedule

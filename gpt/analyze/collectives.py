@@ -31,7 +31,7 @@ from gpt.screen.units import amount, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.ranks import Found, Split
+    from gpt.analyze.lib.ranks import Collectives, Split
     from gpt.trace.model import TraceModel
 
 RANKS = (
@@ -122,7 +122,7 @@ def collectives(trace: TraceModel) -> Answers:
         yield make_answer("others", OTHER_KERNELS, _iter_others(found), top=TOP)
 
 
-def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
     others = Counter[int]()
     for (number, _), took in found.others.items():
         others[number] += int(took.sum())
@@ -141,7 +141,7 @@ def _iter_ranks(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
         yield rank.name, rank.host, count, *times, caused, last, others[number], *where
 
 
-def _iter_waits(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
     """Who waits for whom, the longest first."""
     import numpy as np
 
@@ -159,7 +159,7 @@ def _iter_waits(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
     yield from sorted(rows, key=lambda row: (-row[3], row[0], row[1]))
 
 
-def _iter_kernels(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
+def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
     """Kernels by communicator, that with the most time first; means over ranks and collectives."""
     rows = []
     for part in parts:
@@ -172,7 +172,7 @@ def _iter_kernels(found: Found, parts: list[Split]) -> Iterator[tuple[Any, ...]]
     yield from sorted(rows, key=lambda row: (-row[2] * (row[3] + row[4]), row[0], row[1]))
 
 
-def _iter_others(found: Found) -> Iterator[tuple[Any, ...]]:
+def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
     """Kernels in which not all ranks wait for all, that with the most time first, each by rank."""
     sums = Counter[str]()
     for (_, name), times in found.others.items():
@@ -189,7 +189,7 @@ def _list(numbers: list[str]) -> str:
     return f"{found[0]}-{found[-1]}" if whole else ",".join(map(str, found))
 
 
-def _make_spans(found: Found, part: Split) -> dict[str, Any]:
+def _make_spans(found: Collectives, part: Split) -> dict[str, Any]:
     """The collectives around that with the most waiting, of each rank: what it waits, and what it transfers."""
     group = part.group
     worst = int(part.waiting.sum(axis=0).argmax())
@@ -216,7 +216,7 @@ def _make_spans(found: Found, part: Split) -> dict[str, Any]:
     return make_answer("around", SPANS, rows, verdict, top=TOP_SPANS, plots=[drawn])
 
 
-def _verdict(found: Found, parts: list[Split]) -> list[str]:
+def _verdict(found: Collectives, parts: list[Split]) -> list[str]:
     waiting, transfer = (sum(int(getattr(part, name).sum()) for part in parts) for name in ("waiting", "transfer"))
     lines = []
     if waiting + transfer:

@@ -24,8 +24,8 @@ from gpt.analyze.lib.differences import (
     SIZE,
     SLOWEST,
     TIME,
+    RunSums,
     Side,
-    Sums,
     find_outliers,
     is_apart,
     make_side,
@@ -90,15 +90,15 @@ class Compared(NamedTuple):
         return self.b.total - self.a.total
 
 
-class Run:
+class RunSummary:
     """One run: its processes, how long they ran, and sums by function and by kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name  # of its file
         self.commands: list[str] = []
         self.verdict: list[str] = []  # on what probes reached
-        self.functions: dict[Api, Sums] = defaultdict(Sums)
-        self.kernels: dict[str, Sums] = defaultdict(Sums)
+        self.functions: dict[Api, RunSums] = defaultdict(RunSums)
+        self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.on_gpu = 0.0  # ns
         self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
 
@@ -150,7 +150,7 @@ class Diff:
 
         self.kinds = RUNS | COVERED
         self._first = len(runs[0])
-        self._runs = [Run(name) for side in runs for name in side]
+        self._runs = [RunSummary(name) for side in runs for name in side]
         self._open: dict[Process, ProcessTotals] = {}
 
     def take(self, process: Process) -> None:
@@ -167,7 +167,7 @@ class Diff:
         self._runs[process.origin].add(self._open.pop(process))
 
     @property
-    def _sides(self) -> tuple[list[Run], list[Run]]:
+    def _sides(self) -> tuple[list[RunSummary], list[RunSummary]]:
         return self._runs[: self._first], self._runs[self._first :]
 
     def find_lack(self, kinds: set[str]) -> str | None:
@@ -198,7 +198,7 @@ class Diff:
 
 
 def _compare(
-    a: Sequence[Mapping[Any, Sums]], b: Sequence[Mapping[Any, Sums]], times: tuple[float, float]
+    a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSums]], times: tuple[float, float]
 ) -> list[Compared]:
     """Compare functions, or kernels (which have no type), of both sides, whose runs took these `times`."""
     found = []
@@ -230,7 +230,9 @@ def _row(one: Compared) -> tuple[Any, ...]:
     return one.differs, one.a.number, one.b.number, one.change if known else None, *paired
 
 
-def _answer_whole(a: list[Run], b: list[Run], functions: list[Compared], kernels: list[Compared]) -> dict[str, Any]:
+def _answer_whole(
+    a: list[RunSummary], b: list[RunSummary], functions: list[Compared], kernels: list[Compared]
+) -> dict[str, Any]:
     """Compare whole runs: how much longer B takes, whether that's more than noise, and where most of it goes."""
     sides = a, b
     values = {
@@ -262,7 +264,7 @@ def _compare_means(
     return differs, means[0].mean, means[1].mean, change, ratio, noise
 
 
-def _tell_outliers(a: list[Run], b: list[Run]) -> Iterator[str]:
+def _tell_outliers(a: list[RunSummary], b: list[RunSummary]) -> Iterator[str]:
     """Name the runs that took far more or less than the others of their side, and compare the others."""
     rest = []
     for name, runs in (("A", a), ("B", b)):
@@ -276,7 +278,7 @@ def _tell_outliers(a: list[Run], b: list[Run]) -> Iterator[str]:
         yield _sum_up(f"{told}, ", *_compare_means(*([run.wall for run in runs] for runs in rest))[:5])
 
 
-def _tell_outlier(name: str, run: Run, others: list[Run], runs: int) -> str:
+def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: int) -> str:
     """Describe a run of the side `name`, and the function whose time sets it apart most."""
     usual = mean_of(other.wall for other in others).mean
     told = f"{run.name}, one of {runs} runs of {name}, took {human_time(run.wall)}; the others {human_time(usual)}"
@@ -292,7 +294,7 @@ def _tell_outlier(name: str, run: Run, others: list[Run], runs: int) -> str:
     return told
 
 
-def _describe(name: str, runs: list[Run]) -> Iterator[str]:
+def _describe(name: str, runs: list[RunSummary]) -> Iterator[str]:
     """Describe one side: its command, its runs, and their calls."""
     calls = round(mean_of(sum(function.number for function in run.functions.values()) for run in runs).mean)
     took = human_time(mean_of(run.in_calls for run in runs).mean)

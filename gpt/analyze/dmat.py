@@ -24,9 +24,9 @@ from gpt.screen.units import amount, kept_share
 from gpt.trace.kinds import TENSORS
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
-    from gpt.trace.tensors import Tensor, Tensors
+    from gpt.trace.tensors import NamedTensor, Tensors
 
 LAUNCHES = (
     *LAUNCH,
@@ -107,7 +107,7 @@ class Dmat(MapAnalysis):
         self._shown: _Shown | None = None
         self._rows: list[tuple[Any, ...]] = []
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Counts the accesses of a launch, and how many each page has if it may be the one that is shown."""
         self._number += 1
         slots, known = saved.slots, buffer.map.unsigned
@@ -181,7 +181,7 @@ def _find_tensors(tensors: Tensors, start: int, pages: Any, size: int) -> Any:
     return np.where(begin < 0, end, begin)
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe(tensor: NamedTensor) -> str:
     return f"{tensor.name} {'x'.join(map(str, tensor.shape))} {tensor.dtype}".strip()
 
 

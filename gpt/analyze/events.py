@@ -44,7 +44,7 @@ class Order(StrEnum):
     TOOK = "took"
 
 
-class Form(StrEnum):
+class EventFormat(StrEnum):
     """What is written in place of text."""
 
     CSV = "csv"
@@ -62,7 +62,7 @@ class Events:
         notes: bool = False,
         sort: Order = Order.START,
         top: int | None = None,
-        form: Form | None = None,
+        form: EventFormat | None = None,
     ) -> None:
         from gpt.trace.kinds import CALLS
 
@@ -70,7 +70,7 @@ class Events:
             raise UsageError("--notes requires --json")
         if form and json:
             raise UsageError("--format cannot be combined with --json")
-        self._sort, self._top, self._csv = sort, top, form is Form.CSV
+        self._sort, self._top, self._csv = sort, top, form is EventFormat.CSV
         self._notes: Notes | None = None
         self.kinds = CALLS
         if notes:
@@ -259,6 +259,6 @@ OPTIONS: dict[str, Any] = {
     "notes": Annotated[bool, Option("--notes", help="With --json: what else is known, in lines that begin with #.")],
     "sort": Annotated[Order, Option("--sort", help="By start, or by took: the slowest calls first.")],
     "top": Annotated[int | None, Option("--top", metavar="NUMBER", min=1, help="Only the first so many calls.")],
-    "form": Annotated[Form | None, Option("--format", help="CSV: times in us, a column for each argument.")],
+    "form": Annotated[EventFormat | None, Option("--format", help="CSV: times in us, a column for each argument.")],
 }
 ANALYSIS = Analysis("List calls: all, or the slowest first.", Events, OPTIONS, lines=True)

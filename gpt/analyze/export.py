@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
 
 
-class Form(StrEnum):
+class ExportFormat(StrEnum):
     """What is written."""
 
     sqlite = "sqlite"
@@ -45,7 +45,7 @@ class Export:
     timed = True  # times are those since the first of all traces began
     drains = True  # ranges and ioctls are taken from processes as they come
 
-    def __init__(self, stage: Stage, json: bool, shape: Form | None, output: Path | None) -> None:
+    def __init__(self, stage: Stage, json: bool, shape: ExportFormat | None, output: Path | None) -> None:
         from gpt.export.files import load_pyarrow
         from gpt.trace.kinds import COSTS, DETAILS, RANGES, RUNS, SAVES
 
@@ -53,7 +53,7 @@ class Export:
             raise UsageError("export writes a database: it has no --json")
         if not shape or not output:
             raise UsageError("export takes --format sqlite or parquet, and -o FILE")
-        if shape is Form.parquet:
+        if shape is ExportFormat.parquet:
             load_pyarrow()
         self.kinds = RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}
         if output == DASH:
@@ -82,9 +82,9 @@ class Export:
         if self._output == DASH:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt-export.")))
         else:
-            folder = self._stack.enter_context(made_beside(self._output, self._form is Form.parquet))
+            folder = self._stack.enter_context(made_beside(self._output, self._form is ExportFormat.parquet))
         self._path = folder / NAMES[self._form]
-        if self._form is Form.parquet:
+        if self._form is ExportFormat.parquet:
             self._path.mkdir()
         self._tables = FILES[self._form](self._path, self._path if self._output == DASH else self._output)
         for table in TABLES:
@@ -147,16 +147,16 @@ class Export:
         yield from ()
 
 
-def _check_stdout(form: Form) -> None:
+def _check_stdout(form: ExportFormat) -> None:
     """Raises UsageError if it cannot take what is written."""
-    if form is Form.parquet:
+    if form is ExportFormat.parquet:
         raise UsageError("--format parquet writes a folder, which standard output is not: name one", "-o")
     if os.isatty(1):
         raise UsageError("a database does not go to a terminal", "-o")
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, Option("--format", help="A database, or a folder of files.")],
+    "shape": Annotated[ExportFormat | None, Option("--format", help="A database, or a folder of files.")],
     "output": Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write it there; - is standard output.")
     ],

@@ -13,7 +13,7 @@ from gpt.screen.units import human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.gpu_use import Switches, Use, Work
+    from gpt.analyze.lib.gpu_use import GpuUse, Switches, Work
     from gpt.analyze.lib.launch_gaps import Between, Gap
     from gpt.analyze.lib.numbers import Numbers
     from gpt.trace.model import TraceModel
@@ -242,7 +242,7 @@ def _percent(part: float, whole: float) -> float:
     return 100 * min(1.0, part / (whole or 1))
 
 
-def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
+def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
     """The columns IDLE: of a GPU, of each process on it if there are several, and of each stream of theirs."""
     from gpt.analyze.lib.gpu_use import ALL
 
@@ -255,7 +255,7 @@ def _iter_idle(use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
             yield use.name, f"{stream:#x}", *who[process], *_idle(use, (process, stream))
 
 
-def _iter_periods(trace: TraceModel, use: Use, who: list[Who]) -> Iterator[tuple[Any, ...]]:
+def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
     """The columns PERIODS, of the longest idle periods of a GPU; the process is that which ended it."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
@@ -268,7 +268,7 @@ def _iter_periods(trace: TraceModel, use: Use, who: list[Who]) -> Iterator[tuple
         yield use.name, name(idle.after), name(idle.before), *who[idle.before.process], max(0, idle.begin), idle.took
 
 
-def _idle(use: Use, group: Hashable) -> tuple[Any, ...]:
+def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
     """The columns IDLE from `busy` on."""
     whole = use.whole(group)
     count, total, share, *more = _times(use.gaps, group, whole) if use.gaps.count(group) else (0,) * 7

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from gpt.analyze.lib.answer import Column
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.sums import Sums
+from gpt.analyze.lib.sums import KernelSums
 
 EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor map too; not in the total"
 
 
-class GmemBytes(Sums):
+class GmemBytes(KernelSums):
     """Bytes by how they went."""
 
     name = "gmem_bytes"

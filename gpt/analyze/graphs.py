@@ -18,7 +18,7 @@ from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 from gpt.trace.replays import COPIES, Replays, sum_replays
 
 if TYPE_CHECKING:
-    from gpt.trace.graphs import Made, Operation
+    from gpt.trace.graphs import GraphContents, Operation
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
 
@@ -57,7 +57,7 @@ class Replayed(NamedTuple):
     number: int
     process: Process
     handle: int
-    made: Made
+    made: GraphContents
     calls: Any
 
     @property

@@ -17,8 +17,8 @@ from gpt.base.options import Option
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.values import Values
-    from gpt.trace.buffers import Buffer, MapLayout, Saved
+    from gpt.analyze.lib.values import Distribution
+    from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
 
 NUMBERS = ("least", "median", "mean", "p95", "greatest", "sum")
@@ -48,7 +48,7 @@ Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these map
 
 
 class _Field(NamedTuple):
-    values: Values
+    values: Distribution
     total: bool
 
     def row(self) -> tuple[Any, ...]:
@@ -88,11 +88,11 @@ class Fields(MapAnalysis):
             return told.replace(" 'any'", "").replace("-p any", "-p PROBE") if told else None
         return f"no map of the trace is named '{self._glob}': without --map all are shown"
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in a map of a launch."""
         import numpy as np
 
-        from gpt.analyze.lib.values import Values
+        from gpt.analyze.lib.values import Distribution
 
         layout, key = buffer.map, (buffer.kernel, buffer.map.name)
         slots = saved.slots
@@ -105,7 +105,7 @@ class Fields(MapAnalysis):
         sums.update(counted=not layout.capacity)
         fields = self._fields.setdefault(key, {})
         for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
-            field = fields.setdefault(name, _Field(Values(), layout.type == "total"))
+            field = fields.setdefault(name, _Field(Distribution(), layout.type == "total"))
             if layout.capacity:
                 field.values.add(slots[name])
 

@@ -45,7 +45,7 @@ WINDOW = 1 << 16  # allocations and frees that are looked at together
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
 
 
-class Memory(NamedTuple):
+class MemoryPeak(NamedTuple):
     """Device memory of a process, in bytes: at most at any time, and at its end."""
 
     allocations: int
@@ -97,7 +97,7 @@ class _Use:
         for at in range(0, len(changes), WINDOW):
             yield from changes[at : at + WINDOW].tolist()
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryPeak:
         """What it has allocated by now. What is allocated where something is was freed in a way that is not known."""
         live: dict[tuple[bool, int], int] = {}
         allocations = now = peak = 0
@@ -112,7 +112,7 @@ class _Use:
                 now += size
                 allocations += 1
                 peak = max(peak, now)
-        return Memory(allocations, peak, now)
+        return MemoryPeak(allocations, peak, now)
 
     def row(self) -> tuple[Any, ...]:
         """The columns PROCESSES after WHO."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpt.analyze.lib.answer import Column
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.progress import Number, Progress, Totals
+from gpt.analyze.lib.progress import Number, ProgressFold, RateTotals
 from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count
@@ -12,7 +12,7 @@ from gpt.screen.units import human_count
 NAMED = 60  # columns of a name in a sentence
 
 
-class ProgramProgress(Progress):
+class ProgramProgress(ProgressFold):
     """Steps: branches that a warp came to."""
 
     name = "program_progress"
@@ -22,7 +22,7 @@ class ProgramProgress(Progress):
     axis = Column("time", "u64", "ns")
     per = 1000
 
-    def say(self, ordered: list[tuple[str, Totals]]) -> list[str]:
+    def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
         """The steps of all, and whether warps slow down."""
         steps, warps = (sum(getattr(kernel, name) for _, kernel in ordered) for name in ("done", "warps"))
         name, first = ordered[0]

@@ -27,7 +27,7 @@ from gpt.screen.units import amount
 from gpt.trace.loading import FirstLaunches
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
 KERNELS = (
@@ -124,7 +124,7 @@ class Roofline(MapAnalysis):
         super().take(process)
         self._cards |= {card["name"]: card for card in process.cards.values()}
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Adds what a launch saved."""
         from gpt.analyze.lib.schedule import make_schedule
 

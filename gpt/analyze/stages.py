@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpt.trace.spill import Array
     from gpt.trace.unrecorded import Unrecorded
 
-    Marked = dict[str, "Spans"]  # by stage
+    Marked = dict[str, "RangeTimes"]  # by stage
 
 COLUMNS = (
     Column("category", "text", title="Category"),
@@ -76,7 +76,7 @@ NO_LAUNCH = (
 )
 
 
-class Spans(NamedTuple):
+class RangeTimes(NamedTuple):
     """The times of ranges: when the first began, when the last ended, and ns of all together."""
 
     first: int
@@ -290,9 +290,9 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
             if stage is None or left < reach.get(thread, left):
                 continue
             reach[thread] = right
-            before = found.get(stage, Spans(left, right, 0))
+            before = found.get(stage, RangeTimes(left, right, 0))
             took = right - left - unrecorded.within_one(left, right)
-            found[stage] = Spans(min(before.first, left), max(before.last, right), before.total + took)
+            found[stage] = RangeTimes(min(before.first, left), max(before.last, right), before.total + took)
     return found
 
 

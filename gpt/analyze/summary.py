@@ -14,7 +14,7 @@ from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.questions import Facts
+    from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
     from gpt.trace.process import Process
@@ -79,7 +79,7 @@ class Summary:
         self.kinds = RUNS | COVERED
         self._done = Totals()  # of processes that are over
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of the same, and the columns after WHO
-        self._facts: list[Facts] = []  # of the same
+        self._facts: list[InferenceFacts] = []  # of the same
         self._open: dict[Process, ProcessTotals] = {}  # of those that are read: they may take turns
 
     def take(self, process: Process) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
     Sums = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class SyncWait(Ratios):
         self._places: dict[str, Sums] = defaultdict(partial(np.zeros, (2, MOST_WARPS)))  # waits and clocks, by warp
         self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # what is more, of how much
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Adds a launch."""
         import numpy as np
 

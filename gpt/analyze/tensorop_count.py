@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Column
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.sums import Sums
+from gpt.analyze.lib.sums import KernelSums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WARP = 32  # threads
 
 
-class TensoropCount(Sums):
+class TensoropCount(KernelSums):
     """Floating-point operations, and the instructions that make them."""
 
     name = "tensorop_count"

@@ -25,7 +25,7 @@ NAMED = 3  # processes, and reasons, that a line names
 LEVEL = 1  # of gzip: half the size of the next one's gain takes a third of the time
 
 
-class Form(StrEnum):
+class TimelineFormat(StrEnum):
     """What a timeline is written as."""
 
     ascii = "ascii"
@@ -35,14 +35,25 @@ class Form(StrEnum):
     all = "all"
 
 
-ENDINGS = {Form.ascii: ".txt", Form.chrome: ".json.gz", Form.perfetto: ".pftrace", Form.html: ".html"}  # of all
-FORMS = {".txt": Form.ascii, ".json": Form.chrome, ".pftrace": Form.perfetto, ".html": Form.html, ".htm": Form.html}
+ENDINGS = {
+    TimelineFormat.ascii: ".txt",
+    TimelineFormat.chrome: ".json.gz",
+    TimelineFormat.perfetto: ".pftrace",
+    TimelineFormat.html: ".html",
+}  # of all
+FORMS = {
+    ".txt": TimelineFormat.ascii,
+    ".json": TimelineFormat.chrome,
+    ".pftrace": TimelineFormat.perfetto,
+    ".html": TimelineFormat.html,
+    ".htm": TimelineFormat.html,
+}
 
 
-def _find_form(output: Path | None) -> Form:
+def _find_form(output: Path | None) -> TimelineFormat:
     """Return the form that the name of a file asks for; text by default."""
     suffixes = [suffix.lower() for suffix in output.suffixes if suffix.lower() != ".gz"] if output else []
-    return FORMS.get(suffixes[-1], Form.ascii) if suffixes else Form.ascii
+    return FORMS.get(suffixes[-1], TimelineFormat.ascii) if suffixes else TimelineFormat.ascii
 
 
 class Drawing:
@@ -50,14 +61,14 @@ class Drawing:
 
     streams = False
 
-    def __init__(self, stage: Stage, json: bool, shape: Form | None, output: Path | None) -> None:
+    def __init__(self, stage: Stage, json: bool, shape: TimelineFormat | None, output: Path | None) -> None:
         from gpt.trace.model import EVERYTHING, TraceModel
 
         if json:
             raise UsageError("a timeline has no --json; --format chrome is JSON")
         if output == DASH:
             output = None
-        if shape is Form.all and not output:
+        if shape is TimelineFormat.all and not output:
             raise UsageError("--format all writes files: -o says how their names begin")
         self.kinds = EVERYTHING
         self._stage, self._form, self._output = stage, shape or _find_form(output), output
@@ -83,7 +94,7 @@ class Drawing:
         timeline = make_timeline(self._model)
         self._model.incomplete = [*incomplete, *self._find_missing(timeline)]
         timeline.counters[:0] = [*count_memory(timeline), *count_warps(timeline)]
-        if self._output and self._form is Form.all:
+        if self._output and self._form is TimelineFormat.all:
             for form, ending in ENDINGS.items():
                 write(self._output.with_name(self._output.name + ending), _iter_bytes(form, timeline))
         elif self._output:
@@ -124,22 +135,22 @@ def write(path: Path, parts: Iterator[bytes]) -> None:
             file.writelines(parts)
 
 
-def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
+def _iter_bytes(form: TimelineFormat, timeline: Timeline) -> Iterator[bytes]:
     match form:
-        case Form.ascii:
+        case TimelineFormat.ascii:
             from gpt.screen.grid import screen_width
             from gpt.timeline import ascii
 
             texts = ascii.iter_lines(timeline, screen_width())
-        case Form.chrome:
+        case TimelineFormat.chrome:
             from gpt.timeline import chrome
 
             texts = chrome.iter_text(timeline)
-        case Form.html:
+        case TimelineFormat.html:
             from gpt.timeline import html
 
             texts = html.iter_text(timeline)
-        case Form.perfetto:
+        case TimelineFormat.perfetto:
             from gpt.timeline import perfetto
 
             yield from perfetto.iter_bytes(timeline)
@@ -150,7 +161,7 @@ def _iter_bytes(form: Form, timeline: Timeline) -> Iterator[bytes]:
 
 
 OPTIONS: dict[str, Any] = {
-    "shape": Annotated[Form | None, Option("--format", help="ascii, or for viewers; else by FILE's name.")],
+    "shape": Annotated[TimelineFormat | None, Option("--format", help="ascii, or for viewers; else by FILE's name.")],
     "output": Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write it there (- prints it); .gz packs it.")
     ],

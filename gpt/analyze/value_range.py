@@ -18,8 +18,8 @@ from gpt.screen.brief import brief_name
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.values import Values
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.analyze.lib.values import Distribution
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
 THREADS = (
@@ -51,12 +51,12 @@ class _Range:
     """What the threads of a kernel, or of a launch, computed."""
 
     def __init__(self) -> None:
-        from gpt.analyze.lib.values import Values
+        from gpt.analyze.lib.values import Distribution
 
         self.least: float | None = None
         self.greatest: float | None = None
         self.sums = Counter[str]()
-        self.sizes: Values = Values()  # of each thread the largest
+        self.sizes: Distribution = Distribution()  # of each thread the largest
         self.first: tuple[int, str] | None = None  # launch with NaN or infinity, and which of them
 
     def add(self, slots: Any) -> None:
@@ -109,7 +109,7 @@ class ValueRange(MapAnalysis):
         self._kernels: dict[str, _Range] = {}
         self._rows: list[tuple[Any, ...]] = []
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in the threads of a launch."""
         self._number += 1
         slots = saved.slots[saved.counts > 0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gpt.analyze.lib.answer import Column
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.progress import Number, Progress
+from gpt.analyze.lib.progress import Number, ProgressFold
 
 
-class WarpProgress(Progress):
+class WarpProgress(ProgressFold):
     """Floating-point operations in tensor cores."""
 
     name = "warp_progress"

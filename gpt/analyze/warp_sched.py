@@ -18,7 +18,7 @@ from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.durations import Durations
     from gpt.trace.process import Process
 
@@ -73,7 +73,7 @@ class WarpSched(MapAnalysis):
         self.kinds |= {"device"}  # by UUID they are the same in several processes
         self._runs: list[_Run] = []
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in the warps of a launch."""
         import numpy as np
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpt.asm.backend import Made, Options, Target
+from gpt.asm.backend import AssembledModule, Options, Target
 from gpt.asm.backends import BACKENDS
 from gpt.base.cache import Cache, key_of
 from gpt.base.errors import GptError
@@ -14,7 +14,7 @@ FORMAT = b"4"  # of what is kept: a change makes all of it unknown
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetCode(Made):
+class TargetCode(AssembledModule):
     """What was made of a module for one target; `kind` is the record that holds the image."""
 
     target: Target
@@ -49,14 +49,14 @@ class Assembler:
         for backend in self._backends.values():
             backend.stop()
 
-    def _find_or_make(self, text: bytes, name: str, target: Target) -> Made:
+    def _find_or_make(self, text: bytes, name: str, target: Target) -> AssembledModule:
         backend = self._backends[target.family]
         try:
             key = key_of([FORMAT, target.family.encode(), *backend.key(text, target), text])
         except GptError as error:
             raise type(error)(error.fact, error.where or name) from None
         kept = self._cache.get(key)
-        if kept is not None and (made := Made.unpack(kept, name)):
+        if kept is not None and (made := AssembledModule.unpack(kept, name)):
             return made
         made = backend.make(text, name, target)
         self._cache.put(key, made.pack(name))

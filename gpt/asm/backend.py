@@ -24,7 +24,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Made:
+class AssembledModule:
     """What became of a module: `image` is what is loaded.
 
     `kernels` has for each kernel what it needs, under the names that the record `kernel` has for it; what is not
@@ -43,7 +43,7 @@ class Made:
         return data
 
     @classmethod
-    def unpack(cls, data: bytes, name: str) -> Made | None:
+    def unpack(cls, data: bytes, name: str) -> AssembledModule | None:
         """What was kept, for a module of this name; None if it is not what `pack` makes."""
         try:
             image, kernels, warnings = msgpack.unpackb(data, unicode_errors="surrogateescape")
@@ -90,7 +90,7 @@ class Backend(Protocol[T]):
     def key(self, text: bytes, target: T) -> list[bytes]:
         """What decides, besides the text, what `make` makes of it. Raises GptError if it takes no such module."""
 
-    def make(self, text: bytes, name: str, target: T) -> Made:
+    def make(self, text: bytes, name: str, target: T) -> AssembledModule:
         """Makes code of a module, which messages call `name`.
 
         Raises Faults if the text is refused, GptError if the tool fails.

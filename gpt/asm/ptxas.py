@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from gpt.asm.backend import Made, Options
+from gpt.asm.backend import AssembledModule, Options
 from gpt.asm.find import Tool, Tools
 from gpt.asm.processes import Processes, signal_name
 from gpt.asm.reports import MODULE, Report, find_faults, find_messages, read_reports, shorten
@@ -62,11 +62,11 @@ class Ptxas:
         tool = self._tools.choose(find_version(text), target)
         return [tool.identity.encode(), " ".join([str(target), *_arguments(self._options)]).encode()]
 
-    def make(self, text: bytes, name: str, target: GpuTarget) -> Made:
+    def make(self, text: bytes, name: str, target: GpuTarget) -> AssembledModule:
         """Assembles a module. Raises Faults if ptxas refuses it, GptError if it fails."""
         tool = self._tools.choose(find_version(text), target)
         done = self._runner.assemble(tool, text, name, target, self._options)
-        return Made(done.cubin, _resources(done), done.warnings, done.output)
+        return AssembledModule(done.cubin, _resources(done), done.warnings, done.output)
 
     def stop(self) -> None:
         """Ends what runs, and assembles nothing more."""

@@ -16,7 +16,7 @@ from gpt.attach import driver, kernel
 from gpt.attach.driver import DriverFile
 from gpt.attach.events import MAX_LINE, iter_events
 from gpt.attach.program import Machine, generate, of_process
-from gpt.attach.segments import Segments, split_command
+from gpt.attach.segments import SegmentWriter, split_command
 from gpt.attach.watch import Watching, find_bpftrace, shares_mounts
 from gpt.base import messages, signals
 from gpt.base.errors import GptError, MalformedError, MissingError, UsageError
@@ -58,7 +58,7 @@ class Output:
             raise
 
 
-class Asked(NamedTuple):
+class AttachOptions(NamedTuple):
     """What the command line asks for; `pid` is None for all processes."""
 
     pid: int | None
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     quiet: bool
 
 
-def write_program(asked: Asked, live: bool = False) -> tuple[str, list[DriverFile]]:
+def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[DriverFile]]:
     """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
 
     `live` is a program that runs with the descriptors of these files, instead of by itself later.
@@ -112,7 +112,7 @@ def _is_first_namespace() -> bool:
     return os.readlink("/proc/self/ns/pid") == f"pid:[{FIRST_NAMESPACE}]"
 
 
-def _find_files(asked: Asked) -> list[DriverFile]:
+def _find_files(asked: AttachOptions) -> list[DriverFile]:
     """Open the drivers to watch. Raises GptError if no driver is found."""
     if asked.libraries:
         return [driver.open_library(path) for path in asked.libraries]
@@ -131,7 +131,7 @@ def _machine(pid: int | None) -> Machine:
     return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 
 
-def watch(asked: Asked, output: Output) -> int:
+def watch(asked: AttachOptions, output: Output) -> int:
     """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
     bpftrace = find_bpftrace()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of bpftrace too, which needs a descriptor for each probe
@@ -190,7 +190,7 @@ def convert(
 
     `live` is that which prints the lines now.
     """
-    segments = Segments(command)
+    segments = SegmentWriter(command)
     for event in iter_events(lines):
         for record in segments.add(event):
             output.write(record)
@@ -203,7 +203,7 @@ def convert(
     return _report(segments, output.name, quiet, live is not None, source)
 
 
-def _report(segments: Segments, name: str, quiet: bool, live: bool, source: str) -> int:
+def _report(segments: SegmentWriter, name: str, quiet: bool, live: bool, source: str) -> int:
     def plural(count: int, one: str, many: str) -> str:
         return f"{count} {one if count == 1 else many}"
 

@@ -60,7 +60,7 @@ def _layout_of(fields: tuple[str, ...]) -> str:
     return next((layout for layout, names in marks.items() if names & {*fields}), "plain")
 
 
-class Watched:
+class WatchedProcess:
     """A process: what was printed of it and is not written, and the numbers of what it uses."""
 
     def __init__(self, number: int, header: Record) -> None:

@@ -55,7 +55,7 @@ class Stored(NamedTuple):
     shown: str = "{}"
 
 
-class Watched(NamedTuple):
+class FunctionProbes(NamedTuple):
     """What the two probes of a function do; `first` are statements before anything is kept."""
 
     values: list[Stored]
@@ -91,44 +91,44 @@ LAUNCH_EX = [
 ]
 
 
-def _copied(to: int, source: int, sizes: Iterable[int]) -> Watched:
+def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
     """CUDA_MEMCPY2D and CUDA_MEMCPY3D: where each end has its type of memory, then the host's and the GPU's address."""
     first = ""
     for name, at in (("to", to), ("from", source)):
         first += f"${name} = {U64.format('arg0', at + 16)}; "
         first += f"if ({U32.format('arg0', at)} == 1) {{ ${name} = {U64.format('arg0', at + 8)}; }} "
     size = " * ".join(U64.format("arg0", at) for at in sizes)
-    return Watched([Stored("to", "$to"), Stored("from", "$from"), Stored("bytes", size)], first)
+    return FunctionProbes([Stored("to", "$to"), Stored("from", "$from"), Stored("bytes", size)], first)
 
 
-def watch(function: DriverFunction) -> Watched:
+def watch(function: DriverFunction) -> FunctionProbes:
     """What is printed of a function's calls."""
     values = [_value(field, where) for field, where in function.values.items()]
     match (function.how or "").rpartition("_"):
         case ("", "", "launch"):
-            return Watched(LAUNCH)
+            return FunctionProbes(LAUNCH)
         case ("launch", _, "cooperative"):
-            return Watched(LAUNCH, more=" cooperative=1")
+            return FunctionProbes(LAUNCH, more=" cooperative=1")
         case ("launch", _, "ex"):
-            return Watched(LAUNCH_EX)
+            return FunctionProbes(LAUNCH_EX)
         case ("launch", _, "old"):
             grid = [_low(number) for number in (1, 2)] if "Grid" in function.name else ["1", "1"]
             stream = [Stored("stream", "arg3")] if "Async" in function.name else []
-            return Watched([Stored("function", "arg0"), *_dims(*grid, "1"), *stream])
+            return FunctionProbes([Stored("function", "arg0"), *_dims(*grid, "1"), *stream])
         case ("", "", "pitch"):
             pitch = Stored("bytes", "arg1", "*(uint64 *){}")
-            return Watched([*values, pitch, Stored("rows", "arg3")])
+            return FunctionProbes([*values, pitch, Stored("rows", "arg3")])
         case ("copy", _, "2d"):
-            return Watched([*values, *(copied := _copied(72, 16, (112, 120))).values], copied.first)
+            return FunctionProbes([*values, *(copied := _copied(72, 16, (112, 120))).values], copied.first)
         case ("copy", _, "3d"):
-            return Watched([*values, *(copied := _copied(120, 32, (176, 184, 192))).values], copied.first)
+            return FunctionProbes([*values, *(copied := _copied(120, 32, (176, 184, 192))).values], copied.first)
         case ("times", _, size):
-            return Watched([v._replace(kept=f"{v.kept} * {size}") if v.field == "bytes" else v for v in values])
+            return FunctionProbes([v._replace(kept=f"{v.kept} * {size}") if v.field == "bytes" else v for v in values])
         case ("area", _, size):
-            return Watched([*values, Stored("bytes", f"arg3 * arg4 * {size}")])
+            return FunctionProbes([*values, Stored("bytes", f"arg3 * arg4 * {size}")])
         case _:
             more = [Stored("kernel", argument(ALIASES[function.name]))] if function.name in ALIASES else []
-            return Watched([*values, *more])
+            return FunctionProbes([*values, *more])
 
 
 def _quote(path: str) -> str:

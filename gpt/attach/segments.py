@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from gpt.attach.events import Call, Event, Lost, NamePart, Note, Strange, UnderWay
 from gpt.attach.kernel import IOCTLS, name_request
-from gpt.attach.process import Record, Watched
+from gpt.attach.process import Record, WatchedProcess
 from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.stream import records
 from gpt.trace.apis import find_api
@@ -33,7 +33,7 @@ BEFORE = "looked up before the process was watched: they have numbers only"
 _find_api = lru_cache(4096)(find_api)
 
 
-class Segments:
+class SegmentWriter:
     """Takes events in, and yields records. `command` returns the words that a process was started with.
 
     After the last event `processes`, `calls` and `launches` are what there was; `nameless` are kernels without names,
@@ -51,7 +51,7 @@ class Segments:
         self._commands: dict[int, list[str]] = {}
         self._machine: tuple[str, str | None] = ("", None)
         self._keys: list[tuple[str, list[str]]] = []  # symbols and words of the maps' keys
-        self._open: dict[int, Watched] = {}
+        self._open: dict[int, WatchedProcess] = {}
         self._headers = 0
         self._turn = -1  # whose records were written last
         self._kept = 0  # rows
@@ -121,7 +121,7 @@ class Segments:
     def _time(self, stamp: int) -> int:
         return max(1, stamp - self._suspended)
 
-    def _process(self, pid: int, start: int) -> Watched:
+    def _process(self, pid: int, start: int) -> WatchedProcess:
         if pid not in self._open:
             host, boot_id = self._machine
             began = min(start, self._begin) if not self.processes else start
@@ -131,7 +131,7 @@ class Segments:
                 host=host, pid=pid, boot_id=boot_id, realtime=min(max(0, self._realtime + began - self._begin), LIMIT),
                 monotonic=self._time(began), attached=1, via=[],
             )  # fmt: skip
-            self._open[pid] = Watched(self._headers, header)
+            self._open[pid] = WatchedProcess(self._headers, header)
             self._headers += 1
             self.processes += 1
             self._open[pid].ready.append(records.make("recording", on=True, at=self._time(began)))
@@ -195,7 +195,7 @@ class Segments:
             self._syncs += 1
             yield records.make("sync", id=self._syncs)
 
-    def _turn_to(self, process: Watched) -> Iterator[Record]:
+    def _turn_to(self, process: WatchedProcess) -> Iterator[Record]:
         if process.header:
             yield process.header
             process.header = {}

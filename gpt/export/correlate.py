@@ -32,7 +32,7 @@ NONE = -1  # no call, or no device, is named
 Keys = npt.NDArray[np.int64]
 
 
-class Calls:
+class CallNumbers:
     """The numbers of the calls of a process."""
 
     def __init__(self, begin: int) -> None:

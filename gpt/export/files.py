@@ -17,7 +17,7 @@ import numpy as np
 
 from gpt.base.errors import OutputError
 from gpt.base.install import missing_package
-from gpt.export.schema import ExportTable, Field
+from gpt.export.schema import ExportTable, TableColumn
 
 Columns = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ def _is_escaped(text: str) -> bool:
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 
-def _cut(field: Field, column: Any, at: int, end: int) -> list[Any]:
+def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
     """The values of some rows, of a column that is a list or one value; the sums of malformed records may not fit."""
     part = column[at:end] if isinstance(column, list) else [column] * (end - at)
     if field.type == "u64":
@@ -100,7 +100,7 @@ class SqliteFile:
             with self._reported():
                 self._database.executemany(statement, zip(*values, strict=True))
 
-    def _objects(self, field: Field, column: Any, at: int, end: int) -> list[Any]:
+    def _objects(self, field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
         if isinstance(column, np.ndarray):
             values = column[at:end]
             if field.type == "u64" and values.dtype.kind == "u":
@@ -163,7 +163,7 @@ class ParquetFiles:
             if self._rows[table.name] >= GROUP:
                 self._flush(table.name)
 
-    def _array(self, field: Field, column: Any, at: int, end: int) -> Any:
+    def _array(self, field: TableColumn, column: Any, at: int, end: int) -> Any:
         type_ = self._types[field.type]
         if isinstance(column, np.ndarray):
             values = column[at:end]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpt.export.files import TableFile
-from gpt.export.schema import MAP, ExportTable, Field, make_fields, make_names
+from gpt.export.schema import MAP, ExportTable, TableColumn, make_fields, make_names
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_TABLES = 200
 WINDOW = 1 << 18  # records that are looked at together
 WIDTHS = {"f16": "f32"}  # what no database has
-COUNT, SLOT = Field("recorded", "u64"), Field("slot", "u32")
+COUNT, SLOT = TableColumn("recorded", "u64"), TableColumn("slot", "u32")
 
 
 class MapTables:
@@ -52,7 +52,7 @@ class MapTables:
             where = (*make_fields(MAP), SLOT if layout.capacity else COUNT)
             names = make_names(layout.types, (field.name for field in where)) if layout.capacity else []
             types = [WIDTHS.get(type_, type_) for type_ in layout.types.values()]
-            fields = (Field(name, type_) for name, type_ in zip(names, types, strict=False))
+            fields = (TableColumn(name, type_) for name, type_ in zip(names, types, strict=False))
             table = ExportTable(name, (*where, *fields))
             self._tables.create(table)
             self._made[key] = table, names

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpt.base.errors import MissingError, TruncatedError
 from gpt.export import schema
-from gpt.export.correlate import NONE, WORK, Calls, Matcher
+from gpt.export.correlate import NONE, WORK, CallNumbers, Matcher
 from gpt.export.files import TableFile
 from gpt.export.maps import MapTables
 from gpt.export.strings import Names, Strings
@@ -51,7 +51,7 @@ class ProcessRows:
         self.apart = 0  # work on the GPU whose call is not known
         self._strings, self._tables, self._maps = strings, tables, maps
         header = process.header
-        self._calls = Calls(header["tsc"] if "tsc_hz" in header else header["monotonic"])
+        self._calls = CallNumbers(header["tsc"] if "tsc_hz" in header else header["monotonic"])
         self._matcher = Matcher()
         self._late: dict[int, int] = {}  # numbers of names that are not known yet, by function of the driver
         self._late_kernels: dict[int, Names] = {}  # the same of kernels

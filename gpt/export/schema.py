@@ -16,7 +16,7 @@ from typing import NamedTuple
 MOST_NAME = 100  # characters of a table or column that is named by the trace
 
 
-class Field(NamedTuple):
+class TableColumn(NamedTuple):
     """A column."""
 
     name: str
@@ -27,14 +27,14 @@ class ExportTable(NamedTuple):
     """A table; `rows` are those that it always has."""
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[TableColumn, ...]
     rows: tuple[tuple[int | str, ...], ...] = ()
 
 
-def make_fields(text: str) -> tuple[Field, ...]:
+def make_fields(text: str) -> tuple[TableColumn, ...]:
     """Columns of `TYPE NAME NAME ...; TYPE NAME ...`."""
     parts = (part.split() for part in text.split(";"))
-    return tuple(Field(name, type_) for type_, *names in parts for name in names)
+    return tuple(TableColumn(name, type_) for type_, *names in parts for name in names)
 
 
 def make_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:

@@ -27,7 +27,7 @@ from gpt.stream.stage import STDIN, Output, Stage
 from gpt.stream.wire import Packed
 
 if TYPE_CHECKING:
-    from gpt.extract.kernels import Kernels
+    from gpt.extract.kernels import KernelFinder
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
 WISHES = ("only", "registers")  # of a module, for who makes code of its PTX
@@ -46,7 +46,7 @@ class Extraction:
         self._others: Counter[str] = Counter()  # what else was there
         self._count = 0  # files that were read there
         self._paths: list[str] = []  # those that hold GPU code
-        self._kernels: Kernels | None = None  # of the images that single kernels were asked of
+        self._kernels: KernelFinder | None = None  # of the images that single kernels were asked of
 
     def read_source(self, files: list[Path], recursive: bool, loaded: bool) -> Records:
         """The records of files, of what traces saw loaded, or of a pipe, and an error if nothing is as wanted."""
@@ -197,9 +197,9 @@ class Extraction:
 
     def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
         """The PTX of single kernels of a module."""
-        from gpt.extract.kernels import Kernels
+        from gpt.extract.kernels import KernelFinder
 
-        self._kernels = self._kernels or Kernels()
+        self._kernels = self._kernels or KernelFinder()
         for kernel in record.get("only", ()):
             found = self._kernels.find(source, file, kernel, record["arch"])
             yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)

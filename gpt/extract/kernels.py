@@ -59,7 +59,7 @@ class Recent(Generic[V]):
 
 
 @dataclass(frozen=True)
-class Found:
+class KernelPtx:
     """The PTX of a kernel: the element that it is of, its architecture, the text."""
 
     index: int
@@ -67,14 +67,14 @@ class Found:
     text: bytes
 
 
-class Kernels:
+class KernelFinder:
     """What is known of the images that were asked about."""
 
     def __init__(self) -> None:
         self._images: Recent[dict[str, list[Placed]]] = Recent(MOST_NAMES)
         self._texts: Recent[Module] = Recent(MOST_TEXT)
 
-    def find(self, source: Source, file: int | None, kernel: str, arch: str) -> Found:
+    def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx:
         """The PTX of a kernel for a device. `file` is the one that the source lies in, None for memory.
 
         Raises MalformedError, and GptError if there is no PTX of it that the device runs.
@@ -88,14 +88,14 @@ class Kernels:
         placed = _choose(names.get(kernel, []), arch, source.name, kernel)
         element = placed.element
         if keeping():
-            return Found(placed.index, element.arch, _read(source, placed))
+            return KernelPtx(placed.index, element.arch, _read(source, placed))
         place = (key, element.offset) if key else None
         module = self._texts.get(place) if place else None
         if module is None:
             module = scan_module(_read(source, placed), f"{source.name}#{placed.index}")
             if place:
                 self._texts.put(place, module, len(module.text))
-        return Found(placed.index, element.arch, prune(module, [kernel]))
+        return KernelPtx(placed.index, element.arch, prune(module, [kernel]))
 
 
 def _identify(source: Source, file: int | None) -> Hashable:

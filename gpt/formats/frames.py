@@ -25,7 +25,7 @@ START, COST = 1 << 14, 1 << 8  # what an unpacker, and reading a block's header,
 MEAN_BLOCK = 8192  # bytes that a block unpacks to on the average, at least; 33,868 are the least ever seen
 
 
-class Frame(NamedTuple):
+class FrameHeader(NamedTuple):
     """What a frame's header says: its own size, that of the unpacked data, whether there is a checksum."""
 
     header_size: int
@@ -43,14 +43,14 @@ class Frame(NamedTuple):
         return START + COST * self.blocks + min(self.size, MAX_BLOCK)
 
 
-def find_frame(source: Source, offset: int) -> Frame | None:
+def find_frame(source: Source, offset: int) -> FrameHeader | None:
     """The frame that begins at `offset`; None if there is none that could hold a cubin."""
     import zstandard
 
     head = source.pread(offset, min(MAX_HEADER, source.size - offset))
     try:
         found = zstandard.get_frame_parameters(head)
-        frame = Frame(zstandard.frame_header_size(head), found.content_size, found.has_checksum)
+        frame = FrameHeader(zstandard.frame_header_size(head), found.content_size, found.has_checksum)
     except zstandard.ZstdError:
         return None
     if found.window_size > fatbin.MAX_WINDOW or found.dict_id:
@@ -58,7 +58,7 @@ def find_frame(source: Source, offset: int) -> Frame | None:
     return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 if it is not stated
 
 
-def parse_cubin(source: Source, offset: int, frame: Frame) -> fatbin.Element:
+def parse_cubin(source: Source, offset: int, frame: FrameHeader) -> fatbin.Element:
     """The cubin in a frame. Raises MalformedError if none is in it, or the frame does not end."""
     packed = _end(source, offset, frame) - offset
     head = _unpack_head(source.sub(offset, packed))
@@ -68,7 +68,7 @@ def parse_cubin(source: Source, offset: int, frame: Frame) -> fatbin.Element:
     return fatbin.Element(offset, offset, "cubin", cubin.arch_of(head), 0, packed, packed, frame.size, "zstd", 0)
 
 
-def _end(source: Source, offset: int, frame: Frame) -> int:
+def _end(source: Source, offset: int, frame: FrameHeader) -> int:
     position = offset + frame.header_size
     for _ in range(frame.blocks):
         block = int.from_bytes(source.pread(position, 3), "little")

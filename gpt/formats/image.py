@@ -72,7 +72,7 @@ class Image:
         for index, placed in enumerate(live):
             yield replace(placed, index=index)
 
-    def find_foreign(self) -> list[offload.Image]:
+    def find_foreign(self) -> list[offload.OffloadImage]:
         """The images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
         source = self.source
         ranges = [(0, source.size)] if self.type == "offload" else []
@@ -178,7 +178,7 @@ def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Eleme
         yield from _iter_image(source, image)
 
 
-def _iter_image(source: Source, image: offload.Image) -> Iterator[fatbin.Element]:
+def _iter_image(source: Source, image: offload.OffloadImage) -> Iterator[fatbin.Element]:
     """The elements of an image, by its content: an object for CUDA is a cubin."""
     head = source.pread(image.offset, min(HEAD, image.size))
     if head.startswith(fatbin.MAGIC_BYTES):
@@ -312,7 +312,7 @@ def _iter_archive(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
                 yield Placed(_move(placed.element, member.base - source.base), placed.section, name)
 
 
-class Form(NamedTuple):
+class ImageFormat(NamedTuple):
     """A form of file: whether a file begins as one does, the machine that its code is for, and its elements.
 
     `elements` is asked for an image, whether to look outside of the usual sections, and how many archives it lies in.
@@ -324,23 +324,23 @@ class Form(NamedTuple):
 
 
 FORMS = {  # by type: the first that fits is it
-    "cubin": Form(
+    "cubin": ImageFormat(
         lambda head: _machine(head) == "cuda",
         lambda image, scan, depth: iter([Placed(_bare(image.source, 0, image.source.size))]),
     ),
-    "elf": Form(lambda head: _machine(head) is not None, _iter_elf, _machine),
-    "archive": Form(lambda head: head.startswith(archive.MAGIC), _iter_archive, lambda head: None),
-    "fatbin": Form(
+    "elf": ImageFormat(lambda head: _machine(head) is not None, _iter_elf, _machine),
+    "archive": ImageFormat(lambda head: head.startswith(archive.MAGIC), _iter_archive, lambda head: None),
+    "fatbin": ImageFormat(
         lambda head: head.startswith(fatbin.MAGIC_BYTES),
         lambda image, scan, depth: map(Placed, _iter_range(image.source, 0, image.source.size)),
     ),
-    "offload": Form(
+    "offload": ImageFormat(
         lambda head: head.startswith(offload.MAGIC),
         lambda image, scan, depth: (
             Placed(element, offload.SECTION) for element in _iter_offload(image.source, 0, image.source.size)
         ),
     ),
-    "ptx": Form(
+    "ptx": ImageFormat(
         lambda head: ptxtext.find_head(head) is not None,
         lambda image, scan, depth: iter([Placed(_ptx_file(image.source))]),
     ),

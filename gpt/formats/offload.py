@@ -33,7 +33,7 @@ NO_IMAGE = 1
 MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = 1 << 12, 1 << 6, 1 << 8  # of a range, of an entry, and bytes: they may overlap
 
 
-class Image(NamedTuple):
+class OffloadImage(NamedTuple):
     """An image at `offset` of the source that was read, and what its entry says of it."""
 
     kind: str
@@ -44,7 +44,7 @@ class Image(NamedTuple):
     size: int
 
 
-def iter_images(source: Source, start: int, end: int) -> Iterator[Image]:
+def iter_images(source: Source, start: int, end: int) -> Iterator[OffloadImage]:
     """Yield the images of all offload binaries in a range. Raises MalformedError."""
     room = MAX_ENTRIES
     while start + HEADER.size <= end:
@@ -70,7 +70,7 @@ def iter_images(source: Source, start: int, end: int) -> Iterator[Image]:
             if offset + length > size or number > MAX_STRINGS:
                 raise MalformedError("image beyond the end of its offload binary", source.at(start))
             texts = dict(_iter_strings(binary, strings, number, STRINGS[version]))
-            yield Image(
+            yield OffloadImage(
                 KINDS[kind] if kind < len(KINDS) else f"image of kind {kind}",
                 PRODUCERS.get(producer, "an unknown producer"),
                 texts.get("triple", ""),
@@ -91,7 +91,7 @@ def _text(binary: Source, offset: int, size: int | None) -> str:
     return (data if size is not None else data.partition(b"\0")[0]).decode(errors="backslashreplace")
 
 
-def describe(images: list[Image]) -> str:
+def describe(images: list[OffloadImage]) -> str:
     """Say what images there are: `2 bitcode of OpenMP for nvptx64-nvidia-cuda sm_90`."""
     kinds = Counter(
         f"{image.kind} of {image.producer} for {' '.join(filter(None, (image.triple, image.arch))) or 'no target'}"

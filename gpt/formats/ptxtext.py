@@ -26,17 +26,17 @@ _HEAD = compiled(
 )
 
 
-class Head(NamedTuple):
+class PtxTarget(NamedTuple):
     """The PTX version of a module, 8.5 as (8, 5), and the compute capability that it is for, if it says one."""
 
     version: tuple[int, int]
     target: str | None
 
 
-def find_head(text: bytes) -> Head | None:
+def find_head(text: bytes) -> PtxTarget | None:
     """What a module begins with, after comments. None of text that is not PTX."""
     found = _HEAD.match(text)
-    return Head((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
+    return PtxTarget((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
 
 
 # PTX in a program

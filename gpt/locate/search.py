@@ -27,7 +27,7 @@ Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LocateOptions:
     """What the command line asks for: gpt-locate(1) has the meaning of each option."""
 
     targets: list[DeviceSet]
@@ -65,7 +65,7 @@ class Library:
         return path
 
 
-class Given:
+class SpansFromFile:
     """Spans that somebody else decided on take the place of a search."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
@@ -87,7 +87,7 @@ class Given:
 class Search:
     """One run: what was used against what libraries have."""
 
-    def __init__(self, stage: Holding, used: Used, wanted: Wanted) -> None:
+    def __init__(self, stage: Holding, used: Used, wanted: LocateOptions) -> None:
         self._stage = stage
         stage.judge = self._judge
         self._used = used

@@ -27,7 +27,7 @@ WAIT = 300  # seconds that a program waits for its kernels
 
 
 @dataclass(frozen=True)
-class Asked:
+class NeutrinoOptions:
     """The options."""
 
     probe: str
@@ -75,7 +75,7 @@ def find_hook(name: str, probe: Path) -> Path | None:
     raise MissingError("no such analyze hook beside the probe file, nor beside the tools", name)
 
 
-def start(asked: Asked, command: list[str]) -> int:
+def start(asked: NeutrinoOptions, command: list[str]) -> int:
     """Becomes gpt-hook. Raises GptError if something that is asked for is not there."""
     if asked.benchmark and asked.memusage:
         raise UsageError("--memusage cannot be combined with --benchmark")
@@ -118,7 +118,7 @@ def start(asked: Asked, command: list[str]) -> int:
         raise MissingError(error.strerror or str(error), words[0]) from None
 
 
-def _choose_hook(asked: Asked, loaded: ProbeFile, probe: Path) -> tuple[str, str]:
+def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tuple[str, str]:
     """The hook as it is named, and its file, if there is one that is to be run."""
     named = asked.callback or (os.path.basename(loaded.script) if loaded.script else loaded.callback or "")
     if not named or asked.benchmark or asked.memusage:  # nothing is saved
@@ -139,7 +139,7 @@ def _use_driver(driver: Path) -> None:
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
 
 
-def _hook_words(asked: Asked, probe: Path, kept: Path) -> list[str]:
+def _hook_words(asked: NeutrinoOptions, probe: Path, kept: Path) -> list[str]:
     folder = _find_executables()
     # What found this package for us may be nothing that another Python looks at (packaging/start.py).
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))

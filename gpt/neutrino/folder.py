@@ -22,7 +22,7 @@ from gpt.neutrino import events
 from gpt.neutrino.kernels import KernelFolders, Settings
 from gpt.neutrino.results import ResultSection, make_section, write_result
 from gpt.stream import wire
-from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, Saved
+from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, SavedBuffer
 from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS
 from gpt.trace.process import LoadedFunction, Process
@@ -246,7 +246,7 @@ class TraceFolder:
         self._find(probed["function"], probed["kernel"], "")
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
-        found: list[tuple[ResultSection, Saved]] = []
+        found: list[tuple[ResultSection, SavedBuffer]] = []
         grown = 0  # bytes that logs hold beyond what their maps say
         order = self._kernels.get(probed["kernel"], {}).get("maps", [])
         for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):

@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, Saved
+from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, SavedBuffer
 from gpt.trace.neutrino.results import HEADER, SECOND, SECTION
 
 CHUNK = 16 << 20  # bytes of records that are made at once
@@ -72,7 +72,7 @@ def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.voi
     )
 
 
-def dtype_of(saved: Saved, size: int) -> np.dtype[np.void]:
+def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
     """A record of what was saved; `size` is what its probe declares."""
     slot = saved.slots.dtype
     assert slot.fields is not None
@@ -80,7 +80,7 @@ def dtype_of(saved: Saved, size: int) -> np.dtype[np.void]:
     return pack_fields([(name, field[0].str) for name, field in ordered], size)
 
 
-def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: int) -> ResultSection:
+def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, size: int) -> ResultSection:
     """How a map lies in the file."""
     units = layout.units(launch.threads)
     whole = launch.threads // WARP if layout.level == "warp" else units
@@ -94,7 +94,7 @@ def make_section(launch: ProbedLaunch, layout: MapLayout, saved: Saved, size: in
 
 
 def write_result(
-    file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, Saved]], second: bool = False
+    file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, SavedBuffer]], second: bool = False
 ) -> int:
     """Writes a launch, as the second generation does or the first, and returns the size of the file. Raises OSError."""
     blocks = math.prod(probed["grid"])
@@ -131,7 +131,7 @@ def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray
     return made
 
 
-def _iter_dense(section: ResultSection, saved: Saved, record: np.dtype[np.void]) -> Iterator[bytes]:
+def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void]) -> Iterator[bytes]:
     """Units of all blocks: the whole ones, then the rest."""
     for start, end in ((0, section.whole), (section.whole, section.units)):
         if start == end:
@@ -142,7 +142,7 @@ def _iter_dense(section: ResultSection, saved: Saved, record: np.dtype[np.void])
 
 
 def _write_sparse(
-    file: int, start: int, section: ResultSection, saved: Saved, record: np.dtype[np.void], blocks: int
+    file: int, start: int, section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void], blocks: int
 ) -> None:
     """The entries of a log, each where its unit is: what lies between is a hole of the file."""
     assert saved.units is not None

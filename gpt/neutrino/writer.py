@@ -26,7 +26,7 @@ from gpt.screen.units import amount, kept_share
 from gpt.stream import wire
 from gpt.stream.wire import Segments
 from gpt.trace.callbacks import Callbacks
-from gpt.trace.complete_launches import Launches
+from gpt.trace.complete_launches import CompleteLaunches
 
 TOOL = "gpt-neutrino"
 VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON
@@ -56,7 +56,7 @@ class Writer:
         private = Path(tempfile.mkdtemp(prefix="gpt-neutrino."))
         try:
             try:
-                self._read(found, Launches(private))
+                self._read(found, CompleteLaunches(private))
             except GptError as error:
                 torn = error
             whole = True
@@ -79,7 +79,7 @@ class Writer:
         for folder in self._folders.values():
             folder.finish()
 
-    def _read(self, found: Iterable[Record], launches: Launches) -> None:
+    def _read(self, found: Iterable[Record], launches: CompleteLaunches) -> None:
         segments = Segments()
         for record in found:
             number = segments.add(record)

@@ -23,7 +23,7 @@ from gpt.patch.backup import backup_of, check_unreplaced, keep_backup
 from gpt.patch.compact import plan_compact
 from gpt.patch.cut_names import collect
 from gpt.patch.cuts import CannotCompact
-from gpt.patch.places import Place
+from gpt.patch.places import PatchPaths
 from gpt.patch.plan import Doomed, Plan, find_doomed, plan_in_place
 from gpt.patch.recompress import Recompressed, can_recompress, measure_all, recompress_all
 from gpt.patch.trim import ZSTD_LEVEL, Packing, Trimmed, amended, trim_all
@@ -35,7 +35,7 @@ NO_SMALLER = "there is nothing to cut, and zstd makes nothing smaller"
 
 
 @dataclass(frozen=True)
-class Way:
+class PatchOptions:
     """How libraries are patched: gpt-patch(1) has the meaning of each option."""
 
     mode: str
@@ -73,7 +73,7 @@ class Outcome:
     notes: list[str]
 
 
-def rewrite(request: Request, place: Place, way: Way) -> Outcome:
+def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
     """Patches one library. Raises GptError, OSError; then nothing was written."""
     with open_regular(place.source) as file:
         if place.is_member:  # and large
@@ -116,7 +116,7 @@ def rewrite(request: Request, place: Place, way: Way) -> Outcome:
     return Outcome([*tallies, *news, patched], notes)
 
 
-def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
+def choose_plan(image: Image, doomed: Doomed, way: PatchOptions) -> Plan:
     """The plan of the mode that was asked for; holes, with the reason, if a file cannot be made smaller."""
     mode, reason = way.mode, None
     if mode == "compact":
@@ -136,7 +136,7 @@ def choose_plan(image: Image, doomed: Doomed, way: Way) -> Plan:
     return replace(plan, mode="copy", reason=nothing if doomed.live else None)
 
 
-def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> Image:
+def _open_image(place: PatchPaths, file: BufferedReader, library: dict[str, Any]) -> Image:
     """The library, which has to be the one that was extracted. Raises GptError if it is another."""
     source = Source(str(place.path), file.fileno())
     if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
@@ -147,7 +147,9 @@ def _open_image(place: Place, file: BufferedReader, library: dict[str, Any]) -> 
     return image
 
 
-def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list[Trimmed], dict[int, set[str]]]:
+def _find_doomed(
+    image: Image, request: Request, way: PatchOptions
+) -> tuple[Doomed, list[Trimmed], dict[int, set[str]]]:
     """What goes, the elements that were to be trimmed, and by their offset the kernels that were to go there."""
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
@@ -161,7 +163,7 @@ def _find_doomed(image: Image, request: Request, way: Way) -> tuple[Doomed, list
     return replace(doomed, trimmed=in_part, names=names), trimmed, unused
 
 
-def _recompress(image: Image, doomed: Doomed, way: Way, folder: Path) -> list[Recompressed]:
+def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -> list[Recompressed]:
     """What becomes of elements that stay whole and are to be packed again: those in the usual sections, which no
     library unpacks by itself.
     """
@@ -176,7 +178,9 @@ def _recompress(image: Image, doomed: Doomed, way: Way, folder: Path) -> list[Re
     return recompress_all(image.source, elements, way.level, way.jobs, folder)
 
 
-def _measure(image: Image, doomed: Doomed, way: Way, recompressed: list[Recompressed]) -> tuple[int, int] | None:
+def _measure(
+    image: Image, doomed: Doomed, way: PatchOptions, recompressed: list[Recompressed]
+) -> tuple[int, int] | None:
     """What the GPU code takes packed with zstd at level 19, before and after the cut, if somebody wants to know."""
     if not way.zstd_sizes:
         return None
@@ -196,7 +200,7 @@ def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
     return [element for element in doomed.live if starts & {element.offset, element.payload}]
 
 
-def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[int, list[str]]:
+def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptions) -> tuple[int, list[str]]:
     """Writes the new file, whole or not at all; returns its bytes on disk, and the attributes that were not copied.
 
     Raises GptError.
@@ -216,7 +220,7 @@ def _write(image: Image, fd: int, plan: Plan, place: Place, way: Way) -> tuple[i
     return disk, lost
 
 
-def _check_in_place(path: Path, fd: int, way: Way, slimmed: bool) -> list[str]:
+def _check_in_place(path: Path, fd: int, way: PatchOptions, slimmed: bool) -> list[str]:
     """Says what else happens to a file's names. Raises GptError on one that is signed, or was replaced before."""
     if signature := find_signature(fd):
         raise GptError(f"is signed ({signature}), and the new file would not be: use -o DIR", str(path))

@@ -14,7 +14,7 @@ from gpt.patch.versions import Renaming, label_of
 from gpt.patch.wheel import Wheels, split
 
 
-class Place(NamedTuple):
+class PatchPaths(NamedTuple):
     """The path of a library in the stream, the file to read, the file to write, how that is called in the end."""
 
     path: Path
@@ -56,12 +56,12 @@ class Places:
             made._taken = self._taken
         return self._by_arch[arch]
 
-    def find(self, library: str) -> Place:
+    def find(self, library: str) -> PatchPaths:
         """The place of a library. Raises MissingError if it is absent, GptError if its output is impossible."""
         path = Path(library)
         if path.exists():
             target = self.take(path)
-            return Place(path, path, target, str(target))
+            return PatchPaths(path, path, target, str(target))
         if not (found := split(library)):
             raise MissingError(os.strerror(errno.ENOENT), library)
         # A member of a wheel: it is patched outside, and put into a new wheel when all of its libraries are.
@@ -70,7 +70,7 @@ class Places:
         wheel, member = found
         self.wheels = self.wheels or Wheels()
         near = Path(tempfile.gettempdir()) if self._dry_run else self.output
-        return Place(
+        return PatchPaths(
             path,
             *self.wheels.add(wheel, member, near),
             str(self._destination(wheel, is_wheel=True) / self.renaming.member(member)),

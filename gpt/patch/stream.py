@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError, MissingError
-from gpt.patch.library import Request, Way, rewrite
+from gpt.patch.library import PatchOptions, Request, rewrite
 from gpt.patch.places import Places
 from gpt.patch.wheel import Wheels
 from gpt.patch.write import append
@@ -25,7 +25,7 @@ Records = Iterator[dict[str, Any]]
 class Patcher:
     """Collects what the stream says of a library, and rewrites it when all is said."""
 
-    def __init__(self, stage: Stage, places: Places, way: Way) -> None:
+    def __init__(self, stage: Stage, places: Places, way: PatchOptions) -> None:
         self._stage = stage
         self._places = places
         self._way = way

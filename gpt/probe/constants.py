@@ -19,7 +19,7 @@ def is_constant(operand: tree.Operand) -> bool:
             return True
         case tree.Prefixed(_, inner):
             return is_constant(inner)
-        case tree.Expression(operands, _) | tree.Group(operands):
+        case tree.Expression(operands, _) | tree.OperandGroup(operands):
             return bool(operands) and all(map(is_constant, operands))
     return False
 
@@ -35,7 +35,7 @@ def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
             fault = find_fault(inner, wanted)
             odd = {*prefixes} - ({"-", "+"} if _is_float(inner) else {"-", "+", "~", "!", "(.s64)", "(.u64)"})
             return fault or (f"'{operand}' is not a PTX constant" if odd or _is_hex_float(inner) else None)
-        case tree.Group((inner,)):
+        case tree.OperandGroup((inner,)):
             return find_fault(inner, wanted)
         case tree.Expression(operands, operators):
             if fault := next(filter(None, (find_fault(part, wanted) for part in operands)), None):
@@ -71,7 +71,7 @@ def _is_float(operand: tree.Operand) -> bool:
             return bool(FLOAT.fullmatch(text))
         case tree.Prefixed(_, inner):
             return _is_float(inner)
-        case tree.Expression(operands, _) | tree.Group(operands):
+        case tree.Expression(operands, _) | tree.OperandGroup(operands):
             return any(map(_is_float, operands))
     return False
 
@@ -80,7 +80,7 @@ def _is_hex_float(operand: tree.Operand) -> bool:
     match operand:
         case tree.Number(text):
             return bool(FLOAT.fullmatch(text)) and text[1:2] in "fFdD"
-        case tree.Prefixed(_, inner) | tree.Group((inner,)):
+        case tree.Prefixed(_, inner) | tree.OperandGroup((inner,)):
             return _is_hex_float(inner)
     return False
 

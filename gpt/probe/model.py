@@ -208,7 +208,7 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
         case tree.Expression():
             for operand in node.operands:
                 yield from names_of(operand)
-        case tree.Group() | tree.Vector() | tree.Address():
+        case tree.OperandGroup() | tree.Vector() | tree.Address():
             for operand in node.items:
                 yield from names_of(operand)
         case tree.Prefixed():

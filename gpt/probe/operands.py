@@ -96,7 +96,7 @@ class Partial:
     read: tree.Operand
 
 
-class Low(NamedTuple):
+class LowBits(NamedTuple):
     """The low `bits` of a register, which the instruction's type extends to more: with their sign, or with zeros."""
 
     bits: int
@@ -154,13 +154,13 @@ class Bound:
         bits = self.widths[number] if number < len(self.widths) else None
         return bits and bits // (count if part else 1)
 
-    def low(self, helper: str) -> Low | None:
+    def low(self, helper: str) -> LowBits | None:
         """What counts of each register of OUT or IN1 to IN4, and of a constant; None of all that is in it."""
         if helper == "OUT":
-            return Low(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
+            return LowBits(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
         number = int(helper[2:]) - 1
         type_ = self.types[number] if number < len(self.types) else None
-        return Low(SIZES[type_] * 8, type_[0] == "s") if self.wider and type_ else None
+        return LowBits(SIZES[type_] * 8, type_[0] == "s") if self.wider and type_ else None
 
     def has(self, helper: str) -> bool:
         """Whether a helper means something here."""

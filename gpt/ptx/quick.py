@@ -102,7 +102,7 @@ def _operand(tokens: Stack) -> tree.Operand:
         return tree.Address(_list(tokens, "]", _sum))
     if _take(tokens, "{"):
         return tree.Vector(_list(tokens, "}", _plain))
-    return tree.Group(_list(tokens, ")", _plain)) if _take(tokens, "(") else _plain(tokens)
+    return tree.OperandGroup(_list(tokens, ")", _plain)) if _take(tokens, "(") else _plain(tokens)
 
 
 def _sum(tokens: Stack) -> tree.Operand:

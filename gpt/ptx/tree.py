@@ -77,7 +77,7 @@ class Expression:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OperandGroup:
     """Operands in parentheses: the results and arguments of a call, or a part of an expression."""
 
     items: tuple[Operand, ...]
@@ -111,7 +111,7 @@ class Apply:
     """`generic(x)` or `0xff(x)`: a function, or a mask, over its arguments."""
 
     function: Name | Number
-    arguments: Group
+    arguments: OperandGroup
 
     def __str__(self) -> str:
         return f"{self.function}{self.arguments}"
@@ -139,7 +139,7 @@ class Setting:
         return f"{self.key} = {self.value}"
 
 
-Operand = Name | Number | String | Prefixed | Expression | Group | Vector | Address | Apply | Index | Setting
+Operand = Name | Number | String | Prefixed | Expression | OperandGroup | Vector | Address | Apply | Index | Setting
 
 # Declarations
 

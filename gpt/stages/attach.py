@@ -63,7 +63,7 @@ def attach(
         raise UsageError("names nothing", "--calls")
     if duration is not None and math.isnan(duration):
         raise UsageError("not a number", "--duration")
-    asked = command.Asked(pid, library or [], calls, kernel, duration, quiet)
+    asked = command.AttachOptions(pid, library or [], calls, kernel, duration, quiet)
     if show:
         sys.stdout.write(command.write_program(asked)[0])
         return 0

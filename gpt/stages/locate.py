@@ -64,7 +64,7 @@ def locate(
 ) -> int:
     """Find the GPU code that is not needed to run these kernels on these devices."""
     from gpt.locate.holding import Holding
-    from gpt.locate.search import Given, Search, Wanted
+    from gpt.locate.search import LocateOptions, Search, SpansFromFile
     from gpt.locate.targets import find_targets
     from gpt.trace.used import read_used
 
@@ -73,7 +73,7 @@ def locate(
     if not used and not archs:
         if spans_json is None:
             raise UsageError("--used FILE or --arch SM is required (or --spans-json DIR, to read spans)")
-        return stage.filter(Given(stage, spans_json).handle, files or (), wants=ELEMENT)
+        return stage.filter(SpansFromFile(stage, spans_json).handle, files or (), wants=ELEMENT)
     cli.check_names("--keep", keep or ())
     by_kernel = granularity == Granularity.kernel
     for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
@@ -96,7 +96,7 @@ def locate(
     if used and not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     targets = find_targets(archs, found, everything=not used)
-    wanted = Wanted(targets, keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
+    wanted = LocateOptions(targets, keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
     search = Search(stage, found, wanted)
     stage.filter(search.handle, files or (), wants=ELEMENT)
     search.report_missing()

@@ -56,7 +56,7 @@ def neutrino(
     version: cli.Version = False,
 ) -> int:
     """Run a program with probes, and leave trace folders as Neutrino does."""
-    from gpt.neutrino.command import Asked, find_parent, start
+    from gpt.neutrino.command import NeutrinoOptions, find_parent, start
 
     if probe and tool:
         raise UsageError("--tool cannot be combined with --probe: a run has one probe")
@@ -73,4 +73,6 @@ def neutrino(
     kernels, dropped = (
         ":".join(cli.split_parts(option, given or ())) for option, given in (("-k", kernel), ("--filter", drop))
     )
-    return start(Asked(probe, parent, kernels, dropped, callback, driver, python, device, benchmark, memusage), command)
+    return start(
+        NeutrinoOptions(probe, parent, kernels, dropped, callback, driver, python, device, benchmark, memusage), command
+    )

@@ -17,7 +17,7 @@ TOOL = "gpt-patch"
 JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
 
 
-class Kernels(StrEnum):
+class UnusedKernels(StrEnum):
     """What is done with unused kernels in a cubin that stays."""
 
     drop = "drop"
@@ -46,7 +46,7 @@ def patch(
     mode: Annotated[Mode, Option(help="Overwrite, punch holes, or make the file smaller.")] = Mode.compact,
     fill: Annotated[int, Option(min=0, max=255, metavar="BYTE", help="The byte to overwrite with.")] = 1,
     parents: Annotated[bool, Option("--parents", help="Keep the folders of each library below DIR.")] = False,
-    kernels: Annotated[Kernels, Option(help="Drop unused kernels, or zero their code.")] = Kernels.drop,
+    kernels: Annotated[UnusedKernels, Option(help="Drop unused kernels, or zero their code.")] = UnusedKernels.drop,
     recompress: Annotated[
         int | None,
         Option(min=1, max=22, metavar="[=LEVEL]", help="Pack what stays with zstd, at level 19 by default."),
@@ -91,13 +91,13 @@ def patch(
         return _restore(files or [])
     if output and not dry_run:
         make_folder(output)
-    from gpt.patch.library import Way
+    from gpt.patch.library import PatchOptions
     from gpt.patch.places import Places
     from gpt.patch.stream import Patcher
     from gpt.patch.versions import parse_label
 
-    dropping = kernels == Kernels.drop
-    way = Way(
+    dropping = kernels == UnusedKernels.drop
+    way = PatchOptions(
         mode.value,
         fill,
         dropping,

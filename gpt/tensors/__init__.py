@@ -49,7 +49,7 @@ import weakref
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Tuple, TypeVar
 
-from gpt.tensors.types import Facts, Reader, find_pointer, find_reader, is_module, iter_parameters
+from gpt.tensors.types import Reader, TensorFacts, find_pointer, find_reader, is_module, iter_parameters
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
 
     id: int
     name: str
-    facts: Facts
+    facts: TensorFacts
     function: str | None
     file: str | None
     line: int | None
@@ -93,7 +93,7 @@ class _Known:
 
     __slots__ = ("begin", "facts", "id", "names", "pointer", "ref")
 
-    def __init__(self, value: Any, facts: Facts) -> None:
+    def __init__(self, value: Any, facts: TensorFacts) -> None:
         self.id = next(_ids)
         self.facts = facts
         self.names: set[_Key] = set()

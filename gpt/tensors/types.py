@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 
-class Facts(NamedTuple):
+class TensorFacts(NamedTuple):
     """Where a tensor is. `low` is the address of its lowest byte, `size` how many there are to the end of the highest,
     `first` where its first element is, which is not the lowest with a negative stride. `dtype` is one element's."""
 
@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     shape: tuple[int, ...]
 
 
-Reader = Callable[[Any], Optional[Facts]]
+Reader = Callable[[Any], Optional[TensorFacts]]
 Pointer = Callable[[Any], int]
 
 ADDRESSES = 1 << 64
@@ -79,7 +79,9 @@ def _is_wrapper(type_: type) -> bool:
     return False
 
 
-def _facts(first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None) -> Facts | None:
+def _facts(
+    first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None
+) -> TensorFacts | None:
     """`strides` are in bytes; None: C order."""
     sizes = tuple(int(size) for size in shape)
     if not first or item <= 0 or min(sizes, default=1) <= 0 or len(sizes) > MOST_DIMENSIONS:
@@ -95,10 +97,10 @@ def _facts(first: int, item: int, dtype: str, shape: Iterable[Any], strides: Seq
         low, high = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + item
     if first + low < 0 or first + high > ADDRESSES or max(sizes, default=0) >= ADDRESSES:
         return None
-    return Facts(first + low, high - low, first, dtype, sizes)
+    return TensorFacts(first + low, high - low, first, dtype, sizes)
 
 
-def _read_pointer(value: Any) -> Facts | None:
+def _read_pointer(value: Any) -> TensorFacts | None:
     with _without_modes():
         try:
             if getattr(value, "is_cuda", True) is False or _is_traced():
@@ -143,7 +145,7 @@ def _address(value: Any, item: int) -> int:
     return int(value.data_ptr())
 
 
-def _read_interface(value: Any) -> Facts | None:
+def _read_interface(value: Any) -> TensorFacts | None:
     try:
         told = value.__cuda_array_interface__
         kind, item = told["typestr"][1], int(told["typestr"][2:])
@@ -153,7 +155,7 @@ def _read_interface(value: Any) -> Facts | None:
         return None
 
 
-def _read_dlpack(value: Any) -> Facts | None:
+def _read_dlpack(value: Any) -> TensorFacts | None:
     try:
         if value.__dlpack_device__()[0] not in ON_DEVICE:
             return None
@@ -162,7 +164,7 @@ def _read_dlpack(value: Any) -> Facts | None:
         return None
 
 
-def _read_capsule(capsule: Any) -> Facts | None:
+def _read_capsule(capsule: Any) -> TensorFacts | None:
     """A DLTensor; its capsule is given back unused."""
     import ctypes
 

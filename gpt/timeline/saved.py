@@ -29,7 +29,7 @@ HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 LOST = "lost: the trace ends before it was written"
 
 
-class Saved(NamedTuple):
+class SavedSpans(NamedTuple):
     """`facts` of spans, and where they belong: for each call and each GPU time the place of its own; 0 for none.
 
     `ran` are launches whose kernel is known, with the place of its GPU time; of `lost` ones the call is not.
@@ -42,7 +42,7 @@ class Saved(NamedTuple):
     lost: int
 
 
-def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void]) -> Saved:
+def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void]) -> SavedSpans:
     """What was saved, or was to be saved, in all launches."""
     facts: list[Facts] = [{}]
     of_calls, of_work = np.zeros(len(calls), np.uint32), np.zeros(len(gpu), np.uint32)
@@ -78,7 +78,7 @@ def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[
     for each in facts:
         if each.get("launches") == 1:
             del each["launches"]
-    return Saved(facts, of_calls, of_work, placed, lost)
+    return SavedSpans(facts, of_calls, of_work, placed, lost)
 
 
 def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | None, Key]]:

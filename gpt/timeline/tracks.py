@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpt.screen.demangle import readable
 from gpt.timeline.counters import Counter, count_copies
-from gpt.timeline.saved import Saved, find_saved
+from gpt.timeline.saved import SavedSpans, find_saved
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.ranges import name_range
 
@@ -91,7 +91,7 @@ class Timeline:
     callers: Whole
     counters: list[Counter]
     marks: list[Mark]
-    saved: Saved
+    saved: SavedSpans
 
     @cached_property
     def edges(self) -> Whole:
@@ -201,7 +201,7 @@ class _Maker:
         mangled = sorted({name for process in model.processes for name in process.kernels().values()})
         self._kernels = dict(zip(mangled, readable(mangled), strict=True))
 
-    def add_calls(self, calls: npt.NDArray[np.void], saved: Saved) -> None:
+    def add_calls(self, calls: npt.NDArray[np.void], saved: SavedSpans) -> None:
         """Every call, and every ioctl."""
         spans = self._add(calls, "start", THREAD, "thread")
         spans["open"] = calls["duration"] == 0
@@ -210,7 +210,7 @@ class _Maker:
         ioctls = self._model.chosen(calls, type="ioctl")
         spans["category"] = np.where(ioctls, IOCTL, CALL)
 
-    def add_gpu_times(self, gpu: npt.NDArray[np.void], saved: Saved) -> None:
+    def add_gpu_times(self, gpu: npt.NDArray[np.void], saved: SavedSpans) -> None:
         """What ran on the GPU."""
         spans = self._add(gpu, "begin", STREAM, "stream")
         kernels = gpu["function"] != 0

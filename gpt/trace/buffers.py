@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from gpt.base.errors import MalformedError
 from gpt.stream import packed
-from gpt.trace.params import Argument, parse_arguments
-from gpt.trace.parts import Bytes, Part, Parts, SideFiles, parse_part
+from gpt.trace.params import ArgumentValue, parse_arguments
+from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
 
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ TYPES = ("array", "total", "log")
 UNSAVED = "--benchmark saves no buffers"  # what gpt-hook says of those that were not to be saved
 
 
-class Saved(NamedTuple):
+class SavedBuffer(NamedTuple):
     """What is in a buffer: views of its bytes, which cannot be written to.
 
     Of an array and of a total, `counts` has the shape (blocks, units of a block), and `slots` (blocks, units of a
@@ -108,7 +108,7 @@ class MapLayout:
         if not (size == wanted or cut) or not blocks or not threads:
             raise MalformedError(f"buffer of {size} bytes; map '{self.name}' has {wanted}")
 
-    def read(self, data: Bytes, blocks: int, threads: int, offset: int = 0, size: int | None = None) -> Saved:
+    def read(self, data: Bytes, blocks: int, threads: int, offset: int = 0, size: int | None = None) -> SavedBuffer:
         """What `size` bytes from `offset` on hold, all by default; a log may end after its last entry.
 
         Raises MalformedError if they are not a buffer of that size.
@@ -129,9 +129,9 @@ class MapLayout:
         if self.type == "array":
             over = counts[counts > self.capacity]  # rarely any
             dropped = int((over - np.uint64(self.capacity)).sum())
-        return Saved(counts, slots, None, dropped)
+        return SavedBuffer(counts, slots, None, dropped)
 
-    def _read_log(self, data: Bytes, offset: int, entries: int) -> Saved:
+    def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
         count, step = int(counts[0]), (COUNT + self.stride,)
         capacity = max(self.capacity, entries) if self.grows else self.capacity
@@ -140,7 +140,7 @@ class MapLayout:
             raise MalformedError(f"map '{self.name}': {entries} entries of {shape[0]}")
         units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
         slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
-        return Saved(counts, slots, units, max(0, count - capacity))
+        return SavedBuffer(counts, slots, units, max(0, count - capacity))
 
 
 @dataclass(frozen=True)
@@ -203,14 +203,14 @@ class Buffer:
         return self.lost == UNSAVED
 
     @property
-    def arguments(self) -> list[Argument]:
+    def arguments(self) -> list[ArgumentValue]:
         """What the launch passed to the kernel; empty if that is not recorded.
 
         Raises MalformedError if the records do not fit together.
         """
         return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
-    def read(self) -> Saved:
+    def read(self) -> SavedBuffer:
         """The arrays. Raises what `Parts.read` raises."""
         shape = self.launch.blocks, self.launch.threads
         if self.lost is None:
@@ -221,8 +221,8 @@ class Buffer:
             saved = saved._replace(dropped=self._parts.dropped)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 
-    def _unpack(self, file: IO[bytes], part: Part) -> npt.NDArray[np.uint8]:
-        from gpt.trace.neutrino.results import Place, unpack_section
+    def _unpack(self, file: IO[bytes], part: BufferPart) -> npt.NDArray[np.uint8]:
+        from gpt.trace.neutrino.results import SectionLayout, unpack_section
 
         layout, units, packed_ = self.map, part.units or 0, part.packed or 0
         capacity = None if layout.type == "log" else layout.capacity
@@ -234,10 +234,10 @@ class Buffer:
         shape = self.launch.blocks, layout.units(self.launch.threads), whole
         if units not in (shape[0] * shape[1], shape[0] * whole):
             raise MalformedError(f"buffer: {units} units; the launch has {shape[0] * shape[1]}")
-        return unpack_section(file, Place(part.offset, units, unit), layout.stride, *shape, capacity)
+        return unpack_section(file, SectionLayout(part.offset, units, unit), layout.stride, *shape, capacity)
 
 
-def _in_order(saved: Saved) -> Saved:
+def _in_order(saved: SavedBuffer) -> SavedBuffer:
     """Of an array that began again at its first slot when it was full, the records in the order they were saved."""
     capacity = np.uint64(saved.slots.shape[2])
     oldest = np.where(saved.counts > capacity, saved.counts % capacity, np.uint64(0))

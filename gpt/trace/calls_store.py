@@ -16,7 +16,7 @@ from gpt.trace.loading import LAUNCH, FirstLaunches, find_firsts, find_loading
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import Process
 from gpt.trace.rows import ARGUMENTS, Rows, Threads, take
-from gpt.trace.spill import Array, Aside, Run, join, merge
+from gpt.trace.spill import Array, Aside, SortedRun, join, merge
 
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
@@ -152,7 +152,7 @@ class Kept:
 
     def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[Array]:
         """GPU times in chunks, those of devices of processes."""
-        runs: list[Run] = []
+        runs: list[SortedRun] = []
         moved: list[Array] = []
         for number in sorted({number for number, _ in places}):
             own = [batch for batch in self._gpu_times if batch.number == number]

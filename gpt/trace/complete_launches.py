@@ -128,7 +128,7 @@ class _Segment:
         return found
 
 
-class Launches:
+class CompleteLaunches:
     """The launches of a stream. Buffers are kept in `folder` until they are whole."""
 
     def __init__(self, folder: Path) -> None:

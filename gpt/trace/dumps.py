@@ -11,7 +11,7 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.stream.stage import Stage
 from gpt.trace.callbacks import Callbacks
-from gpt.trace.complete_launches import Launches, WholeLaunch
+from gpt.trace.complete_launches import CompleteLaunches, WholeLaunch
 
 Record = dict[str, Any]
 
@@ -24,7 +24,7 @@ class Dumping(Stage):
         self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._keep = keep
         self._callbacks = Callbacks(limit, printed, keep)
-        self._launches = Launches(private)
+        self._launches = CompleteLaunches(private)
         self._follows = True
         self._diags: list[Record] = []
         self._headers: dict[int, list[Record]] = {}  # of what was dumped, by pid

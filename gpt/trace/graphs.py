@@ -32,7 +32,7 @@ class Operation(NamedTuple):
     address: int | None = None
 
 
-class Made(NamedTuple):
+class GraphContents(NamedTuple):
     """The graph that a handle means since a time stamp: nodes, launches by function, and the work of other nodes.
 
     `operations` is None if that isn't recorded; `unknown` nodes run as often as a condition says, and are in neither.
@@ -47,7 +47,7 @@ class Made(NamedTuple):
     for_device: bool = False
 
 
-NOTHING = Made(0, 0, Counter())  # a graph that was made before anything was recorded
+NOTHING = GraphContents(0, 0, Counter())  # a graph that was made before anything was recorded
 
 
 def _read_operation(record: dict[str, Any]) -> Operation:
@@ -59,7 +59,7 @@ class Graphs:
     """The graphs of a segment, and calls that may be launches of graphs."""
 
     def __init__(self) -> None:
-        self._graphs: dict[int, list[Made]] = {}  # by handle
+        self._graphs: dict[int, list[GraphContents]] = {}  # by handle
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
 
     def add_graph(self, record: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Graphs:
             kernels[function] += count
         operations = tuple(map(_read_operation, record["operations"])) if "operations" in record else None
         more = operations, record.get("unknown", 0), bool(record.get("device", 0))
-        self._graphs.setdefault(record["exec"], []).append(Made(record["at"], record["nodes"], kernels, *more))
+        self._graphs.setdefault(record["exec"], []).append(GraphContents(record["at"], record["nodes"], kernels, *more))
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Takes calls in that have an `object`: the handle, if it is graphs that the function launches."""
@@ -86,15 +86,17 @@ class Graphs:
         known = [graph for graph in self.of(handle) if graph.since <= at]
         return Counter(known[-1].kernels) if known else Counter()
 
-    def of(self, handle: int) -> list[Made]:
+    def of(self, handle: int) -> list[GraphContents]:
         """The graphs that had a handle, the first one first."""
         return sorted(self._graphs.get(handle, ()), key=lambda graph: graph.since)
 
-    def iter_all(self) -> Iterator[tuple[int, Made]]:
+    def iter_all(self) -> Iterator[tuple[int, GraphContents]]:
         """Each graph, with its handle."""
         yield from ((handle, graph) for handle in self._graphs for graph in self.of(handle))
 
-    def iter_launched(self, objects: Column, starts: Column) -> Iterator[tuple[int, Made, npt.NDArray[np.intp]]]:
+    def iter_launched(
+        self, objects: Column, starts: Column
+    ) -> Iterator[tuple[int, GraphContents, npt.NDArray[np.intp]]]:
         """Each handle and graph that launches with these objects and starts meant, and the places of these.
 
         NOTHING stands for a graph of which no record says anything.
@@ -107,7 +109,7 @@ class Graphs:
             for at in np.unique(meant).tolist():
                 yield handle, graphs[at - 1] if at else NOTHING, own[meant == at]
 
-    def iter_replays(self, apis: Container[int]) -> Iterator[tuple[Made, int]]:
+    def iter_replays(self, apis: Container[int]) -> Iterator[tuple[GraphContents, int]]:
         """Each graph that was launched by `apis`, and how often; NOTHING for what no record says."""
         parts = [part for api, calls in self._calls.items() if api in apis for part in calls]
         if parts:

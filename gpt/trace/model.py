@@ -22,13 +22,13 @@ import numpy.typing as npt
 from gpt.base.errors import MalformedError
 from gpt.formats.paths import open_regular
 from gpt.stream import wire
-from gpt.trace.buffers import Buffer, ProbedLaunch, Saved
+from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer
 from gpt.trace.calls_store import GPU, Kept, call_fields, times_of
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
 from gpt.trace.machines import identity
-from gpt.trace.params import Argument
+from gpt.trace.params import ArgumentValue
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.ranges import KeptRanges
 from gpt.trace.select import Selection
@@ -80,11 +80,11 @@ class Launch:
         return int(self._model.times(self.process, np.array([self.launch.start], np.uint64))[0])
 
     @property
-    def arguments(self) -> list[Argument]:
+    def arguments(self) -> list[ArgumentValue]:
         """What the kernel was given, as far as that is recorded."""
         return next((buffer.arguments for buffer in self.buffers.values()), [])
 
-    def saved(self, name: str) -> Saved:
+    def saved(self, name: str) -> SavedBuffer:
         """The counts and the records of a map. Raises what `Buffer.read` raises."""
         return self.buffers[name].read()
 

@@ -21,7 +21,7 @@ MOST_TEXT = 200  # characters of a launch
 Value = int | float | bytes | list[int] | list[float]
 
 
-class Argument(NamedTuple):
+class ArgumentValue(NamedTuple):
     """What a launch passed for a parameter: a number, a list of them for an array, or bytes.
 
     Bytes stand for arrays of `b8`, as structs are declared, and for types that have no numbers here.
@@ -43,7 +43,7 @@ class Argument(NamedTuple):
         return " ".join(word for word in (self.type, self.space, text) if word)
 
 
-def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[Argument]:
+def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[ArgumentValue]:
     """The arguments in a block of parameters; one whose type is not said has bytes.
 
     Raises MalformedError if the block ends before them.
@@ -53,7 +53,7 @@ def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[Ar
         start, size, type_ = param["offset"], param["size"], param.get("type", "")
         if start + size > len(data):
             raise MalformedError(f"parameters of {len(data)} bytes; one ends at {start + size}")
-        found.append(Argument(type_, param.get("space"), _read(type_, data[start : start + size])))
+        found.append(ArgumentValue(type_, param.get("space"), _read(type_, data[start : start + size])))
     return found
 
 
@@ -66,7 +66,7 @@ def _read(type_: str, data: bytes) -> Value:
     return values if match[2] or len(values) != 1 else values[0]
 
 
-def to_text(arguments: Sequence[Argument]) -> str:
+def to_text(arguments: Sequence[ArgumentValue]) -> str:
     """All of them in a line that is not too long."""
     line = ", ".join(map(str, arguments))
     return line if len(line) <= MOST_TEXT else line[: MOST_TEXT - 3] + "..."

@@ -33,7 +33,7 @@ RESULT = "neutrino"  # the codec of the records of a section of one of its resul
 MAX_PART = 64 << 20  # bytes that a frame unpacks to
 
 
-class Part(NamedTuple):
+class BufferPart(NamedTuple):
     """What a record holds: `length` bytes from `at` on, or of these `units` with their numbers.
 
     They are `data`, or at an offset of the file `path`: `packed` bytes if they are a frame.
@@ -53,12 +53,12 @@ class Part(NamedTuple):
         """Whether its bytes are those of the buffer."""
         return self.units is None and self.codec is None
 
-    def follows(self, other: Part) -> bool:
+    def follows(self, other: BufferPart) -> bool:
         """Whether its bytes lie in a file after those of the other."""
         return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
 
 
-def parse_part(record: Record) -> Part:
+def parse_part(record: Record) -> BufferPart:
     """The part that a `buffer` record holds. Raises MalformedError if it makes no sense."""
     data, path = record.get("data"), record.get("path")
     size: int = record["size"]
@@ -71,10 +71,10 @@ def parse_part(record: Record) -> Part:
     units, codec = record.get("units"), record.get("codec")
     if codec not in (None, "zstd", RESULT):
         raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
-    return Part(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
+    return BufferPart(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
 
 
-Unpack = Callable[[IO[bytes], Part], npt.NDArray[np.uint8]]
+Unpack = Callable[[IO[bytes], BufferPart], npt.NDArray[np.uint8]]
 
 
 class Parts:
@@ -84,7 +84,7 @@ class Parts:
         self.size = size
         self.lost: str | None = None
         self.dropped = 0  # records that did not fit, where the first part says so
-        self._parts: list[Part] = []
+        self._parts: list[BufferPart] = []
         self._held = 0
         self._joined: Bytes | None = None
 
@@ -154,12 +154,12 @@ class Parts:
         return joined
 
 
-def _wrong(part: Part, fact: str) -> GptError:
+def _wrong(part: BufferPart, fact: str) -> GptError:
     """What is wrong with what a part holds: of a file that is not the one that was written, it is lost."""
     return MalformedError(f"buffer: {fact}") if part.data is not None else MissingError(f"{part.path}: {fact}")
 
 
-def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Part, unit: int) -> None:
+def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: BufferPart, unit: int) -> None:
     """Puts units at their places in that of the part."""
     if not unit or part.at % unit or part.length % unit:
         raise MalformedError("buffer: units, of a part that is not cut at units")
@@ -170,7 +170,7 @@ def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Par
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
-def _unpack(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryview:
+def _unpack(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
     """What was written, unpacked."""
     stored = _read_stored(part, unit, files)
     if part.codec is None:
@@ -192,12 +192,12 @@ def _unpack(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryvie
     return data
 
 
-def _written(part: Part, unit: int | None) -> int:
+def _written(part: BufferPart, unit: int | None) -> int:
     """Bytes that were written, before they were packed."""
     return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
 
 
-def _read_stored(part: Part, unit: int | None, files: SideFiles) -> bytes | memoryview:
+def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
     """The bytes that are in the record or in the file."""
     wanted = _written(part, unit)
     if part.data is not None:

@@ -14,20 +14,20 @@ from gpt.trace.graphs import MOST
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpt.trace.graphs import Graphs, Made
+    from gpt.trace.graphs import GraphContents, Graphs
 
 COPIES = ("memcpy", "memset")  # types
 
 
-class Done(NamedTuple):
+class OperationBytes(NamedTuple):
     """Operations, and the bytes of all of them."""
 
     number: int = 0
     bytes: int = 0
 
-    def plus(self, number: int, size: int) -> Done:
+    def plus(self, number: int, size: int) -> OperationBytes:
         """Add more; numbers that make no sense stay below MOST."""
-        return Done(min(MOST, self.number + number), min(MOST, self.bytes + size))
+        return OperationBytes(min(MOST, self.number + number), min(MOST, self.bytes + size))
 
 
 class Replays:
@@ -39,7 +39,7 @@ class Replays:
     """
 
     def __init__(self) -> None:
-        self.done = defaultdict[tuple[str, str], Done](Done)
+        self.done = defaultdict[tuple[str, str], OperationBytes](OperationBytes)
         self.conditional = self.untold = self.blind = self.for_device = self.unseen = 0
         self.captured = Counter[str]()  # calls by op
 
@@ -73,7 +73,7 @@ class Replays:
             yield f"{fact}: the graphs were made before recording began"
 
 
-def sum_replays(launched: Iterable[tuple[Made, int]], graphs: Graphs) -> Replays:
+def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:
     """Add up the work of graphs, each launched some times; `graphs` are all of the process."""
     found = Replays()
     for graph, launches in launched:

@@ -30,7 +30,7 @@ MOST_NAME = 4096  # bytes
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
 
-class Frame(NamedTuple):
+class CallFrame(NamedTuple):
     """A caller: `offset` is the return address, in the file at `path`, or as it is where that is None.
 
     `function` is a mangled name.
@@ -45,7 +45,7 @@ class Sites:
     """The stacks of a segment, and the calls that came from them."""
 
     def __init__(self) -> None:
-        self._stacks: dict[int, list[Frame]] = {}
+        self._stacks: dict[int, list[CallFrame]] = {}
         self._calls: list[tuple[int, int, int]] = []
         self._table: tuple[Column, Column, Column] | None = None
         self._symbols: dict[str, Symbols | None] = {}
@@ -57,7 +57,7 @@ class Sites:
     def add(self, record: dict[str, Any]) -> None:
         """Takes in a `stack` or `call_site` that is one."""
         if record["kind"] == "stack":
-            self._stacks[record["id"]] = [Frame(one.get("path"), one["offset"]) for one in record["frames"]]
+            self._stacks[record["id"]] = [CallFrame(one.get("path"), one["offset"]) for one in record["frames"]]
         else:
             self._calls.append((record["start"], record["thread"], record["stack"]))
             self._table = None
@@ -75,18 +75,18 @@ class Sites:
             found = np.where((first + step < last) & (whose[at] == threads), stacks[at], found)
         return found
 
-    def frames(self, stack: int) -> list[Frame]:
+    def frames(self, stack: int) -> list[CallFrame]:
         """The frames of a stack with their functions, the innermost first; empty if no record has it."""
         return [self._name(frame) for frame in self._stacks.get(stack, [])]
 
-    def asker(self, stack: int) -> Frame | None:
+    def asker(self, stack: int) -> CallFrame | None:
         """The innermost frame that is not of a library which hands on what others ask for; else the innermost."""
         frames = self._stacks.get(stack, [])
         chosen = (frame for frame in frames if not os.path.basename(frame.path or "").startswith(BETWEEN))
         found = next(chosen, frames[0] if frames else None)
         return found and self._name(found)
 
-    def _name(self, frame: Frame) -> Frame:
+    def _name(self, frame: CallFrame) -> CallFrame:
         if frame.path is None:
             return frame
         if frame.path not in self._symbols:

@@ -115,7 +115,7 @@ class Tape:
             yield self[at : at + BATCH]
 
 
-class Run(Protocol):
+class SortedRun(Protocol):
     """Rows in order of a key."""
 
     low: int  # the first key, or one before it
@@ -178,7 +178,7 @@ def sort(rows: Array, key: str) -> Array:
 class _Cursor:
     """A run that is read."""
 
-    def __init__(self, number: int, run: Run, key: str) -> None:
+    def __init__(self, number: int, run: SortedRun, key: str) -> None:
         self.number = number
         self.rows: Array | None = None
         self.keys: Array = np.zeros(0, np.int64)
@@ -215,7 +215,7 @@ def join(parts: Sequence[Array]) -> Array:
     return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
 
 
-def merge(runs: Sequence[Run], key: str) -> Iterator[Array]:
+def merge(runs: Sequence[SortedRun], key: str) -> Iterator[Array]:
     """The rows of runs in order of a field, in chunks; those of one key in the order of runs."""
     waiting = sorted((run.low, number) for number, run in enumerate(runs) if run.count)[::-1]
     opened: list[_Cursor] = []

@@ -41,7 +41,7 @@ MOST_LINE = 1 << 16  # characters of one
 
 
 @dataclass
-class Tensor:
+class NamedTensor:
     """A tensor: `address` to `address + size`; `names` in the order in which they were seen, each once.
 
     `begin` and `end` are time stamps; `end` is None if it is not known. `function`, `file` and `line` are of the
@@ -66,7 +66,7 @@ class Tensor:
         return self.names[0]
 
 
-class Found(NamedTuple):
+class TensorIndex(NamedTuple):
     """For each address the index of its tensor, or -1, and whether that was seen only later."""
 
     tensors: Numbers
@@ -83,7 +83,7 @@ class Tensors:
         self._with_ends = with_ends
         self._records: list[dict[str, Any]] = []
         self._ends: dict[int, int] = {}
-        self._tensors: list[Tensor] | None = None
+        self._tensors: list[NamedTensor] | None = None
         self._columns: tuple[Addresses, Addresses, Addresses, Addresses] | None = None
 
     def add(self, record: dict[str, Any]) -> None:
@@ -97,10 +97,10 @@ class Tensors:
             self._records.append(record)
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """All of them; `Found` counts in this list."""
+    def tensors(self) -> list[NamedTensor]:
+        """All of them; `TensorIndex` counts in this list."""
         if self._tensors is None:
-            found: dict[tuple[int, int, int], Tensor] = {}
+            found: dict[tuple[int, int, int], NamedTensor] = {}
             for record in sorted(self._records, key=lambda record: record["at"]):
                 key = record["id"], record["address"], record["bytes"]
                 if key not in found:
@@ -123,18 +123,18 @@ class Tensors:
             if end != NEVER:
                 yield records.make("tensor_end", id=number, at=end)
 
-    def find(self, addresses: Addresses, stamps: Addresses | int) -> Found:
+    def find(self, addresses: Addresses, stamps: Addresses | int) -> TensorIndex:
         """The tensors at these addresses, each at its time stamp, or all at one."""
         if isinstance(stamps, int):
             return self.at(stamps).find(addresses)
-        found = Found(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
+        found = TensorIndex(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
         times, which = np.unique(stamps, return_inverse=True)
         order = np.argsort(which, kind="stable")
         for stamp, part in zip(times, np.split(order, np.cumsum(np.bincount(which))[:-1]), strict=True):
             found.tensors[part], found.later[part] = self.at(int(stamp)).find(addresses[part])
         return found
 
-    def at(self, stamp: int) -> Memory:
+    def at(self, stamp: int) -> MemoryContents:
         """What is in memory at a time stamp."""
         if self._columns is None:
             self._columns = self._tabulate()
@@ -142,7 +142,7 @@ class Tensors:
         there, time = ends > stamp, np.uint64(stamp)
         now, later = np.flatnonzero(there & (begins <= time)), np.flatnonzero(there & (begins > time))[:MOST_LATER]
         order = np.lexsort((now, highs[now] - lows[now]))  # the best one first
-        return Memory(lows, highs, np.concatenate([now[order], later]), len(now))
+        return MemoryContents(lows, highs, np.concatenate([now[order], later]), len(now))
 
     def _tabulate(self) -> tuple[Addresses, Addresses, Addresses, Addresses]:
         tensors = self.tensors
@@ -158,7 +158,7 @@ class Tensors:
         return lows, highs, begins, ends
 
 
-class Memory:
+class MemoryContents:
     """Memory at one time, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
@@ -171,17 +171,17 @@ class Memory:
         self._later = (rank >= now) & (rank < len(order))
         self._owners = np.append(order, -1)[rank]
 
-    def find(self, addresses: Addresses) -> Found:
+    def find(self, addresses: Addresses) -> TensorIndex:
         """The tensors at these addresses."""
         if not len(self._edges):
-            return Found(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
+            return TensorIndex(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
         pieces = np.searchsorted(self._edges, addresses, side="right") - 1
         before = pieces < 0
-        return Found(np.where(before, -1, self._owners[pieces]), self._later[pieces] & ~before)
+        return TensorIndex(np.where(before, -1, self._owners[pieces]), self._later[pieces] & ~before)
 
 
-def _tensor(record: dict[str, Any], end: int | None) -> Tensor:
-    return Tensor(
+def _tensor(record: dict[str, Any], end: int | None) -> NamedTensor:
+    return NamedTensor(
         id=record["id"],
         address=record["address"],
         size=record["bytes"],

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from gpt.analyze.lib.differences import Sums, find_outliers, make_side, pair_names, tell_difference
+from gpt.analyze.lib.differences import RunSums, find_outliers, make_side, pair_names, tell_difference
 from gpt.screen.units import human_time
 from gpt.stream import records
 from tests.analyze.asked import Answers, run
@@ -20,7 +20,7 @@ KERNELS = {1: "_Z2k1v", 2: "_Z2k2v", 3: "_Z5only_v", 4: "_Z3newv"}
 
 def side(count, mean, deviation=0.0, size=0, timed=True):
     """A side of one run, with times that are as far from the mean as the deviation, in turns."""
-    sums = Sums(count, size)
+    sums = RunSums(count, size)
     sums.times.add(np.array([mean + (deviation if n % 2 else -deviation) for n in range(count if timed else 0)], float))
     return make_side([sums])
 
@@ -50,7 +50,7 @@ def with_times(*runs):
     """A side whose runs have these times."""
     found = []
     for times in runs:
-        found.append(Sums(len(times)))
+        found.append(RunSums(len(times)))
         found[-1].times.add(np.array(times, float))
     return make_side(found)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.analyze.lib.values import Values, make_histogram
+from gpt.analyze.lib.values import Distribution, make_histogram
 
 NUMBERS = {
     "<u1": st.integers(0, 255),
@@ -22,7 +22,7 @@ ARRAYS = st.sampled_from(sorted(NUMBERS)).flatmap(
 
 @given(ARRAYS)
 def test_numbers_are_those_that_numpy_has(arrays):
-    values = Values()
+    values = Distribution()
     for array in arrays:
         values.add(array)
     every = np.concatenate([*arrays]) if arrays else np.zeros(0)
@@ -51,7 +51,7 @@ def test_numbers_are_those_that_numpy_has(arrays):
 
 
 def test_small_whole_numbers_have_a_column_each():
-    values, other = Values(), Values()
+    values, other = Distribution(), Distribution()
     values.add(np.array([3, 3, 5], np.uint32))
     other.add(np.array([4], np.uint8))
     edges, counts = make_histogram([values, other], 20)
@@ -59,7 +59,7 @@ def test_small_whole_numbers_have_a_column_each():
 
 
 def test_columns_double_where_numbers_differ_widely():
-    values = Values()
+    values = Distribution()
     values.add(np.array([0, 1, 1, 1, 1, 2, 900_000], np.uint64))
     edges, (counts,) = make_histogram([values], 40)
     assert edges[:4].tolist() == [0, 1, 2, 4] and counts[:3].tolist() == [1, 4, 1] and counts[-1] == 1
@@ -67,7 +67,7 @@ def test_columns_double_where_numbers_differ_widely():
 
 def test_numbers_far_below_the_first_ones_are_no_less_exact():
     """A first launch reads gigabytes, the others some bytes: the median is that of the others."""
-    values = Values()
+    values = Distribution()
     values.add(np.array([10**9, 3 * 10**9], np.uint64))
     values.add(np.array([15, 41, 500, 630_103, 10**9 - 5], np.uint64))
     assert [values.percentile(part) for part in (0.01, 0.28, 0.4, 0.71)] == [15, 41, 500, 10**9 - 5]

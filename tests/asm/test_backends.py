@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from gpt.asm.assembler import Assembler
-from gpt.asm.backend import Made, Options
+from gpt.asm.backend import AssembledModule, Options
 from gpt.asm.backends import BACKENDS, parse_targets
 from gpt.asm.images import iter_images
 from gpt.base.cache import Cache
@@ -45,7 +45,7 @@ class Printer:
 
     def make(self, text, name, target):
         self.printed += 1
-        return Made(text.upper(), {"k": {"registers": self.printed}}, [(f"{name}:1", "faint")])
+        return AssembledModule(text.upper(), {"k": {"registers": self.printed}}, [(f"{name}:1", "faint")])
 
     def stop(self):
         pass

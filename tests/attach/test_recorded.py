@@ -298,7 +298,7 @@ def watch(folder, script, pid, monkeypatch):
     (folder / "bpftrace").chmod(0o755)
     monkeypatch.setattr(command, "find_bpftrace", lambda: str(folder / "bpftrace"))
     monkeypatch.setattr(command, "write_program", lambda asked, live: ("", []))
-    asked = command.Asked(pid, [], None, kernel=False, duration=None, quiet=True)
+    asked = command.AttachOptions(pid, [], None, kernel=False, duration=None, quiet=True)
     return command.watch(asked, command.Output(str(folder / "trace.mp"), force=True))
 
 

@@ -3,7 +3,7 @@
 import io
 import sqlite3
 
-from gpt.analyze.export import Export, Form
+from gpt.analyze.export import Export, ExportFormat
 from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
 from tests.trace import forge
@@ -45,7 +45,7 @@ def small(end=True, late=False, **header):
     return forge.trace(*inside, end=end, **(NS | header))
 
 
-def write(path, *segments, shape=Form.sqlite):
+def write(path, *segments, shape=ExportFormat.sqlite):
     """What the analysis writes, in this process."""
     with Export(None, False, shape, path) as made:
         for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), made.kinds):

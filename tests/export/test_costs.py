@@ -3,7 +3,7 @@
 import pytest
 from pyarrow import parquet
 
-from gpt.analyze.export import Form
+from gpt.analyze.export import ExportFormat
 from gpt.stream import records
 from tests.analyze.asked import run
 from tests.export.exported import KERNEL, NS, ask, small, write
@@ -43,7 +43,7 @@ def test_a_sum_beyond_64_bits_is_clipped(tmp_path):
     trace = forge.trace(*lost, **NS)
     found = write(tmp_path / "t.sqlite", trace)
     assert ask(found, "SELECT launches FROM GPT_UNPROBED_LAUNCHES") == [(-1,)]  # 2^64 - 1, as SQLite has it
-    folder = write(tmp_path / "t", trace, shape=Form.parquet)
+    folder = write(tmp_path / "t", trace, shape=ExportFormat.parquet)
     counts = parquet.read_table(folder / "GPT_UNPROBED_LAUNCHES.parquet")["launches"]
     assert counts.to_pylist() == [(1 << 64) - 1]
 

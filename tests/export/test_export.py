@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from gpt.analyze.export import Form
+from gpt.analyze.export import ExportFormat
 from gpt.export import correlate, files
 from gpt.export.schema import TABLES, make_names
 from gpt.export.strings import Strings, shorten_kernel
@@ -68,7 +68,7 @@ def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(mad
 @pytest.mark.parametrize("group", [files.GROUP, 2])
 def test_every_table_is_there_and_parquet_has_the_same(group, made, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "GROUP", group)  # of 2, several end within the rows that come at once
-    folder = write(tmp_path / "t", small(), shape=Form.parquet)
+    folder = write(tmp_path / "t", small(), shape=ExportFormat.parquet)
     sqlite = tables(made)
     assert set(sqlite) == {table.name for table in TABLES} == {path.stem for path in folder.iterdir()}
     for name, rows in sqlite.items():
@@ -166,7 +166,7 @@ def test_maps_of_probes_are_tables(tmp_path):
     assert found["GPT_MAP_counted"][33] == (1, pid, 1, 1, 33) and len(found["GPT_MAP_counted"]) == 64
     assert [row[:5] for row in found["GPT_PROBED_LAUNCHES"]] == [(1, pid, pid | 1, 1001, 1001 << 10)]
     assert [row[1] for row in found["DIAGNOSTIC_EVENT"]] == ["1 buffers of probes are lost: no room"]
-    folder = write(tmp_path / "t", segment, shape=Form.parquet)
+    folder = write(tmp_path / "t", segment, shape=ExportFormat.parquet)
     assert parquet.read_table(folder / "GPT_MAP____a_b.parquet")["slot_2"].to_pylist() == [(1 << 64) - 1] * 3
 
 
@@ -194,7 +194,7 @@ def test_texts_of_any_kind_come_through(tmp_path):
     assert [text for (text,) in ask(path, "SELECT text FROM NVTX_EVENTS ORDER BY start")] == wanted
     names = "SELECT value FROM GPT_CALL_ARGUMENTS JOIN StringIds ON mangledName = id ORDER BY correlationId"
     assert [text for (text,) in ask(path, names)] == wanted
-    folder = write(tmp_path / "t", segment, shape=Form.parquet)
+    folder = write(tmp_path / "t", segment, shape=ExportFormat.parquet)
     assert parquet.read_table(folder / "NVTX_EVENTS.parquet")["text"].to_pylist() == wanted
 
 
@@ -206,7 +206,7 @@ def test_numbers_of_any_size_come_through(number, tmp_path):
         record | changes.get(record["kind"], {"thread": number} if "thread" in record else {})
         for record in small(pid=narrow, rank=number)
     ]
-    for shape in Form:
+    for shape in ExportFormat:
         write(tmp_path / shape, odd, shape=shape)
     told = ask(tmp_path / "sqlite", "SELECT pid, rank FROM PROCESSES")
     assert [value % (1 << 64) for value in told[0]] == [narrow, number]
@@ -278,11 +278,11 @@ def test_faults_leave_nothing(args, data, status, said, tmp_path):
     assert said in done.stderr.decode() and os.listdir(tmp_path) == ["old"]
 
 
-@pytest.mark.parametrize("shape", Form)
+@pytest.mark.parametrize("shape", ExportFormat)
 def test_a_full_disk_leaves_what_was_there(shape, tmp_path):
     """A limit of the size of a file, which fails as a full disk does."""
     out = tmp_path / "t"
-    if shape is Form.sqlite:
+    if shape is ExportFormat.sqlite:
         out.write_text("old")
     rows = [forge.calls([(at * 1000 + i, at * i % 7919, 1, 0, i, i * 77) for i in range(1, 500)], forge.OBJECT)
             for at in range(1, 400)]  # fmt: skip
@@ -291,8 +291,8 @@ def test_a_full_disk_leaves_what_was_there(shape, tmp_path):
     done = subprocess.run(command, input=data, capture_output=True, preexec_fn=limit, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
     assert done.stderr.decode().startswith(f"gpt-analyze: error: {out}: ")
-    assert os.listdir(tmp_path) == ([] if shape is Form.parquet else ["t"])
-    assert shape is Form.parquet or out.read_text() == "old"
+    assert os.listdir(tmp_path) == ([] if shape is ExportFormat.parquet else ["t"])
+    assert shape is ExportFormat.parquet or out.read_text() == "old"
 
 
 def limit():

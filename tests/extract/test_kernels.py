@@ -6,7 +6,7 @@ import pytest
 
 from gpt.base.errors import GptError
 from gpt.extract import kernels
-from gpt.extract.kernels import Kernels
+from gpt.extract.kernels import KernelFinder
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.formats.source import Source
 
@@ -33,27 +33,29 @@ def reads(monkeypatch):
 
 def test_the_newest_that_the_device_runs():
     source = Source("x", image(("sm_70", "a"), ("sm_90", "a"), ("sm_90a", "b"), ("sm_100", "a")))
-    found = {arch: Kernels().find(source, None, "a", arch).index for arch in ("sm_80", "sm_90", "sm_100", "sm_120")}
+    found = {
+        arch: KernelFinder().find(source, None, "a", arch).index for arch in ("sm_80", "sm_90", "sm_100", "sm_120")
+    }
     assert found == {"sm_80": 0, "sm_90": 1, "sm_100": 3, "sm_120": 3}
-    assert Kernels().find(source, None, "b", "sm_90").arch == "sm_90a"
+    assert KernelFinder().find(source, None, "b", "sm_90").arch == "sm_90a"
     with pytest.raises(GptError, match="its PTX is for sm_90a, not for sm_100"):
-        Kernels().find(source, None, "b", "sm_100")
+        KernelFinder().find(source, None, "b", "sm_100")
     with pytest.raises(GptError, match="no PTX of kernel 'c'"):
-        Kernels().find(source, None, "c", "sm_90")
+        KernelFinder().find(source, None, "c", "sm_90")
 
 
 def test_only_what_the_kernel_needs(monkeypatch):
     source = Source("x", image(("sm_70", "a", "b")))
-    found = Kernels().find(source, None, "b", "sm_90").text.decode()
+    found = KernelFinder().find(source, None, "b", "sm_90").text.decode()
     assert " b()" in found and " a()" not in found and "shared;" in found
     monkeypatch.setenv("GPT_KEEP", "kept")
-    assert Kernels().find(source, None, "b", "sm_90").text == text("sm_70", "a", "b").rstrip(b"\0")
+    assert KernelFinder().find(source, None, "b", "sm_90").text == text("sm_70", "a", "b").rstrip(b"\0")
 
 
 def test_an_image_in_a_file_is_read_once(tmp_path, reads):
     path = tmp_path / "x"
     path.write_bytes(b"-" * 64 + image(("sm_70", "a", "b"), ("sm_70", "c", "d")))
-    known = Kernels()
+    known = KernelFinder()
     with path.open("rb") as file:
         source = Source("x", file.fileno()).sub(64, path.stat().st_size - 64)
         for name in "abcd" * 3:
@@ -68,7 +70,7 @@ def test_an_image_in_a_file_is_read_once(tmp_path, reads):
 
 def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
     monkeypatch.setattr(kernels, "MOST_NAMES", 6)  # of two images
-    known = Kernels()
+    known = KernelFinder()
     for name in ("one", "two", "three"):
         (tmp_path / name).write_bytes(image(("sm_70", "a", "b"), codec="none"))
     for name in ("one", "two", "three", "one", "three"):

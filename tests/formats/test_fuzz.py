@@ -10,7 +10,7 @@ from gpt.base.errors import GptError
 from gpt.extract.contents import Opener
 from gpt.formats import cubin
 from gpt.formats.image import find_image
-from gpt.formats.ptxtext import Head, find_head, find_text
+from gpt.formats.ptxtext import PtxTarget, find_head, find_text
 from gpt.formats.source import Source
 from tests.formats import forge
 from tests.formats.mutate import mutants
@@ -150,9 +150,12 @@ def test_ptx(parts):
 @pytest.mark.parametrize(
     ("text", "head"),
     [
-        (b".version 8.0\n.target sm_90a, texmode_independent\n", Head((8, 0), "sm_90a")),
-        (b"\n// .version 1.0\n.version 8.0 /* .target sm_80 */ // .target sm_80\n.target sm_90", Head((8, 0), "sm_90")),
-        (b"/**/.version\t12.34 .address_size 64", Head((12, 34), None)),
+        (b".version 8.0\n.target sm_90a, texmode_independent\n", PtxTarget((8, 0), "sm_90a")),
+        (
+            b"\n// .version 1.0\n.version 8.0 /* .target sm_80 */ // .target sm_80\n.target sm_90",
+            PtxTarget((8, 0), "sm_90"),
+        ),
+        (b"/**/.version\t12.34 .address_size 64", PtxTarget((12, 34), None)),
         (b".version 8", None),
         (b".target sm_90\n.version 8.0", None),
         (b"/* .version 8.0", None),

@@ -25,14 +25,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
-from gpt.trace.buffers import Buffer, Probes, Saved  # noqa: E402
+from gpt.trace.buffers import Buffer, Probes, SavedBuffer  # noqa: E402
 from gpt.trace.rows import LAUNCHES, parse_layout  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 SIMULATED = ROOT / "gpt" / "_runtime" / "sim"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
-Visit = Callable[[Buffer, Saved], None]
+Visit = Callable[[Buffer, SavedBuffer], None]
 
 
 @dataclass

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from gpt.probe.read import load  # noqa: E402
-from gpt.trace.buffers import Buffer, ProbedLaunch, Saved  # noqa: E402
+from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer  # noqa: E402
 from tests.asm.host.jobs import Answer, answers  # noqa: E402
 from tests.gpu import accounts, corpus  # noqa: E402
 from tests.gpu.weave import table  # noqa: E402
@@ -62,7 +62,7 @@ class Recorded:
     params: dict[Key, list[bytes]] = field(default_factory=dict)
     process: Path = Path()
 
-    def visit(self, buffer: Buffer, saved: Saved) -> None:
+    def visit(self, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in a buffer."""
         key = self.process, buffer.launch.id
         self.launches[key] = (buffer.launch, buffer.kernel)

@@ -34,7 +34,7 @@ from gpt.probe.weave.stream import make_map  # noqa: E402
 from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
-from gpt.trace.buffers import MapLayout, Saved  # noqa: E402
+from gpt.trace.buffers import MapLayout, SavedBuffer  # noqa: E402
 
 STRIP = 4096  # bytes after a buffer, which must stay as they are
 FILL = 0xA5
@@ -290,7 +290,7 @@ def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
     return table(saved)
 
 
-def table(saved: Saved) -> tuple[Any, Any]:
+def table(saved: SavedBuffer) -> tuple[Any, Any]:
     """The same of what was read of it."""
     if saved.units is None:
         return saved.counts.ravel(), saved.slots.reshape(-1, saved.slots.shape[-1])

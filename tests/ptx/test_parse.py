@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
 from gpt.ptx import parse, scan, tree
-from gpt.ptx.tree import Address, Expression, Group, Guard, Instruction, Name, Number, Prefixed, Vector
+from gpt.ptx.tree import Address, Expression, Guard, Instruction, Name, Number, OperandGroup, Prefixed, Vector
 from tests import cuda
 from tests.ptx.tokens import assert_same_cuts, tokens
 from tests.tiers import examples, first
@@ -57,7 +57,10 @@ def r(name):
                 ),
             ),
         ),
-        ("call (%a), f, (1);", Instruction("call", (), (Group((r("a"),)), Name("f"), Group((Number("1"),))))),
+        (
+            "call (%a), f, (1);",
+            Instruction("call", (), (OperandGroup((r("a"),)), Name("f"), OperandGroup((Number("1"),)))),
+        ),
         ("bar.warp.sync -1;", Instruction("bar", (".warp", ".sync"), (Prefixed(("-",), Number("1")),))),
         ("new.ly_made::up.b4x16_p64 %a;", Instruction("new", (".ly_made::up", ".b4x16_p64"), (r("a"),))),
     ],
@@ -298,11 +301,11 @@ def expressions(operand):
     items = st.lists(operand, max_size=3).map(tuple)
     prefixes = st.lists(st.sampled_from(["-", "+", "!", "~", "(.s64)"]), min_size=1, max_size=3).map(tuple)
     return st.one_of(
-        st.builds(Group, items),
+        st.builds(OperandGroup, items),
         st.builds(Vector, items),
         st.builds(Address, items),
         st.builds(Prefixed, prefixes, base),
-        st.builds(tree.Apply, registers | numbers, st.builds(Group, items)),
+        st.builds(tree.Apply, registers | numbers, st.builds(OperandGroup, items)),
         st.builds(tree.Index, registers, st.lists(st.builds(Address, items), min_size=1, max_size=2).map(tuple)),
         st.lists(plain, min_size=2, max_size=4).flatmap(
             lambda nodes: st.tuples(*[st.sampled_from(OPERATORS)] * (len(nodes) - 1)).map(

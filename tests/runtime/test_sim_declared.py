@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from gpt.asm.host.module import Code
+from gpt.asm.host.module import ModuleWriter
 from tests.runtime.simulated import ask
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -56,7 +56,7 @@ def test_declared_variables():
     answers, said = ask(f"TEXT, NAMES = {text.encode()!r}, {names!r}\n{ASKED}", GPT_SIM_RUN="none")
     found = {name: (size, bytes.fromhex(content)) for name, (_, size, content) in zip(names, answers, strict=True)}
     assert {name: found[name] for name in VALUES} == {name: (len(value), value) for name, value in VALUES.items()}
-    code = Code(text.encode(), "m")
+    code = ModuleWriter(text.encode(), "m")
     code.write()
     assert not code.faults and not said
     made = {variable.name: variable for _, variable in code._variables.values()}

@@ -93,7 +93,7 @@ def test_segments_have_their_own_launches(tmp_path):
 def test_callbacks_get_each_launch_one_after_the_other(tmp_path):
     text = """
 import os, sys, time
-from gpt.stream import wire
+from gpt import stream
 path = sys.argv[1]
 kinds = [record["kind"] for record in stream.read_records(open(path, "rb"), path)]
 print(os.path.basename(path), kinds[-2:], sys.stdin.read(), flush=True)

@@ -4,7 +4,7 @@ import io
 import tempfile
 from pathlib import Path
 
-from gpt.analyze.timeline import ANALYSIS, Form
+from gpt.analyze.timeline import ANALYSIS, TimelineFormat
 from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
 from tests.trace import forge
@@ -18,7 +18,7 @@ def draw(form, *segments):
     """The timeline of traces that are whole, as bytes, made in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t")
-        drawing = ANALYSIS.make(None, json=False, shape=Form(form), output=path)
+        drawing = ANALYSIS.make(None, json=False, shape=TimelineFormat(form), output=path)
         for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), drawing.kinds):
             drawing.take(process)
             drawing.end(process)

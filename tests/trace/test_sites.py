@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpt.stream import records
-from gpt.trace.sites import Frame, Sites, read_symbols
+from gpt.trace.sites import CallFrame, Sites, read_symbols
 
 
 def build(*calls, frames=()):
@@ -30,9 +30,9 @@ def test_calls_find_their_stacks():
 def test_who_asked():
     frames = [{"path": "/a/libcudart.so.12", "offset": 5}, {"path": "/b/libc10_cuda.so", "offset": 6}, {"offset": 9}]
     sites = build(frames=frames)
-    assert sites.asker(7) == Frame("/b/libc10_cuda.so", 6) and sites.asker(8) is None
-    assert sites.frames(7)[2] == Frame(None, 9, None) and sites.frames(8) == []
-    assert build(frames=frames[:1]).asker(7) == Frame("/a/libcudart.so.12", 5)
+    assert sites.asker(7) == CallFrame("/b/libc10_cuda.so", 6) and sites.asker(8) is None
+    assert sites.frames(7)[2] == CallFrame(None, 9, None) and sites.frames(8) == []
+    assert build(frames=frames[:1]).asker(7) == CallFrame("/a/libcudart.so.12", 5)
 
 
 @pytest.mark.parametrize("strip", [False, True])

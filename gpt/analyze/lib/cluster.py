@@ -46,7 +46,7 @@ class Job(NamedTuple):
     selection: Selection | None
 
 
-class Part(NamedTuple):
+class WorkerResult(NamedTuple):
     """What a worker found in a trace, and what is to be said of it."""
 
     trace: Trace
@@ -79,7 +79,7 @@ def _read_with(stage: Stage) -> Callable[[Path | None], Iterator[Record]]:
     return lambda path: read_input(path, lambda one: stage.read([one] if one else ()))
 
 
-def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> Part:
+def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> WorkerResult:
     """What a trace says, without those of the children that it names. This runs on a worker.
 
     `known` are processes that other traces have, which do not count.
@@ -90,7 +90,7 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
     passage = base.Passage(stage, job.make(**job.options), job.selection, known=known)
     trace = Trace(path, True, _read_with(stage), origin)
     base.read_trace(stage, passage, trace)
-    return Part(trace, passage, stage.said)
+    return WorkerResult(trace, passage, stage.said)
 
 
 def read(
@@ -129,7 +129,7 @@ def read(
 
 
 @contextmanager
-def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]:
+def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerResult]]]:
     """What has a worker run `read_part`, and returns what waits for its result."""
     try:
         import dask
@@ -144,7 +144,7 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], Part]]]
     try:
         client = _open(distributed, address or cluster)
 
-        def submit(*args: Any) -> Callable[[], Part]:
+        def submit(*args: Any) -> Callable[[], WorkerResult]:
             assert client
             future = client.submit(read_part, *args, pure=False)
             return lambda: _wait(distributed, client, future)
@@ -209,13 +209,13 @@ def _version() -> str:
     return gpt.__version__
 
 
-def _wait(distributed: Any, client: Any, future: Any) -> Part:
+def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
     """The result. Raises GptError if none comes: Dask waits for ever if no worker is left."""
     idle = 0
     try:
         while True:
             try:
-                part: Part = future.result(timeout=SECONDS)
+                part: WorkerResult = future.result(timeout=SECONDS)
                 return part
             except TimeoutError:
                 if future.done():

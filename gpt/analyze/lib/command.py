@@ -48,7 +48,7 @@ class Engine(StrEnum):
     dask = "dask"
 
 
-class Form(StrEnum):
+class AnswerFormat(StrEnum):
     """What an answer can be written as, beside a table and the stream."""
 
     md = "md"
@@ -184,7 +184,7 @@ FILTERS = {
     "time": _option(str | None, "--time", "FROM,TO", "Only these seconds, since the first trace began."),
 }
 ANSWERED = {
-    "form": Annotated[Form | None, Option("--format", help="Write Markdown or CSV.")],
+    "form": Annotated[AnswerFormat | None, Option("--format", help="Write Markdown or CSV.")],
     "plot": _option(Path | None, "--plot", "FILE", "Draw it: a .png or .svg."),
     "as_stream": cli.Stream,
 }
@@ -213,7 +213,7 @@ def _select(given: dict[str, Any]) -> Selection:
     return Selection(**sets, streams=streams, kernels=tuple(chosen["kernels"] or ()), begin=begin, end=end)
 
 
-def open_stage(form: Form | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
+def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
     """The stage of an analysis that answers: tables unless another form is asked for."""
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")

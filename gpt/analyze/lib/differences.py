@@ -38,7 +38,7 @@ SCALE = 1.4826  # standard deviations of a normal distribution in its median dis
 DIGITS = re.compile(r"\d+")
 
 
-class Sums:
+class RunSums:
     """What one run says of a function or kernel: how often, how long each that is timed took in ns, how many bytes."""
 
     def __init__(self, number: int = 0, bytes_: float = 0.0) -> None:
@@ -56,7 +56,7 @@ class Sums:
 class Side(NamedTuple):
     """What the runs of one side say."""
 
-    runs: Sequence[Sums]
+    runs: Sequence[RunSums]
     times: Durations  # of all runs
 
     @property
@@ -105,7 +105,7 @@ def find_outliers(values: Sequence[float]) -> list[int]:
     return [at for at, value in enumerate(values) if abs(value - middle) > limit]
 
 
-def make_side(runs: Sequence[Sums]) -> Side:
+def make_side(runs: Sequence[RunSums]) -> Side:
     """Return the side that runs are."""
     times = Durations()
     for run in runs:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.locations import Gpus, Who
 from gpt.analyze.lib.numbers import Numbers
-from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, Calls, Groups, iter_calls
+from gpt.analyze.lib.sequence import CONTEXTS, POP, PUSH, CallTable, Groups, iter_calls
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.unrecorded import Unrecorded, unite
 
@@ -81,7 +81,7 @@ class Work(NamedTuple):
     api: int
 
 
-class Idle(NamedTuple):
+class IdlePeriod(NamedTuple):
     """An idle period of a GPU, what ran before and after it; in ns, without time that wasn't recorded."""
 
     begin: int
@@ -90,7 +90,7 @@ class Idle(NamedTuple):
     before: Work
 
 
-class Use:
+class GpuUse:
     """What ran on a GPU: how long nothing did, by group.
 
     A group is all of it (ALL), a process, or a stream of a process. `gaps` has how long each idle period of it was,
@@ -108,7 +108,7 @@ class Use:
         self._reach: dict[Hashable, int] = {}  # when all before had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
-        self.longest: list[Idle] = []
+        self.longest: list[IdlePeriod] = []
         self._ender: tuple[Work, int] | None = None  # what ended last of all before, and when
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
         for process, off in unrecorded.items():
@@ -165,7 +165,7 @@ class Use:
             before += [self._ender] if self._ender else []
             if before:
                 after, end = max(before, key=lambda one: one[1])
-                self.longest.append(Idle(end, int(gaps[at]), after, _work(rows[at])))
+                self.longest.append(IdlePeriod(end, int(gaps[at]), after, _work(rows[at])))
         self.longest.sort(key=lambda idle: -idle.took)
         del self.longest[LISTED:]
         if int(reach[-1]) >= self._reach[group]:
@@ -185,7 +185,7 @@ def _work(row: Any) -> Work:
     return Work(int(row["process"]), int(row["function"]), int(row["api"]))
 
 
-def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[Use]:
+def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[GpuUse]:
     """Those of all GPUs that anything ran on; also adds the `switches` between processes, which have `names`."""
     gpus, places = Gpus(), defaultdict[int, list[Place]](list)
     for number, device in trace.gpus():
@@ -193,7 +193,7 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[U
         places[place].append((number, device))
     unrecorded = [trace.unrecorded(process) for process in trace.processes]
     found = [
-        Use(f"GPU {gpu}", own, {process: unrecorded[process] for process, _ in own})
+        GpuUse(f"GPU {gpu}", own, {process: unrecorded[process] for process, _ in own})
         for gpu, own in sorted(places.items())
     ]
     for use in found:
@@ -217,7 +217,7 @@ class Contexts:
     def __init__(self) -> None:
         self._stacks = defaultdict[int, list[int]](list)
 
-    def iter(self, calls: Calls) -> Iterator[Current]:
+    def iter(self, calls: CallTable) -> Iterator[Current]:
         """What calls change, which follow those of the last time."""
         good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
         rows = calls.rows[["thread", "start", "duration", "object"]][good]
@@ -242,7 +242,7 @@ class ThreadSwitches:
         self._contexts = Contexts()
         self._last: dict[int, int] = {}  # context of a thread: what has none between two others does not matter
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallTable) -> None:
         """Takes calls in that follow those of the last time."""
         for thread, start, took, now in self._contexts.iter(calls):
             before = self._last.get(thread, 0)

@@ -65,7 +65,7 @@ class Unit(NamedTuple):
     took: float
 
 
-class Launches:
+class LaunchSequence:
     """The launches of a process that succeeded."""
 
     def __init__(self, process: Process) -> None:
@@ -271,7 +271,7 @@ class CallTimes:
         return dict(zip(values.tolist(), (counts * self.step).tolist(), strict=True))
 
 
-class Spans:
+class BusyTimes:
     """When the GPU was busy, as far as that is recorded: of the first MOST kernels and copies."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ class Spans:
         columns = rows["begin"], rows["duration"], rows["function"]
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
-    def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> Idle | None:
+    def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
         """Return when nothing ran, from the first to the last, without what is `unrecorded`; None if nothing is known.
 
         `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that it took.
@@ -310,15 +310,15 @@ class Spans:
         gaps -= unknown
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
-            return Idle(total, 0, 0, 0, 0, 0, 0)
+            return IdleShare(total, 0, 0, 0, 0, 0, 0)
         at = int(gaps.argmax())
         number = int((gaps > 0).sum())
-        return Idle(
+        return IdleShare(
             total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), int(function[at]), int(function[at + 1])
         )
 
 
-class Idle(NamedTuple):
+class IdleShare(NamedTuple):
     """Of a `total`, the GPU was idle for `idle`, `number` times; the `longest` began `at`, in ns of CLOCK_MONOTONIC."""
 
     total: int

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.numbers import Numbers
-from gpt.analyze.lib.sequence import LAUNCH, Calls, Groups, IdleWaits, NextLaunches
+from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
 TOP = 10  # gaps that are kept of a thread
@@ -61,7 +61,7 @@ class Between:
         self._before: dict[int, _Last] = {}
         self._idle, self._next = IdleWaits(), NextLaunches()
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallTable) -> None:
         """Takes calls in that follow those of the last time."""
         start, launch = calls.start, calls.of(LAUNCH)
         self.first, self._began = self.first if self._began else int(start[0]), True
@@ -78,7 +78,9 @@ class Between:
         """Recorded ns from the first call to the end of the last one."""
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
-    def _add_thread(self, thread: int, calls: Calls, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]) -> None:
+    def _add_thread(
+        self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
+    ) -> None:
         """Those of a thread; launches are at `places` of its own."""
         last = self._before.get(thread)
         if len(places):
@@ -97,7 +99,7 @@ class Between:
             self._before[thread] = last._replace(since=_add_calls(calls, mine, last.since))
 
     def _keep_longest(
-        self, thread: int, calls: Calls, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp],
+        self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp],
         between: npt.NDArray[np.int64], known: int,
     ) -> None:  # fmt: skip
         kept = self.longest.setdefault(thread, [])
@@ -120,7 +122,7 @@ class Between:
         del kept[TOP:]
 
 
-def _add_calls(calls: Calls, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
+def _add_calls(calls: CallTable, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
     """Add some calls to the `known` ones."""
     if not len(places):
         return known

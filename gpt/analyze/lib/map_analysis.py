@@ -14,7 +14,7 @@ from gpt.screen.units import amount, kept_share
 from gpt.trace.params import to_text
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, MapLayout, Saved
+    from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
 
 LAUNCH = (  # columns of a launch, before those of its map
@@ -76,7 +76,7 @@ class MapAnalysis(ABC):
         return {self.name: self.fields}
 
     @abstractmethod
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in what a launch saved."""
 
     @abstractmethod

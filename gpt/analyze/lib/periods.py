@@ -198,7 +198,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> 
     near = codes[anchor : anchor + 3 * WINDOW]
     places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where what follows comes again
     found, same = [], 1  # launches that these have in common with the anchor
-    sums: Sums | None = None
+    sums: PrefixHashes | None = None
     for _ in range(STEPS):
         if not len(places):
             break
@@ -235,7 +235,7 @@ def _count_same(some: Codes, others: Codes) -> int:
     return end
 
 
-class Sums(NamedTuple):
+class PrefixHashes(NamedTuple):
     """A polynomial of the launches up to each one, modulo 2^64: two sequences of one length are the same if theirs are.
 
     If they are not, a length is tried in vain.
@@ -252,10 +252,10 @@ class Sums(NamedTuple):
         return same
 
 
-def _sum_up(near: Codes) -> Sums:
+def _sum_up(near: Codes) -> PrefixHashes:
     powers = np.full(len(near) + 1, BASE)
     powers[0] = 1
     np.cumprod(powers, out=powers)
     sums = np.zeros(len(near) + 1, np.uint64)
     np.cumsum((near.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
-    return Sums(powers, sums)
+    return PrefixHashes(powers, sums)

@@ -15,7 +15,7 @@ from gpt.base.options import Option
 from gpt.screen.units import kept_share
 
 if TYPE_CHECKING:
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
 NAME = Column("name", "text", "kernel", "kernel")
@@ -33,7 +33,7 @@ WARPS, POINTS = 64, 100_000  # whose progress is listed, of one launch, and reco
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 
 
-class Totals:
+class RateTotals:
     """The sums of a kernel; `amounts` and `clocks` are by progress, the rate is of `per` clocks."""
 
     def __init__(self, per: int) -> None:
@@ -62,7 +62,7 @@ class _Shown(NamedTuple):
     dropped: int
 
 
-class Progress(MapAnalysis):
+class ProgressFold(MapAnalysis):
     """The rates of kernels, and the progress of the warps of one launch: number `launch`, or that with most records.
 
     `amount` is the column of the field that says how far a warp is, `rate` that of it in `per` clocks. Lines are over
@@ -79,16 +79,16 @@ class Progress(MapAnalysis):
         super().__init__()
         self._wanted = launch
         self._number = 0
-        self._kernels: dict[str, Totals] = {}
+        self._kernels: dict[str, RateTotals] = {}
         self._shown: _Shown | None = None
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Takes in the records of a launch."""
         import numpy as np
 
         assert saved.units is not None
         self._number += 1
-        totals = self._kernels.setdefault(buffer.kernel, Totals(self.per))
+        totals = self._kernels.setdefault(buffer.kernel, RateTotals(self.per))
         totals.launches += 1
         totals.dropped += saved.dropped
         if not len(saved.slots):
@@ -128,7 +128,7 @@ class Progress(MapAnalysis):
             return self._wanted == self._number
         return self._shown is None or records > self._shown.records
 
-    def say(self, ordered: list[tuple[str, Totals]]) -> list[str]:
+    def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
         """What there is to say of the kernels, that with most done first."""
         return ["of the warps that are sampled"]
 

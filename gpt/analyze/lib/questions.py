@@ -16,7 +16,7 @@ from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_count, human_share, human_time, percent
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.iterations import Idle, Unit
+    from gpt.analyze.lib.iterations import IdleShare, Unit
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
 
@@ -64,7 +64,7 @@ SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a tim
               0xA06F0103: "schedule a channel", 0xA06F0104: "bind a channel to an engine"}  # fmt: skip
 
 
-class Facts(NamedTuple):
+class InferenceFacts(NamedTuple):
     """What the questions ask of one process; times are ns."""
 
     header: Header
@@ -77,13 +77,13 @@ class Facts(NamedTuple):
     loading: Counter[str]  # calls by type
     counted: int  # calls that were only counted
     step: int  # one call in so many was looked at
-    idle: Idle | None
+    idle: IdleShare | None
     around: tuple[str, str] | None  # names: between what the longest time was that the GPU was idle
     idle_all: bool  # whether all that ran is in it
     controls: Counter[int]  # control commands
 
 
-def make_facts(totals: ProcessTotals) -> Facts:
+def make_facts(totals: ProcessTotals) -> InferenceFacts:
     """What is known of a process by now."""
     from gpt.analyze.lib.iterations import MOST, WHOLE
 
@@ -118,7 +118,7 @@ def make_facts(totals: ProcessTotals) -> Facts:
     rows = [_unit_row(totals, unit) for unit in units]
     span = totals.last - clock.monotonic - process.unrecorded_until(totals.last)
     looked = min(totals.launches.total, MOST)
-    return Facts(
+    return InferenceFacts(
         process.header,
         len(process.threads),
         span,
@@ -168,7 +168,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
         unit.first + 1, begin, share  # fmt: skip
 
 
-def answer_questions(totals: Totals, facts: Sequence[Facts]) -> Answers:
+def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
     """The tables of iterations and phases, and the list of questions."""
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
@@ -220,7 +220,7 @@ class Said(NamedTuple):
 Names = Mapping[int, str]  # of processes, by the id() of what is known of them
 
 
-def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
+def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     question, main = "calls of loading", facts[0]
     if not main.launches and not _launched(totals):
         return Said(question, NOTHING, evidence="it ends with the first launch, and there was none")
@@ -239,7 +239,7 @@ def _loading(totals: Totals, facts: list[Facts], names: Names) -> Said:
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
-def _iterations(totals: Totals, facts: list[Facts], names: Names) -> Said:
+def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     from gpt.analyze.lib.iterations import INSIDE, OTHER, WHOLE
     from gpt.analyze.lib.periods import REPEATS
 
@@ -322,7 +322,7 @@ def _compute(totals: Totals) -> Said:
     return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")
 
 
-def _idle(totals: Totals, facts: Sequence[Facts], names: Names) -> Said:
+def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said:
     question = "idle periods of the GPU"
     main = next((fact for fact in facts if fact.idle), None)
     if main is None and not (_launched(totals) or any(function.calls for function in _chosen(totals, IO))):
@@ -340,7 +340,7 @@ def _idle(totals: Totals, facts: Sequence[Facts], names: Names) -> Said:
     return Said(question, f"{human_share(share)} of the time", share, "%", f"{told}; 'gpt-analyze gaps' lists them")
 
 
-def _waiting(totals: Totals, facts: Sequence[Facts]) -> Said:
+def _waiting(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     span, syncs = sum(fact.span for fact in facts), _chosen(totals, ("sync",))
     found = [function for api, function in totals.functions.items() if api.name == WAIT]
     took, calls = _host_time(found), sum(function.calls + function.counted for function in found)
@@ -371,7 +371,7 @@ def _ioctls(totals: Totals) -> Said:
     )
 
 
-def _scheduler(totals: Totals, facts: Sequence[Facts]) -> Said:
+def _scheduler(totals: Totals, facts: Sequence[InferenceFacts]) -> Said:
     question, why = "scheduler of the GPU", "launches reach it without the kernel"
     if not _chosen(totals, ("ioctl",)):
         fact = f"{why}; 'gpt-hook run --ioctl' records what schedules channels, '-p block_sched' when blocks ran"

@@ -25,7 +25,8 @@ class Nested:
     """The ranges of a process, in the order in which they began.
 
     `paths` is the tree, of all processes: of the names of ranges that lie in each other, the outermost first, how many
-    there were, ns, ns without those within, and what happened meanwhile (range_contents.py). `texts` are domains and names.
+    there were, ns, ns without those within, and what happened meanwhile (range_contents.py). `texts` are domains and
+    names.
     """
 
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:

@@ -55,7 +55,7 @@ class Lane:
     end: Whole
 
 
-class Group(NamedTuple):
+class Communicator(NamedTuple):
     """A communicator: `begin` and `end` are of shape (ranks, collectives), on one clock."""
 
     ranks: list[int]
@@ -64,7 +64,7 @@ class Group(NamedTuple):
     end: Whole
 
 
-class Found(NamedTuple):
+class Collectives(NamedTuple):
     """What there is of collectives. `alone` are lanes without partners, `others` the times of other kernels, in ns, by
     rank and name.
 
@@ -72,7 +72,7 @@ class Found(NamedTuple):
     """
 
     ranks: list[Rank]
-    groups: list[Group]
+    groups: list[Communicator]
     alone: list[Lane]
     others: dict[tuple[int, str], Whole]
     clocks: list[tuple[str, int, int]]
@@ -81,7 +81,7 @@ class Found(NamedTuple):
 class Split:
     """The times of a group, by rank and collective, and which rank was the last to begin each."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Communicator) -> None:
         self.group = group
         self.last = group.begin.argmax(axis=0)
         self.arrived = group.begin.max(axis=0)
@@ -89,12 +89,12 @@ class Split:
         self.transfer = group.end - group.begin - self.waiting
         self.early = int((group.end < self.arrived).any(axis=0).sum())
 
-    def name(self, found: Found, place: int) -> str:
+    def name(self, found: Collectives, place: int) -> str:
         """The name of one of its ranks."""
         return found.ranks[self.group.ranks[place]].name
 
 
-def find_collectives(trace: TraceModel) -> Found:
+def find_collectives(trace: TraceModel) -> Collectives:
     """The collectives of all ranks."""
     runs = find_runs(trace)
     ranks = _name_ranks(trace, sorted({run[:2] for run in runs}))
@@ -114,7 +114,7 @@ def find_collectives(trace: TraceModel) -> Found:
     joined = [_join(group, clocks) for group in groups if len(group) > 1]
     names = {lane.clock: ranks[lane.rank].host or f"GPU of {ranks[lane.rank].name}" for lane in lanes}
     told = [(names[clock], int(by[0]), int(by[-1])) for clock, (_, by) in clocks.items() if by.any()]
-    return Found(ranks, joined, [group[0][0] for group in groups if len(group) == 1],
+    return Collectives(ranks, joined, [group[0][0] for group in groups if len(group) == 1],
                  {key: np.concatenate(parts) for key, parts in others.items()}, told)  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
     return found
 
 
-def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Group:
+def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Communicator:
     """The kernels of a group, on one clock."""
     begin: list[Whole] = []
     end: list[Whole] = []
@@ -251,4 +251,4 @@ def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Group:
         for values, into in ((lane.begin, begin), (lane.end, end)):
             into.append(values[places] + np.rint(np.interp(values[places], *clocks[lane.clock])).astype(np.int64))
     first, places = _cut(group)[0]
-    return Group([lane.rank for lane, _ in group], first.names[places], np.array(begin), np.array(end))
+    return Communicator([lane.rank for lane, _ in group], first.names[places], np.array(begin), np.array(end))

@@ -19,8 +19,8 @@ from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count, human_share
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.values import Values
-    from gpt.trace.buffers import Buffer, Saved
+    from gpt.analyze.lib.values import Distribution
+    from gpt.trace.buffers import Buffer, SavedBuffer
     from gpt.trace.process import Process
 
 NAME = Column("name", "text", "kernel", "kernel")
@@ -41,11 +41,11 @@ class Kernel:
     """The sums of a kernel, and the ratios of its warps."""
 
     def __init__(self, name: str) -> None:
-        from gpt.analyze.lib.values import Values
+        from gpt.analyze.lib.values import Distribution
 
         self.name = name
         self.sums = Counter[str]()
-        self.ratios: Values = Values()
+        self.ratios: Distribution = Distribution()
 
 
 class Ratios(MapAnalysis):
@@ -66,7 +66,7 @@ class Ratios(MapAnalysis):
         self.kernels: dict[str, Kernel] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Adds a launch."""
         kernel = self.kernels.setdefault(buffer.kernel, Kernel(buffer.kernel))
         number, cost = saved.slots[self.number], saved.slots[self.cost]

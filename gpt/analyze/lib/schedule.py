@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.trace.buffers import Saved
+from gpt.trace.buffers import SavedBuffer
 
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
@@ -73,7 +73,7 @@ class Schedule(NamedTuple):
         return np.bincount(self.which, self.gap < 0, len(self.sms)).astype(np.int64)
 
 
-def make_schedule(saved: Saved, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
+def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
     """The schedule of a launch on the device of a record; None if no warp saved anything."""
     here = saved.counts > 0
     block = np.flatnonzero(here.any(axis=1))

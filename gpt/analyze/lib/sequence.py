@@ -65,7 +65,7 @@ def _find_acts(api: Api) -> int:
     return ACTS.get(api[:2], BY_TYPE.get(api.type, 0))
 
 
-class Calls(NamedTuple):
+class CallTable(NamedTuple):
     """Calls that returned, oldest first; `end` is when each did, `acts` what it does.
 
     What is a launch has the number of its kernel in `function`, a launch of a graph that of its graph in `object`.
@@ -87,13 +87,13 @@ class Calls(NamedTuple):
         return found
 
 
-def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[Calls]:
+def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[CallTable]:
     """The calls of a process that returned, with these fields. What begins in one nanosecond comes together."""
     acts = Acts(trace.processes[number])
     for found in trace.iter_calls(*names, process=number):
         rows = found if found["duration"].all() else found[found["duration"] > 0]
         if len(rows):
-            yield Calls(rows, rows["start"] + rows["duration"].astype(np.int64), acts.of(rows))
+            yield CallTable(rows, rows["start"] + rows["duration"].astype(np.int64), acts.of(rows))
 
 
 def launches_any(trace: TraceModel, number: int) -> bool:
@@ -140,7 +140,7 @@ class IdleWaits:
         self._waited: dict[int, int] = {}
         self._all = FIRST
 
-    def find(self, calls: Calls) -> Mask:
+    def find(self, calls: CallTable) -> Mask:
         """Which of these calls are such waits: they follow those of the last time."""
         idle, launch, one = calls.of(WAIT), calls.of(LAUNCH), calls.of(ONE)
         start, streams = calls.start, calls.rows["stream"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.periods import Period, iter_units
-from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, Calls, Whole, iter_calls
+from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, Whole, iter_calls
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 
@@ -66,7 +66,7 @@ class Tapes:
         if copied is not None:
             self.calls = _split_copies(self.calls, copied)
 
-    def _add(self, calls: Calls) -> None:
+    def _add(self, calls: CallTable) -> None:
         start, end = calls.start, calls.end
         self.last = int(end.max()) if not len(self.calls) else max(self.last, int(end.max()))
         self.first = self.first if len(self.calls) else int(start[0])
@@ -85,7 +85,7 @@ class Tapes:
             self.launched = max(self.launched, latest) if len(self.launches) else latest
         self._add_launches(calls, launch)
 
-    def _add_launches(self, calls: Calls, launch: npt.NDArray[np.bool_]) -> None:
+    def _add_launches(self, calls: CallTable, launch: npt.NDArray[np.bool_]) -> None:
         start, waits = calls.start, calls.start[calls.of(WAIT | OUT)]
         rows = np.zeros(int(launch.sum()), LAUNCHED)
         rows["start"] = start[launch]

@@ -13,7 +13,7 @@ from gpt.analyze.lib.map_analysis import LAUNCH, MapAnalysis, launch_row
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpt.trace.buffers import Buffer, MapLayout, Saved
+    from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
 
 KERNEL = (
@@ -26,7 +26,7 @@ TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
 
 
-class Sums(MapAnalysis):
+class KernelSums(MapAnalysis):
     """The sums of each kernel, and of each launch.
 
     The first of the `columns` is what kernels are compared by; it is the sum of `parts`, or a field. The others are
@@ -42,7 +42,7 @@ class Sums(MapAnalysis):
         self._kernels: dict[str, Counter[str]] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
-    def add(self, process: Process, buffer: Buffer, saved: Saved) -> None:
+    def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Adds a launch."""
         sums = {name: self.add_up(buffer.map, saved.slots[name]) if name in buffer.map.unsigned else 0
                 for name in (*self.fields, *self.optional)}  # fmt: skip
@@ -56,7 +56,7 @@ class Sums(MapAnalysis):
         """The sum of a field, whose values are by block, unit of the block and slot."""
         return int(values.sum(dtype="u8"))
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: KernelSums) -> None:
         """Takes in what another one has of later traces."""
         for name, sums in other._kernels.items():
             self._kernels.setdefault(name, Counter()).update(sums)

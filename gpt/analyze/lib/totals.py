@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.coverage import Coverage, make_coverage
-from gpt.analyze.lib.iterations import CallTimes, Launches, Spans
+from gpt.analyze.lib.iterations import BusyTimes, CallTimes, LaunchSequence
 from gpt.base.errors import MalformedError
 from gpt.trace import rows
 from gpt.trace.durations import Durations
@@ -141,7 +141,7 @@ class ProcessTotals:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.launches, self.call_times, self.busy = Launches(process), CallTimes(), Spans()
+        self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
         self.calls = self.counted = 0  # all of them, and those that were only counted
         self._last = process.clock.monotonic  # when the last call that is known of ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps

@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Values:
+class Distribution:
     """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are not among them."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Values:
             self.total += (int((wide >> wide.dtype.type(HALF)).sum()) << HALF) + int(low.sum())
         self._count(self._find_bins(found))
 
-    def merge(self, other: Values) -> None:
+    def merge(self, other: Distribution) -> None:
         """Takes in the numbers of another one, none of which are unsigned."""
         self.nans += other.nans
         if not other.count or other.least is None or other.greatest is None:
@@ -137,7 +137,7 @@ class Values:
         return self.total / (self.count - self.infinite) if self.count > self.infinite else None
 
 
-def iter_columns(series: Mapping[str, Values], most: int) -> Iterator[tuple[str, int | float, int | float, int]]:
+def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tuple[str, int | float, int | float, int]]:
     """Yield the columns of a histogram that are not empty: name of the series, edges, how many."""
     edges, counts = make_histogram([*series.values()], most)
     whole = all(values.whole for values in series.values()) and bool((edges % 1 == 0).all())
@@ -147,7 +147,7 @@ def iter_columns(series: Mapping[str, Values], most: int) -> Iterator[tuple[str,
             yield name, shown[at], shown[at + 1], int(found[at])
 
 
-def make_histogram(series: Sequence[Values], most: int) -> tuple[Floats, list[Ints]]:
+def make_histogram(series: Sequence[Distribution], most: int) -> tuple[Floats, list[Ints]]:
     """The edges of at most `most` bins, and for each of the series how many of its finite numbers are in each.
 
     Whole numbers near each other have a bin each. Bins are as wide as each other, or, of numbers that are not below 0

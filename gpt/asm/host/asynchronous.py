@@ -11,8 +11,8 @@ from functools import partial
 from gpt.asm.host.atomics import TYPES_OF, atomic
 from gpt.asm.host.memory import PREFETCHES, SCOPES, SPACES, VECTORS, bracketed, pointer, store, wrapped
 from gpt.asm.host.names import Unsupported, evaluate
-from gpt.asm.host.table import TYPES, Row, Type
-from gpt.asm.host.use import Use
+from gpt.asm.host.table import TYPES, PtxType, Row
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
@@ -25,20 +25,20 @@ _SETS: dict[str, str | Mapping[str, str]] = {
 }
 
 
-def _barrier(use: Use, operand: tree.Operand) -> str:
+def _barrier(use: InstructionUse, operand: tree.Operand) -> str:
     if (place := use.place(bracketed(operand))) and place.space != "shared":
         raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
     return f"(uint64_t *){pointer(use, str(use.words.get('W', '')), bracketed(operand), 8)}"
 
 
-def _change(code: str, use: Use) -> str:
+def _change(code: str, use: InstructionUse) -> str:
     """An operation without a result: `m_` is the mbarrier, `n_` the operand after it, or 1."""
     address, *rest = use.operands
     count = use.value(rest[0], _U32) if rest else "1u"
     return f"{{ uint64_t *m_ = {_barrier(use, address)}; uint32_t n_ = {count}; {code} }}"
 
 
-def _arrive(use: Use) -> str:
+def _arrive(use: InstructionUse) -> str:
     """Returns the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
     operands = list(use.operands)
     result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
@@ -59,7 +59,7 @@ def _is_below(operand: tree.Operand, least: int) -> bool:
     return isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) < least
 
 
-def _wait(use: Use) -> str:
+def _wait(use: InstructionUse) -> str:
     """Whether a phase is complete; if it is not, other threads go on first."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
@@ -74,7 +74,7 @@ def _wait(use: Use) -> str:
     )
 
 
-def _copy(use: Use) -> str:
+def _copy(use: InstructionUse) -> str:
     """cp.async: `size` bytes, of which all after the first `from` are zeros; or none at all if a predicate says so."""
     to, of, size, *rest = use.operands
     count = evaluate(size)
@@ -94,7 +94,7 @@ def _copy(use: Use) -> str:
     )
 
 
-def _given(use: Use, operand: tree.Operand, count: int) -> str:
+def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
     """How many bytes are read: an operand, or none if it is a predicate that holds."""
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
@@ -105,17 +105,17 @@ def _given(use: Use, operand: tree.Operand, count: int) -> str:
     return use.value(operand, _U64)
 
 
-def _transferred(use: Use, barrier: tree.Operand, count: str) -> str:
+def _transferred(use: InstructionUse, barrier: tree.Operand, count: str) -> str:
     """So many bytes have come: an mbarrier of shared memory counts them."""
     return f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(barrier), 8)}, -(int64_t){count});"
 
 
-def _remote(use: Use) -> str:
+def _remote(use: InstructionUse) -> str:
     """st.async and red.async: to shared memory of a block of the cluster, which is this one. Without clusters an H200
     has no such instruction.
     """
     type_ = use.words["T"]
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     does = store(use) if use.instruction.opcode == "st" else atomic(use)
     check = f"if (!t->cluster) t->services->fault(t, {use.site}, HOST_FAULT_CLUSTER, 0);"
     return (
@@ -129,12 +129,12 @@ def _check_size(operand: tree.Operand) -> None:
         raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
 
 
-def _prefetch(use: Use) -> str:
+def _prefetch(use: InstructionUse) -> str:
     _check_size(use.operands[1])
     return ";"
 
 
-def _bulk(use: Use) -> str:
+def _bulk(use: InstructionUse) -> str:
     """cp.async.bulk of bytes in a row, or cp.reduce.async.bulk; an mbarrier counts those that came."""
     to, of, size, *rest = use.operands
     _check_size(size)
@@ -146,7 +146,7 @@ def _bulk(use: Use) -> str:
     operation = use.words.get("O")
     if operation:
         type_ = use.words["T"]
-        assert isinstance(type_, Type)
+        assert isinstance(type_, PtxType)
         raw = type_.unsigned
         lines.append(f"{raw} *to_ = ({raw} *)d_, *of_ = ({raw} *)s_;")
         one = f"atomic{operation}_{type_.name}(t, to_ + i_, of_[i_]);"
@@ -160,7 +160,7 @@ def _bulk(use: Use) -> str:
     return " ".join(["{", *lines, "}"])
 
 
-def _matrix(use: Use) -> str:
+def _matrix(use: InstructionUse) -> str:
     """ldmatrix and stmatrix: lanes 8i to 8i+7 say where the rows of matrix i are."""
     load = use.instruction.opcode == "ldmatrix"
     registers, address = use.operands if load else reversed(use.operands)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpt.asm.host.memory import SCOPES, SPACES, VECTORS, bracketed, pointer
-from gpt.asm.host.table import Row, Type
-from gpt.asm.host.use import Use, convert
+from gpt.asm.host.table import PtxType, Row
+from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
 
 _HALVES = "f16 bf16 f16x2 bf16x2"
@@ -31,10 +31,10 @@ _SEMANTICS = "relaxed acquire release acq_rel"
 _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
 
 
-def atomic(use: Use) -> str:
+def atomic(use: InstructionUse) -> str:
     """Functions of atomics.h are named by operation and type."""
     type_, width = use.words["T"], int(str(use.words.get("V", "")) or 1)
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     name = str(use.words["O"]).lstrip("_")
     operands = list(use.operands)
     result = operands.pop(0) if use.instruction.opcode == "atom" else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import gpt
-from gpt.asm.backend import Faults, Made, Options
+from gpt.asm.backend import AssembledModule, Faults, Options
 from gpt.asm.find import split_compiler
 from gpt.asm.processes import Processes, signal_name
 from gpt.base.errors import GptError, MissingError, UsageError
@@ -77,11 +77,11 @@ class Host:
         flags = "--check" if self._checks else " ".join(self._flags)
         return [self._identity.encode(), flags.encode(), _sources()]
 
-    def make(self, text: bytes, name: str, target: HostTarget) -> Made:
+    def make(self, text: bytes, name: str, target: HostTarget) -> AssembledModule:
         """Compiles a module. Raises Faults if it has something that is not supported."""
-        from gpt.asm.host.module import Code
+        from gpt.asm.host.module import ModuleWriter
 
-        code = Code(text, name)
+        code = ModuleWriter(text, name)
         source = code.write()
         if code.faults:
             found = list(code.faults)
@@ -89,7 +89,7 @@ class Host:
             raise Faults(found[:MAX_FAULTS] + ([(name, f"for host: {more} more of these")] if more > 0 else []))
         kernels = {item.name: code.needs(item.name) for item in code.module.entries}
         image, said = (b"", b"") if self._checks else self._compile(source, name)
-        return Made(image, kernels, [], said)
+        return AssembledModule(image, kernels, [], said)
 
     def stop(self) -> None:
         """Ends what runs, and compiles nothing more."""

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from gpt.asm.host.names import Label, Place, Register, Unsupported
+from gpt.asm.host.names import CLabel, CRegister, CVariable, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.table import TYPES
-from gpt.asm.host.use import Use
+from gpt.asm.host.use import InstructionUse
 from gpt.asm.host.variables import check_declaration, element_of, size_of, type_of
 from gpt.base.errors import MalformedError
 from gpt.ptx import tree
@@ -33,25 +33,25 @@ _BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # wha
 
 
 @dataclass
-class Scope:
+class CScope:
     """What braces enclose: registers, also those declared as `%r<9>`, variables, labels and named lists."""
 
-    outer: Scope | None = None
-    plain: dict[str, Register] = field(default_factory=dict)
-    counted: dict[str, tuple[int, Register]] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    labels: dict[str, Label] = field(default_factory=dict)
+    outer: CScope | None = None
+    plain: dict[str, CRegister] = field(default_factory=dict)
+    counted: dict[str, tuple[int, CRegister]] = field(default_factory=dict)
+    places: dict[str, CVariable] = field(default_factory=dict)
+    labels: dict[str, CLabel] = field(default_factory=dict)
     lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
 
-    def outwards(self) -> Iterator[Scope]:
+    def outwards(self) -> Iterator[CScope]:
         """This scope and those around it."""
-        scope: Scope | None = self
+        scope: CScope | None = self
         while scope:
             yield scope
             scope = scope.outer
 
 
-class Body:
+class BodyWriter:
     """The body of a function while its C is made."""
 
     def __init__(self, code: ModuleCode, item: Item, head: tree.FunctionNode) -> None:
@@ -59,7 +59,7 @@ class Body:
         self.item = item
         self.head = head
         self.is_kernel = head.kind == ".entry"
-        self._scope = self._whole = Scope()
+        self._scope = self._whole = CScope()
         self._used = 0  # how many things have a name in C
         self._registers: dict[str, str] = {}  # those that are used, with their types, by name
         self._arrays: list[str] = []
@@ -112,7 +112,7 @@ class Body:
 
     # Names
 
-    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> Register | None:
+    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
         """A register as this scope sees it, None if there is none of that name."""
         for scope in self._scope.outwards():
             found = scope.plain.get(name)
@@ -123,7 +123,7 @@ class Body:
                 return self._component(found, parts)
         return None
 
-    def _component(self, register: Register, parts: tuple[str, ...]) -> Register | None:
+    def _component(self, register: CRegister, parts: tuple[str, ...]) -> CRegister | None:
         """`.x` of a vector; without it, the vector itself, which no C declares."""
         if register.width > 1:
             places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
@@ -135,7 +135,7 @@ class Body:
         self._registers[register.name] = str(register.type)
         return register
 
-    def find_place(self, name: str) -> Place | None:
+    def find_place(self, name: str) -> CVariable | None:
         """A variable, parameter or function as this scope sees it."""
         for scope in self._scope.outwards():
             if name in scope.places:
@@ -146,7 +146,7 @@ class Body:
         """What `NAME: .branchtargets` and the like declare."""
         return next((scope.lists[name] for scope in self._scope.outwards() if name in scope.lists), None)
 
-    def find_label(self, name: str) -> Label | None:
+    def find_label(self, name: str) -> CLabel | None:
         """A label as this scope sees it."""
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
@@ -160,22 +160,22 @@ class Body:
 
     # Declarations
 
-    def _declare(self, statements: list[Statement]) -> list[Scope]:
+    def _declare(self, statements: list[Statement]) -> list[CScope]:
         """The scope of each statement, with what it declares."""
         scope = self._scope
         for number, parameter in enumerate([*(self.head.returns or ()), *(self.head.params or ())]):
             self._declare_parameter(scope, number, parameter)
-        scopes: list[Scope] = []
+        scopes: list[CScope] = []
         for index, statement in enumerate(statements):
             if statement.kind == "{":
-                scope = Scope(scope)
+                scope = CScope(scope)
             scopes.append(scope)
             if statement.kind == "}":
                 scope = scope.outer or scope
             elif statement.kind == "label":
                 if statement.head in scope.labels:
                     self.code.fault(statement.start, f"label '{statement.head}' stands here twice")
-                scope.labels[statement.head] = Label(self.new_name("L_", statement.head), index)
+                scope.labels[statement.head] = CLabel(self.new_name("L_", statement.head), index)
             elif statement.kind == "directive":
                 try:
                     self._directive(scope, statement)
@@ -183,7 +183,7 @@ class Body:
                     self.code.fault(statement.start, str(error))
         return scopes
 
-    def _directive(self, scope: Scope, statement: Statement) -> None:
+    def _directive(self, scope: CScope, statement: Statement) -> None:
         module = self.code.module
         word = statement.head
         if word in (".branchtargets", ".calltargets", ".callprototype"):
@@ -203,7 +203,7 @@ class Body:
             raise Unsupported(f"'{word}' in a function")
 
     def _declare_register(
-        self, scope: Scope, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
+        self, scope: CScope, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
     ) -> None:
         check_declaration(specifiers, declarator)
         if declarator.dimensions:
@@ -216,13 +216,13 @@ class Body:
         type_ = TYPES[declared]
         type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
         if declarator.count is None:
-            scope.plain[declarator.name] = Register(self.new_name("v_", declarator.name), type_, declared, width)
+            scope.plain[declarator.name] = CRegister(self.new_name("v_", declarator.name), type_, declared, width)
         else:
-            register = Register(self.new_name("n_", declarator.name), type_, declared, width)
+            register = CRegister(self.new_name("n_", declarator.name), type_, declared, width)
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _declare_variable(
-        self, scope: Scope, specifiers: tuple[tree.Specifier, ...], words: list[str], declarator: tree.Declarator
+        self, scope: CScope, specifiers: tuple[tree.Specifier, ...], words: list[str], declarator: tree.Declarator
     ) -> None:
         state = next((_STATES[word] for word in words if word in _STATES), "")
         if state not in ("local", "param"):  # a variable of the module, visible here only
@@ -236,9 +236,9 @@ class Body:
         self._frame_size += -(-size // 16) * 16
         self.local_size += size if state == "local" else 0
         element = element_of(specifiers, declarator)
-        scope.places[declarator.name] = Place(state, f"host_offset(t, {name})", size, element, name)
+        scope.places[declarator.name] = CVariable(state, f"host_offset(t, {name})", size, element, name)
 
-    def _declare_parameter(self, scope: Scope, number: int, parameter: tree.Parameter) -> None:
+    def _declare_parameter(self, scope: CScope, number: int, parameter: tree.Parameter) -> None:
         """A parameter, or a result: the first C parameters after the thread are results."""
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
@@ -254,12 +254,12 @@ class Body:
             check_declaration(parameter.specifiers, parameter.declarator)
             own = self.code.parameters(self.item)[number]
             pointer = f"parameters + {own.offset}"
-            scope.places[name] = Place("param", f"{own.offset}ull", own.size, element, pointer)
+            scope.places[name] = CVariable("param", f"{own.offset}ull", own.size, element, pointer)
         elif "reg" in words:
             self._declare_register(scope, parameter.specifiers, parameter.declarator)
         else:
             size = size_of(parameter.specifiers, parameter.declarator)[0]
-            scope.places[name] = Place("param", f"host_offset(t, p{number})", size, element, f"p{number}")
+            scope.places[name] = CVariable("param", f"host_offset(t, p{number})", size, element, f"p{number}")
 
     def _enter(self) -> list[str]:
         """Statements before those of the function: parameters that are registers get their values."""
@@ -271,7 +271,7 @@ class Body:
         results = self._in_registers(self.head.returns, 0)
         return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
-    def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, Register]]:
+    def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, CRegister]]:
         """The registers among them, those of a vector one by one, each after where it lies in a C parameter."""
         found = []
         for number, parameter in enumerate(parameters or ()):
@@ -302,7 +302,7 @@ class Body:
         match = self.code.find(instruction)
         if isinstance(match, str):
             raise Unsupported(match)
-        text = Use(self, instruction, match).write()
+        text = InstructionUse(self, instruction, match).write()
         if instruction.guard:
             register = self.find_register(instruction.guard.register)
             if not register or register.type.name != "pred":

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from gpt.asm.host.names import Unsupported, c_function, evaluate
-from gpt.asm.host.table import TYPES, Row, Type
-from gpt.asm.host.use import Use
+from gpt.asm.host.table import TYPES, PtxType, Row
+from gpt.asm.host.use import InstructionUse
 from gpt.asm.host.variables import WIDTHS
 from gpt.ptx import tree
 
@@ -20,7 +20,7 @@ _SERVICES = {
 }
 
 
-def _branch(use: Use) -> str:
+def _branch(use: InstructionUse) -> str:
     """A branch, which counts if it is a backward one."""
     (target,) = use.operands
     if not isinstance(target, tree.Name) or not (label := use.body.find_label(target.name)):
@@ -30,7 +30,7 @@ def _branch(use: Use) -> str:
     return f"host_back(t, {use.site}); goto {label.name};"
 
 
-def _branch_indexed(use: Use) -> str:
+def _branch_indexed(use: InstructionUse) -> str:
     index, name = use.operands
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if not isinstance(listed, tree.Directive) or listed.word != ".branchtargets":
@@ -45,12 +45,12 @@ def _branch_indexed(use: Use) -> str:
     return f"host_back(t, {use.site}); switch ({use.value(index, TYPES['u32'])}) {{ {' '.join([*cases, outside])} }}"
 
 
-def _call(use: Use) -> str:
+def _call(use: InstructionUse) -> str:
     """A call: results and arguments go by the addresses of their bytes, those in registers by way of locals."""
     operands = list(use.operands)
-    results = _items(operands.pop(0)) if isinstance(operands[0], tree.Group) else ()
+    results = _items(operands.pop(0)) if isinstance(operands[0], tree.OperandGroup) else ()
     callee = operands.pop(0) if operands else tree.Name("_")
-    given = _items(operands.pop(0)) if operands and isinstance(operands[0], tree.Group) else ()
+    given = _items(operands.pop(0)) if operands and isinstance(operands[0], tree.OperandGroup) else ()
     if not isinstance(callee, tree.Name):
         raise Unsupported(f"a call of '{callee}'")
     code = use.body.code
@@ -85,11 +85,13 @@ def _call(use: Use) -> str:
 
 
 def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
-    assert isinstance(group, tree.Group)
+    assert isinstance(group, tree.OperandGroup)
     return group.items
 
 
-def _registers(use: Use, formal: tree.Parameter, actual: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...]]:
+def _registers(
+    use: InstructionUse, formal: tree.Parameter, actual: tree.Operand
+) -> tuple[PtxType, tuple[tree.Operand, ...]]:
     """What holds an argument or takes a result that isn't in a variable: registers of one type, or a constant.
 
     A vector goes with one of as many and as large elements. ptxas takes others of the same size, but makes code of them
@@ -107,7 +109,7 @@ def _registers(use: Use, formal: tree.Parameter, actual: tree.Operand) -> tuple[
     return found.type, tuple(use.vector(actual))
 
 
-def _type(parameter: tree.Parameter) -> Type:
+def _type(parameter: tree.Parameter) -> PtxType:
     types = [TYPES[s.word[1:]] for s in parameter.specifiers if s.word[1:] in TYPES]
     if len(types) != 1 or parameter.declarator.dimensions:
         raise Unsupported(f"a register or constant for '{parameter}'")
@@ -115,7 +117,7 @@ def _type(parameter: tree.Parameter) -> Type:
 
 
 def _serve(
-    use: Use,
+    use: InstructionUse,
     name: str,
     head: tree.FunctionNode | tree.Prototype,
     results: tuple[tree.Operand, ...],
@@ -137,13 +139,13 @@ def _serve(
     return " ".join(["{", *lines, _SERVICES[name].format(site=use.site), *after, "}"])
 
 
-def _stored(use: Use, operand: tree.Operand, type_: Type) -> str:
+def _stored(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
     """A value in a .param variable, or in a register."""
     place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
     return f"*({type_} *)({place.pointer})" if place and place.space == "param" else use.value(operand, type_)
 
 
-def _prototype(use: Use, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
+def _prototype(use: InstructionUse, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
     """What an indirect call says of the function: `.callprototype`, or the first of `.calltargets`."""
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if isinstance(listed, tree.Prototype):
@@ -153,11 +155,11 @@ def _prototype(use: Use, name: tree.Operand) -> tree.FunctionNode | tree.Prototy
     raise Unsupported(f"no function and no prototype '{name}'")
 
 
-def _exit(use: Use) -> str:
+def _exit(use: InstructionUse) -> str:
     return "return;" if use.body.is_kernel else "t->services->exit(t);"
 
 
-def _allocate(use: Use) -> str:
+def _allocate(use: InstructionUse) -> str:
     """`top` is the end of what is allocated, `low` of what C has given: what was restored is used again."""
     use.body.use_stack()
     align = 8
@@ -167,19 +169,19 @@ def _allocate(use: Use) -> str:
             raise Unsupported(f"alignment {use.operands[2]} is not a power of two")
     size = use.value(use.operands[1], TYPES["u64"])
     type_ = use.words["T"]
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     value = use.assign(use.operands[0], type_, f"({type_})host_offset(t, top)")
     return f"{{ uint64_t size_ = {size}; HOST_ALLOCATE({use.site}, size_, {align}); {value} }}"
 
 
-def _save(use: Use) -> str:
+def _save(use: InstructionUse) -> str:
     use.body.use_stack()
     type_ = use.words["T"]
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     return use.assign(use.operands[0], type_, f"({type_})(top ? host_offset(t, top) : 0)")
 
 
-def _restore(use: Use) -> str:
+def _restore(use: InstructionUse) -> str:
     use.body.use_stack()
     return f"{{ uint64_t to_ = {use.value(use.operands[0], TYPES['u64'])}; top = to_ ? t->local + to_ : high; }}"
 

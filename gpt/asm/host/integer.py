@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpt.asm.host.names import Unsupported, evaluate
-from gpt.asm.host.table import TYPES, Row, Type
-from gpt.asm.host.use import Use
+from gpt.asm.host.table import TYPES, PtxType, Row
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 SMALL = "u16 s16 u32 s32"
@@ -31,7 +31,7 @@ _OF_TWO = (
 )
 
 
-def _lop3_value(use: Use, operands: tuple[tree.Operand, ...]) -> str:
+def _lop3_value(use: InstructionUse, operands: tuple[tree.Operand, ...]) -> str:
     """The bits that a table of eight chooses for those of three operands."""
     a, b, c = (use.value(operand, TYPES["b32"]) for operand in operands[:3])
     table = evaluate(operands[3]) & 255
@@ -39,11 +39,11 @@ def _lop3_value(use: Use, operands: tuple[tree.Operand, ...]) -> str:
     return low if low == high else f"(({a} & {high}) | (~{a} & {low}))"
 
 
-def _lop3(use: Use) -> str:
+def _lop3(use: InstructionUse) -> str:
     return use.assign(use.operands[0], TYPES["b32"], _lop3_value(use, use.operands[1:]))
 
 
-def _lop3_predicate(use: Use) -> str:
+def _lop3_predicate(use: InstructionUse) -> str:
     results, *rest = use.operands
     if not isinstance(results, tree.Expression) or len(results.operands) != 2:
         raise Unsupported("lop3 with a boolean operation has two results")
@@ -55,10 +55,10 @@ def _lop3_predicate(use: Use) -> str:
     )
 
 
-def _move(use: Use) -> str:
+def _move(use: InstructionUse) -> str:
     """Also to and from the elements of a vector, lowest first."""
     type_ = use.words["T"]
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     to, of = use.operands
     if isinstance(to, tree.Vector) != isinstance(of, tree.Vector) and type_.name[0] != "b" and not use.words["V"]:
         raise Unsupported(f"a vector where .{type_.name} is expected")
@@ -79,7 +79,7 @@ def _move(use: Use) -> str:
     return " ".join([f"{{ {type_.unsigned} m_ = {use.value(of, type_.unsigned)};", *lines, "}"])
 
 
-def _part(type_: Type, count: int) -> Type:
+def _part(type_: PtxType, count: int) -> PtxType:
     """The type of an element of a vector that is as large as a type."""
     name = f"b{type_.bits // max(count, 1)}"
     if name not in TYPES or TYPES[name].bits * count != type_.bits:
@@ -87,7 +87,7 @@ def _part(type_: Type, count: int) -> Type:
     return TYPES[name]
 
 
-def _holds(type_: Type, other: Type) -> bool:
+def _holds(type_: PtxType, other: PtxType) -> bool:
     """Whether an integer type has all values of another, so that nothing saturates."""
     return (
         type_.bits > other.bits

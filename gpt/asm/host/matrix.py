@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpt.asm.host.memory import CHECKED, SPACES, bracketed, checked
 from gpt.asm.host.names import Unsupported
 from gpt.asm.host.table import TYPES, Row
-from gpt.asm.host.use import Use
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
@@ -65,7 +65,7 @@ _WMMA: dict[str, tuple[tuple[int, int, int], ...]] = {
 _REGISTERS = {"f16": "f16x2", "bf16": "bf16x2", "tf32": "tf32", "f32": "f32", "f64": "f64", "s32": "u32"}
 
 
-class Shape(NamedTuple):
+class MatrixShape(NamedTuple):
     """A product: its size, and the types of A, B, C and D."""
 
     m: int
@@ -130,7 +130,7 @@ def _mma() -> Iterator[Row]:
     for types, shapes in _MMA.items():
         for (m, n, k), a, b in product(shapes, types, types):
             for d in _sums(a):
-                shape = Shape(m, n, k, a, b, d, d)
+                shape = MatrixShape(m, n, k, a, b, d, d)
                 needs = _MMA_NEEDS.get((a, (m, n, k)), _MMA_NEEDS.get(a, ""))
                 ends = f"{d}.{a}.{b}.{d}"
                 if a == "b1":
@@ -149,7 +149,7 @@ def _mma() -> Iterator[Row]:
         if (c, d) == ("f32", "f16"):
             continue
         more = f", .column_a = {int(a == 'col')}, .column_b = {int(b == 'col')}"
-        shape = Shape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
+        shape = MatrixShape(8, 8, 4, "f16", "f16", c, d, "quarters", more)
         yield shape.row(f"{head}.m8n8k4.{a}.{b}.{d}.f16.f16.{c}", needs=": sm_70")
 
 
@@ -161,7 +161,7 @@ def _wmma() -> Iterator[Row]:
         sets["needs"] = _WMMA_NEEDS.get(type_, "")
         for m, n, k in shapes:
             for c, d in product(_sums(type_), repeat=2):
-                shape = Shape(m, n, k, type_, type_, c, d, "wmma")
+                shape = MatrixShape(m, n, k, type_, type_, c, d, "wmma")
                 if type_ == "f16":
                     yield shape.row(f"wmma.mma.sync.aligned.L.M.{shape.name}.{d}.{c}", **sets)
                 ends = f"{d}.{type_}.{type_}.{c}"
@@ -188,7 +188,7 @@ def _wmma() -> Iterator[Row]:
 _WHERE = {word: SPACES[word] for word in ("global", "shared", "shared::cta")}
 
 
-def _moves(shape: Shape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
+def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
     """Loads of a matrix; for C also stores, of D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
     layout = {word: str(int(word == "row")) for word in layouts.split()}
@@ -201,7 +201,7 @@ def _moves(shape: Shape, matrix: str, type_: str, layouts: str, needs: str) -> I
             yield Row(*store, lambda use: _move(use, shape, matrix, type_), needs=needs, L=layout, W=_WHERE)
 
 
-def _move(use: Use, shape: Shape, matrix: str, type_: str) -> str:
+def _move(use: InstructionUse, shape: MatrixShape, matrix: str, type_: str) -> str:
     """Each lane moves its elements, one by one."""
     load = ".load" in use.instruction.modifiers
     fragment, address = use.operands[:2] if load else reversed(use.operands[:2])

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpt.asm.host.names import Unsupported, evaluate, float_bits
-from gpt.asm.host.table import TYPES, Row, Type
-from gpt.asm.host.use import Use, convert
+from gpt.asm.host.table import TYPES, PtxType, Row
+from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
 
 ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
@@ -34,7 +34,7 @@ _STARTS = {"global": "0", "shared": "t->shared", "local": "t->local", "const": "
 _ADDRESS = TYPES["u64"]
 
 
-def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
+def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -> str:
     """Where an access of so many bytes goes, as a pointer in C: `address` is what stands in brackets.
 
     Without a space the address is generic.
@@ -49,7 +49,7 @@ def pointer(use: Use, space: str, address: tree.Operand, size: int) -> str:
     return checked(use, space, use.address_of(address, 0 if space in WINDOWS else 64), size)
 
 
-def checked(use: Use, space: str, address: str, size: int | str) -> str:
+def checked(use: InstructionUse, space: str, address: str, size: int | str) -> str:
     """The pointer for an address, both in C, of which a check is made when the thread is there."""
     address = wrapped(space, address)
     if space != "param":
@@ -88,17 +88,19 @@ def _inside(address: tree.Operand) -> tree.Operand:
     return address if isinstance(address, tree.Index) else bracketed(address)
 
 
-def _access(use: Use, operand: tree.Operand, address: tree.Operand) -> tuple[Type, tuple[tree.Operand, ...], str, str]:
+def _access(
+    use: InstructionUse, operand: tree.Operand, address: tree.Operand
+) -> tuple[PtxType, tuple[tree.Operand, ...], str, str]:
     """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
     type_ = use.words["T"]
-    assert isinstance(type_, Type)
+    assert isinstance(type_, PtxType)
     width = int(str(use.words.get("V", "")) or 1)
     items = tuple(use.vector(operand, width))
     where = pointer(use, str(use.words.get("W", "global")), _inside(address), type_.size * width)
     return type_, items, where, str(use.words.get("O", ""))
 
 
-def _load(use: Use) -> str:
+def _load(use: InstructionUse) -> str:
     type_, items, where, order = _access(use, *use.operands[:2])
     raw = type_.unsigned
     lines = [f"const {raw} *m = (const {raw} *){where};"]
@@ -108,7 +110,7 @@ def _load(use: Use) -> str:
     return " ".join(["{", *lines, "}"])
 
 
-def store(use: Use) -> str:
+def store(use: InstructionUse) -> str:
     """Of an address and what is stored."""
     inputs = {parameter.declarator.name for parameter in use.body.head.params or ()}
     where = _inside(use.operands[0])
@@ -126,7 +128,7 @@ def store(use: Use) -> str:
     return " ".join(["{", *lines, "}"])
 
 
-def _is_parameter(use: Use) -> str:
+def _is_parameter(use: InstructionUse) -> str:
     """Whether an address is one of the kernel's parameters."""
     if not use.body.is_kernel:
         raise Unsupported("not supported in device functions")
@@ -134,12 +136,12 @@ def _is_parameter(use: Use) -> str:
     return use.assign(use.operands[0], TYPES["pred"], f"{address} - (uint64_t)parameters < {_parameter_size(use)}")
 
 
-def _parameter_size(use: Use) -> int:
+def _parameter_size(use: InstructionUse) -> int:
     """Bytes of the kernel's parameters."""
     return max((one.offset + one.size for one in use.body.code.parameters(use.body.item)), default=0)
 
 
-def _change_space(use: Use) -> str:
+def _change_space(use: InstructionUse) -> str:
     """cvta: an address of a space as a generic one, or `to` one of the space. Only that of shared memory is cut off."""
     if place := use.place(use.operands[1]):
         if use.words["to"]:
@@ -155,14 +157,14 @@ def _change_space(use: Use) -> str:
     return use.assign(use.operands[0], _ADDRESS, value)
 
 
-def _refuse_address(use: Use, address: tree.Operand) -> None:
+def _refuse_address(use: InstructionUse, address: tree.Operand) -> None:
     """Refuse an address of another space than the instruction says, though nothing is accessed. Raises Unsupported."""
     pointer(
         use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
     )
 
 
-def _hint(use: Use) -> str:
+def _hint(use: InstructionUse) -> str:
     """Do nothing with an address but refuse one that ptxas refuses."""
     address = bracketed(use.operands[0])
     if use.instruction.opcode == "prefetchu" and use.place(address):
@@ -171,7 +173,7 @@ def _hint(use: Use) -> str:
     return ";"
 
 
-def _policy(use: Use) -> str:
+def _policy(use: InstructionUse) -> str:
     """createpolicy: 0, which nothing looks at. Constants that ptxas refuses are refused."""
     given = use.operands[1:]
     if len(given) == 3:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 
-from gpt.asm.host.body import Body
-from gpt.asm.host.names import Place, Unsupported, c_function
+from gpt.asm.host.body import BodyWriter
+from gpt.asm.host.names import CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
-from gpt.asm.host.variables import Variable, declared
+from gpt.asm.host.variables import ModuleVariable, declared
 from gpt.base.errors import MalformedError
 from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
@@ -38,7 +38,7 @@ def function_address(name: str) -> int:
     return 0x7E00000000000000 | (digest >> 8 & ~15)
 
 
-class Code:
+class ModuleWriter:
     """A module while its C is made. `faults` are what stands in the way, as (location, text)."""
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -60,9 +60,9 @@ class Code:
         self.taken: dict[str, None] = {}  # device functions whose address is taken
         self._sites: list[str] = []
         self._has_targets = False
-        self._variables: dict[str, tuple[int, Variable]] = {}
+        self._variables: dict[str, tuple[int, ModuleVariable]] = {}
         self._statements: dict[str, list[Statement]] = {}
-        self._bodies: dict[str, Body] = {}
+        self._bodies: dict[str, BodyWriter] = {}
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # the functions that they stand for
@@ -85,7 +85,7 @@ class Code:
     def _function(self, item: Item, functions: list[str]) -> None:
         if item.kind == "func" and (strange := read_attributes(self.head(item.name)).keys() & _OF_KERNELS):
             raise Unsupported(f"'{min(strange)}' is for kernels: function '{item.name}'")
-        self._bodies[item.name] = Body(self, item, self.head(item.name))
+        self._bodies[item.name] = BodyWriter(self, item, self.head(item.name))
         functions.append(self._bodies[item.name].write())
 
     def fault(self, offset: int, text: str) -> None:
@@ -131,16 +131,16 @@ class Code:
         count = len(head.returns or ()) + len(head.params or ())
         return f"static void {c_function(head.name)}({', '.join(['struct host_thread *t', *_pointers(count)])})"
 
-    def find_place(self, name: str, function: str) -> Place | None:
+    def find_place(self, name: str, function: str) -> CVariable | None:
         """A variable of the module, or a function."""
         if name in self._variables:
             number, variable = self._variables[name]
-            return Place(variable.space, f"t->variables[{number}]", variable.size, variable.element)
+            return CVariable(variable.space, f"t->variables[{number}]", variable.size, variable.element)
         if place := self.shared.find(name, function):
             return place
         if name in self._functions:
             self.taken[name] = None
-            return Place("function", f"{function_address(name):#x}ull")
+            return CVariable("function", f"{function_address(name):#x}ull")
         return None
 
     def is_function(self, name: str) -> bool:
@@ -204,7 +204,9 @@ class Code:
         except MalformedError as error:
             self.fault(offset, error.fact)
 
-    def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str = "") -> Place:
+    def declare(
+        self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str = ""
+    ) -> CVariable:
         """A variable in global or constant memory, of the module or of one of its functions. Raises Unsupported."""
         if function and any(specifier.word == ".shared" for specifier in specifiers):
             place = self.shared.find(declarator.name, function)
@@ -222,7 +224,7 @@ class Code:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)
         number, variable = self._variables[name]
-        return Place(variable.space, f"t->variables[{number}]", variable.size, variable.element)
+        return CVariable(variable.space, f"t->variables[{number}]", variable.size, variable.element)
 
     # Tables
 
@@ -265,7 +267,7 @@ class Code:
         yield '__attribute__((visibility("default"))) const struct host_module host_module = {\n'
         yield f"    HOST_ABI, {counts}, kernels, variables, sites}};\n"
 
-    def _initial(self, number: int, variable: Variable) -> Iterable[str]:
+    def _initial(self, number: int, variable: ModuleVariable) -> Iterable[str]:
         if variable.initial or variable.pointers:
             data = ",".join(map(str, variable.initial)) or "0"
             yield f"static const unsigned char i{number}[{variable.size}] = {{{data}}};\n"

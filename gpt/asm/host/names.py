@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpt.asm.host.table import Type
+from gpt.asm.host.table import PtxType
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, integer
 
@@ -81,17 +81,17 @@ _PRECEDENCE = (
 
 
 @dataclass(frozen=True)
-class Register:
+class CRegister:
     """A register: its name and type in C, its type in PTX. One of a vector type has `width` components, NAME_0, ..."""
 
     name: str
-    type: Type
+    type: PtxType
     declared: str
     width: int = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class CVariable:
     """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known.
 
     `element` is the bytes of an element, those of a vector being elements, too; 0 of what is not an array.
@@ -106,7 +106,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Label:
+class CLabel:
     """A label: its name in C, and which statement it is."""
 
     name: str
@@ -122,7 +122,7 @@ def c_function(name: str) -> str:
     return f"f_{name.replace('$', '$$').replace('%', '$P')}"  # no two become one
 
 
-def literal(value: int, type_: Type) -> str:
+def literal(value: int, type_: PtxType) -> str:
     """An integer, or the bits of a float, as a C constant of a type."""
     value &= (1 << type_.bits) - 1
     if type_.name == "f32":
@@ -142,7 +142,7 @@ def _float_literal(value: float, bits: str, suffix: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def constant(text: str, type_: Type) -> str:
+def constant(text: str, type_: PtxType) -> str:
     """A number of PTX as a C constant of a type. Raises Unsupported."""
     if FLOAT.fullmatch(text):
         return literal(float_bits(text, type_), type_)
@@ -152,7 +152,7 @@ def constant(text: str, type_: Type) -> str:
     return literal(value, type_)
 
 
-def float_bits(text: str, type_: Type) -> int:
+def float_bits(text: str, type_: PtxType) -> int:
     """The bits of a float constant in a type: `0f3F800000` is what it says, other forms are rounded."""
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
@@ -177,7 +177,7 @@ def evaluate(node: tree.Operand | None) -> int:
             return value
         case tree.Name("WARP_SZ", ()):
             return 32
-        case tree.Group((item,)):
+        case tree.OperandGroup((item,)):
             return evaluate(item)
         case tree.Prefixed(prefixes, operand):
             value = evaluate(operand)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpt.asm.host.names import Label, Place, Register
+from gpt.asm.host.names import CLabel, CRegister, CVariable
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.table import Match
 from gpt.ptx import params, tree
@@ -50,10 +50,10 @@ class ModuleCode(Protocol):
     def signature(self, head: tree.FunctionNode) -> str:
         """The head of a function in C."""
 
-    def find_place(self, name: str, function: str) -> Place | None:
+    def find_place(self, name: str, function: str) -> CVariable | None:
         """A variable of the module, or a function, as a function sees it."""
 
-    def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str) -> Place:
+    def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str) -> CVariable:
         """A variable of the module that is declared in a function. Raises Unsupported."""
 
     def reached(self, kernel: str) -> set[str]:
@@ -69,13 +69,13 @@ class FunctionCode(Protocol):
     is_kernel: bool
     index: int
 
-    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> Register | None:
+    def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
         """A register, None if there is none of that name."""
 
-    def find_place(self, name: str) -> Place | None:
+    def find_place(self, name: str) -> CVariable | None:
         """A variable, parameter or function."""
 
-    def find_label(self, name: str) -> Label | None:
+    def find_label(self, name: str) -> CLabel | None:
         """A label."""
 
     def find_list(self, name: str) -> tree.Statement | None:

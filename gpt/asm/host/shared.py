@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpt.asm.host.names import Place, Unsupported
+from gpt.asm.host.names import CVariable, Unsupported
 from gpt.asm.host.parts import ModuleCode
 from gpt.asm.host.variables import element_of, size_of
 from gpt.ptx.quick import parse_declaration
@@ -71,14 +71,14 @@ class Shared:
                 except Unsupported as error:
                     code.fault(start, str(error))
 
-    def find(self, name: str, function: str) -> Place | None:
+    def find(self, name: str, function: str) -> CVariable | None:
         """A variable of a function, or of the module."""
         for key in (function, name), ("", name):
             if found := self._variables.get(key):
                 if found.dynamic:
-                    return Place("shared", _DYNAMIC, element=found.element)
+                    return CVariable("shared", _DYNAMIC, element=found.element)
                 offset = self._offsets[key]
-                return Place("shared", f"{offset}ull", found.size, found.element, f"t->shared + {offset}")
+                return CVariable("shared", f"{offset}ull", found.size, found.element, f"t->shared + {offset}")
         return None
 
     def needs(self, kernel: str) -> tuple[int, int]:

@@ -62,7 +62,7 @@ _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 
 @dataclass(frozen=True)
-class Type:
+class PtxType:
     """A PTX type; its text is the C type. Types of at most 16 bits other than integers are plain bits in C."""
 
     name: str
@@ -96,28 +96,28 @@ class Type:
         return self.bits // 8
 
     @property
-    def wide(self) -> Type:
+    def wide(self) -> PtxType:
         """The integer of twice the size."""
         return TYPES[f"{self.name[0]}{2 * self.bits}"]
 
     @property
-    def signed(self) -> Type:
+    def signed(self) -> PtxType:
         """The signed integer of its size."""
         return TYPES[f"s{self.bits}"]
 
     @property
-    def unsigned(self) -> Type:
+    def unsigned(self) -> PtxType:
         """The unsigned integer of its size."""
         return TYPES[f"u{self.bits}"]
 
 
 TYPES = {
-    **{name: Type(name, 8 * size or 8) for name, size in SIZES.items()},
-    **{name: Type(name, 8 * SIZES[plain]) for name, plain in PACKED.items()},
-    **{f"{kind}128": Type(f"{kind}128", 128) for kind in "bus"},
+    **{name: PtxType(name, 8 * size or 8) for name, size in SIZES.items()},
+    **{name: PtxType(name, 8 * SIZES[plain]) for name, plain in PACKED.items()},
+    **{f"{kind}128": PtxType(f"{kind}128", 128) for kind in "bus"},
 }
 Code = str | Callable[[Any], str]
-Word = Type | str  # what stands for a word of an instruction in code
+Word = PtxType | str  # what stands for a word of an instruction in code
 
 
 @dataclass(frozen=True)
@@ -141,18 +141,18 @@ class Match:
         """Return why a module of a dialect can't have this instruction, or "" if it can."""
         return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
 
-    def find_type(self, slot: Slot) -> Type | None:
+    def find_type(self, slot: Slot) -> PtxType | None:
         """Return the type of an operand, or None if its row leaves it open."""
         first = slot.type.partition(".")[0]
-        return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), Type) else None
+        return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), PtxType) else None
 
-    def type_of(self, slot: Slot) -> Type:
+    def type_of(self, slot: Slot) -> PtxType:
         """The type of an operand."""
         first, *derived = slot.type.split(".")
         found: Word = self.words.get(first) or TYPES[first]
         for name in derived:
             found = getattr(found, name)
-        assert isinstance(found, Type)
+        assert isinstance(found, PtxType)
         return found
 
 
@@ -260,7 +260,7 @@ def _words(given: str | Mapping[str, str]) -> dict[str, Word]:
     return dict(given)
 
 
-class Table:
+class InstructionTable:
     """Rows by opcode."""
 
     def __init__(self, rows: Iterable[Row]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpt.asm.host.names import Unsupported, evaluate
 from gpt.asm.host.table import TYPES, Row
-from gpt.asm.host.use import Use
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 _PRED, _U32 = TYPES["pred"], TYPES["u32"]
@@ -38,7 +38,7 @@ def _is_count(threads: int) -> bool:
     return threads > 0 and threads % 32 == 0
 
 
-def _barrier(kind: str, use: Use, first: int = 0) -> str:
+def _barrier(kind: str, use: InstructionUse, first: int = 0) -> str:
     """The call of the service: the barrier's number, how many threads, and a predicate for those that reduce."""
     operands = list(use.operands[first:])
     value = use.value(operands.pop(), _PRED) if first else "0"
@@ -52,29 +52,29 @@ def _barrier(kind: str, use: Use, first: int = 0) -> str:
     return f"t->services->barrier(t, {use.site}, HOST_BARRIER_{kind}, {number} & 15, {threads}, {value})"
 
 
-def _synchronize(use: Use) -> str:
+def _synchronize(use: InstructionUse) -> str:
     return f"{_barrier('SYNC', use)};"
 
 
-def _arrive(use: Use) -> str:
+def _arrive(use: InstructionUse) -> str:
     return f"{_barrier('ARRIVE', use)};"
 
 
-def _reduce(use: Use) -> str:
+def _reduce(use: InstructionUse) -> str:
     kind = str(use.words["O"])
     if kind == "POPC":
         return use.assign(use.operands[0], _U32, _barrier(kind, use, 1))
     return use.assign(use.operands[0], _PRED, f"{_barrier(kind, use, 1)} != 0")
 
 
-def _set_registers(use: Use) -> str:
+def _set_registers(use: InstructionUse) -> str:
     """Nothing: registers are as many as they are."""
     if evaluate(use.operands[0]) not in range(24, 257, 8):
         raise Unsupported(f"'{use.operands[0]}' where a multiple of 8 from 24 to 256 is expected")
     return ""
 
 
-def _trigger(use: Use) -> str:
+def _trigger(use: InstructionUse) -> str:
     """Nothing: no counter counts."""
     end = 1 << 16 if use.words["mask"] else 16
     if not 0 <= evaluate(use.operands[0]) < end:
@@ -82,7 +82,7 @@ def _trigger(use: Use) -> str:
     return ""
 
 
-def _elect(use: Use) -> str:
+def _elect(use: InstructionUse) -> str:
     results, mask = use.operands
     if not isinstance(results, tree.Expression) or len(results.operands) != 2:
         raise Unsupported("elect.sync has two results")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from gpt.asm.host.names import SPECIAL, SPECIAL_NEEDS, Place, Register, Unsupported, constant, evaluate, literal
+from gpt.asm.host.names import SPECIAL, SPECIAL_NEEDS, CRegister, CVariable, Unsupported, constant, evaluate, literal
 from gpt.asm.host.needs import parse_rules
 from gpt.asm.host.parts import FunctionCode
-from gpt.asm.host.table import TYPES, Match, Slot, Type
+from gpt.asm.host.table import TYPES, Match, PtxType, Slot
 from gpt.ptx import tree
 from gpt.ptx.types import BYTES, FLOAT, PACKED, takes, takes_constant
 
@@ -24,7 +24,7 @@ _ZERO = tree.Number("0")
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
 
-class Use:
+class InstructionUse:
     """An instruction, the row it fits and the function that it is in."""
 
     def __init__(self, body: FunctionCode, instruction: tree.Instruction, match: Match) -> None:
@@ -112,7 +112,7 @@ class Use:
             else:
                 self.check(operand, type_)
 
-    def _check_vector(self, vector: tree.Vector, type_: Type) -> None:
+    def _check_vector(self, vector: tree.Vector, type_: PtxType) -> None:
         """Refuse elements that don't go together, and those of another type than the vector's. Raises Unsupported.
 
         An element of plain bits makes all of them plain bits, of any type; `_` and constants are of the others' type.
@@ -162,14 +162,14 @@ class Use:
             raise Unsupported(f"'{item}' is a variable: 'mov' its address to a register first")
         return ""
 
-    def check(self, operand: tree.Operand, type_: Type) -> None:
+    def check(self, operand: tree.Operand, type_: PtxType) -> None:
         """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
             raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
         match operand:
             case tree.Name(name, parts) if special := SPECIAL.get(name + "".join(parts)):
-                types = [word for word in self.words.values() if isinstance(word, Type)]
+                types = [word for word in self.words.values() if isinstance(word, PtxType)]
                 bits = TYPES[special[0]].bits
                 cut = opcode == "mov" and type_.bits < bits and name not in _NARROWED
                 if opcode == "cvt" and not _are_integers(types):
@@ -195,7 +195,7 @@ class Use:
                 if exact or opcode in _TAKE_NO_CONSTANT or not takes_constant(type_.name, text):
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected")
 
-    def _takes(self, type_: Type, declared: str) -> bool:
+    def _takes(self, type_: PtxType, declared: str) -> bool:
         """Return True if ptxas takes a register for an operand of a type."""
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
@@ -224,7 +224,7 @@ class Use:
             raise Unsupported(f"a vector of {len(items)}, not {count}")
         return items
 
-    def value(self, operand: tree.Operand, type_: Type) -> str:
+    def value(self, operand: tree.Operand, type_: PtxType) -> str:
         """What an operand is, as a C expression of a type. Raises Unsupported."""
         match operand:
             case tree.Number(text):
@@ -250,14 +250,14 @@ class Use:
             case _:
                 return literal(evaluate(operand), type_)
 
-    def _sum(self, register: Register, added: tree.Expression, type_: Type) -> str:
+    def _sum(self, register: CRegister, added: tree.Expression, type_: PtxType) -> str:
         """Return a register plus a constant, which ptxas takes for an operand, though the PTX manual has no such."""
         if register.type.is_float or register.type.name == "pred":
             raise Unsupported(f"a constant added to a register of .{register.declared}")
         value = f"({register.type})({register.name} + {literal(evaluate(added), register.type)})"
         return convert(value, register.type, type_)
 
-    def _name(self, name: str, parts: tuple[str, ...], type_: Type) -> str:
+    def _name(self, name: str, parts: tuple[str, ...], type_: PtxType) -> str:
         if special := SPECIAL.get(name + "".join(parts)):
             return convert(special[1], TYPES[special[0]], type_)
         if name == "WARP_SZ":
@@ -267,7 +267,7 @@ class Use:
         register = self.register(name, parts)
         return convert(register.name, register.type, type_)
 
-    def register(self, name: str, parts: tuple[str, ...] = ()) -> Register:
+    def register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister:
         """A register by its name, or a component of one. Raises Unsupported if there is none."""
         found = self.body.find_register(name, parts)
         if not found and self.body.code.is_kernel(name):
@@ -280,7 +280,7 @@ class Use:
             raise Unsupported(f"'{name}' is a vector")
         return found
 
-    def assign(self, operand: tree.Operand, type_: Type, value: str) -> str:
+    def assign(self, operand: tree.Operand, type_: PtxType, value: str) -> str:
         """The statement that assigns a value of a type to a register; empty for `_`."""
         if operand == tree.Name("_"):
             return f"(void)({value});"
@@ -297,7 +297,7 @@ class Use:
         first = first.base if isinstance(first, tree.Index) else first
         return first.name if isinstance(first, tree.Name) else ""
 
-    def place(self, operand: tree.Operand) -> Place | None:
+    def place(self, operand: tree.Operand) -> CVariable | None:
         """The variable that an address or operand names, None if it names none."""
         name = self.base(operand)
         return self.body.find_place(name) if name else None
@@ -340,7 +340,7 @@ class Use:
         return f"({ADDRESS})({wide})((({wide}){register.name} + {literal(added, wide)}) * {size}u)"
 
 
-def convert(value: str, given: Type, wanted: Type) -> str:
+def convert(value: str, given: PtxType, wanted: PtxType) -> str:
     """A C expression of one type as another: the bits of a float, integers cut off or extended."""
     if str(given) == str(wanted):
         return value
@@ -357,7 +357,7 @@ def _refuse_number(address: tree.Address) -> None:
     """Refuse an address that begins with a number. Raises Unsupported."""
     first = address.items[0] if address.items else None
     first = first.operands[0] if isinstance(first, tree.Expression) else first
-    if isinstance(first, tree.Number | tree.Prefixed | tree.Group):
+    if isinstance(first, tree.Number | tree.Prefixed | tree.OperandGroup):
         raise Unsupported(f"'{address}' without a register or variable: only .local has such addresses")
 
 
@@ -374,7 +374,7 @@ def _kind(declared: str) -> str:
     return "float" if declared[0] == "f" else "integer"
 
 
-def _are_integers(types: Sequence[Type]) -> bool:
+def _are_integers(types: Sequence[PtxType]) -> bool:
     return bool(types) and all(type_.name[1:].isdecimal() and type_.name[0] in "bus" for type_ in types)
 
 

@@ -16,7 +16,7 @@ _MAX_VECTOR = 16  # bytes
 
 
 @dataclass(frozen=True)
-class Pointer:
+class AddressValue:
     """A part of an initial value that is an address: abi.h, host_address."""
 
     offset: int
@@ -28,7 +28,7 @@ class Pointer:
 
 
 @dataclass
-class Variable:
+class ModuleVariable:
     """A variable of the module in global or constant memory; `size` is 0 of one that is defined elsewhere."""
 
     name: str
@@ -38,7 +38,7 @@ class Variable:
     external: bool
     element: int = 0  # as Place has it
     initial: bytes = b""
-    pointers: list[Pointer] = field(default_factory=list)
+    pointers: list[AddressValue] = field(default_factory=list)
 
 
 def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> None:
@@ -93,11 +93,11 @@ def _width(words: Iterable[str]) -> int:
     return next((WIDTHS[word] for word in words if word in WIDTHS), 1)
 
 
-def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, name: str) -> Variable:
+def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, name: str) -> ModuleVariable:
     """A variable in global or constant memory. Raises Unsupported."""
     words = {specifier.word: specifier.argument for specifier in specifiers}
     size, align = size_of(specifiers, declarator)
-    made = Variable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
+    made = ModuleVariable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
     made.element = element_of(specifiers, declarator)
     if declarator.value is None:
         return made
@@ -143,7 +143,7 @@ def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.O
             yield item
 
 
-def _datum(variable: Variable, value: tree.Operand, type_: str, offset: int) -> bytes:
+def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: int) -> bytes:
     """The bytes of an element; an address is kept as a Pointer."""
     size = STORED[type_]
     float_ = value.operand if isinstance(value, tree.Prefixed) else value
@@ -159,7 +159,7 @@ def _datum(variable: Variable, value: tree.Operand, type_: str, offset: int) -> 
         masked = isinstance(value, tree.Apply) and isinstance(value.function, tree.Number)
         if type_[0] != "u" or size == 2 or (size == 1 and not masked):
             raise Unsupported(f"address '{value}' as a value of type .{type_}")
-        variable.pointers.append(Pointer(offset, symbol, addend, size, shift, generic))
+        variable.pointers.append(AddressValue(offset, symbol, addend, size, shift, generic))
         return bytes(size)
     number = evaluate(value)
     if type_ in ("f32", "f64", "f16"):
@@ -172,12 +172,12 @@ def _symbol(value: tree.Operand) -> tuple[str, int, int, bool] | None:
     match value:
         case tree.Name(name, ()) if name != "WARP_SZ":
             return name, 0, 0, False
-        case tree.Apply(tree.Name("generic", ()), tree.Group((inner,))) if found := _symbol(inner):
+        case tree.Apply(tree.Name("generic", ()), tree.OperandGroup((inner,))) if found := _symbol(inner):
             return found[0], found[1], found[2], True
-        case tree.Apply(tree.Number(mask), tree.Group((inner,))) if found := _symbol(inner):
+        case tree.Apply(tree.Number(mask), tree.OperandGroup((inner,))) if found := _symbol(inner):
             bits = integer(mask) or 1
             return found[0], found[1], (bits & -bits).bit_length() - 1, found[3]
-        case tree.Group((inner,)):
+        case tree.OperandGroup((inner,)):
             return _symbol(inner)
         case tree.Prefixed((prefix,), inner) if prefix.startswith("("):
             return _symbol(inner)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 
 from gpt.asm.host.names import Unsupported
-from gpt.asm.host.table import TYPES, Row, Type
-from gpt.asm.host.use import Use
+from gpt.asm.host.table import TYPES, PtxType, Row
+from gpt.asm.host.use import InstructionUse
 from gpt.ptx import tree
 
 
-def _types(use: Use) -> tuple[Type, Type, Type]:
+def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
     """Those of the result and of the first two operands; what comparisons give has no sign."""
     result, of_a, of_b = (use.words.get(name, TYPES["u32"]) for name in "DAB")
-    assert isinstance(result, Type) and isinstance(of_a, Type) and isinstance(of_b, Type)
+    assert isinstance(result, PtxType) and isinstance(of_a, PtxType) and isinstance(of_b, PtxType)
     return result, of_a, of_b
 
 
-def _scalar(use: Use) -> str:
+def _scalar(use: InstructionUse) -> str:
     """Scalar video instructions: parts of words, a result that may be saturated, then one more operation.
 
     The third operand is merged into by what a part of the result names (`d.b1`), or combined by the second operation.
@@ -42,7 +42,7 @@ def _scalar(use: Use) -> str:
     return use.assign(to, result, value)
 
 
-def _chosen(use: Use, operand: tree.Operand, type_: Type) -> str:
+def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
     """A word, or a byte or half of it."""
     match operand:
         case tree.Name(name, (part,)) if part[1:] in _PARTS:
@@ -52,7 +52,7 @@ def _chosen(use: Use, operand: tree.Operand, type_: Type) -> str:
     return f"(int64_t){use.value(operand, type_)}"
 
 
-def _mad(use: Use) -> str:
+def _mad(use: InstructionUse) -> str:
     """The product of two parts and a third, of 128 bits, shifted: what is negated is negative, whatever its type."""
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
@@ -66,7 +66,7 @@ def _mad(use: Use) -> str:
     return use.assign(to, result, f"saturate({value}, 32, {signed})" if words["sat"] else f"({value})")
 
 
-def _lanes(use: Use) -> str:
+def _lanes(use: InstructionUse) -> str:
     """Two or four lanes, each of a part of `b:a`; what they give is added to c, or put into it."""
     words, (to, a, b, c) = use.words, use.operands
     result, of_a, of_b = _types(use)

@@ -6,14 +6,14 @@ import ast
 from dataclasses import replace
 
 from gpt.probe.model import Line, Save, Snippet
-from gpt.probe.read.python_expr import PRED, TYPES, Value, Values, number
+from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
 from gpt.ptx import tree
 
 MAX_TURNS = 64  # of a loop that is unrolled
 MAX_ALL_TURNS = 4096  # of all loops of a probe
 
 
-class Compiler(Values):
+class Compiler(ExpressionLines):
     """One probe: its statements become lines, its names registers. Faults are raised with their line."""
 
     def function(self, node: ast.FunctionDef) -> Snippet:

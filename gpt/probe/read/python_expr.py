@@ -13,7 +13,7 @@ from gpt.ptx import tree
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class LanguageType:
     """A type of the language: its kind (u, s, f, b) and bits."""
 
     name: str
@@ -34,10 +34,10 @@ class Type:
 
 
 TYPES = {
-    name: Type(name, name[0], int(name[1:]))
+    name: LanguageType(name, name[0], int(name[1:]))
     for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
-} | {"i32": Type("s32", "s", 32), "i64": Type("s64", "s", 64)}
-PRED = Type("pred", "p", 1)
+} | {"i32": LanguageType("s32", "s", 32), "i64": LanguageType("s64", "s", 64)}
+PRED = LanguageType("pred", "p", 1)
 # What nl.NAME and nl.NAME() are; an operand has no type until its use decides.
 SOURCES: dict[str, tuple[str, str | None]] = {
     **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
@@ -80,7 +80,7 @@ class Value:
     """An operand and its type, None of an instruction's operand; `number` is set of a constant, without an operand."""
 
     operand: tree.Operand | None
-    type: Type | None
+    type: LanguageType | None
     number: int | float | None = None
 
 
@@ -113,7 +113,7 @@ def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int |
     return found if isinstance(found, float) or -(1 << 63) <= found < 1 << 64 else None
 
 
-class Values:
+class ExpressionLines:
     """The expressions of one probe: `lines` grows by what computes them, `registers` by what holds them.
 
     Faults are raised with the line of `node`, the statement at work.
@@ -148,14 +148,14 @@ class Values:
         self.lines.append(Line(node, getattr(self.node, "lineno", 1)))
         self.last = ""
 
-    def _new(self, type_: Type, name: str = "") -> tree.Name:
+    def _new(self, type_: LanguageType, name: str = "") -> tree.Name:
         if not name:
             self.temporaries += 1
         register = f"%{self.name}${name or self.temporaries}"  # no name of Python has a $
         self.registers.append(Register(register, type_.name, None, getattr(self.node, "lineno", 1)))
         return tree.Name(register)
 
-    def _compute(self, opcode: str, type_: Type, *operands: tree.Operand) -> Value:
+    def _compute(self, opcode: str, type_: LanguageType, *operands: tree.Operand) -> Value:
         """A temporary with what an instruction makes."""
         result = self._new(type_)
         self._emit(opcode, result, *operands)
@@ -217,7 +217,7 @@ class Values:
                 raise self.fault(node, f"'{name}' is not set")
         raise self.fault(node, f"a probe cannot compute '{ast.unparse(node)}'")
 
-    def _type(self, node: ast.expr) -> Type:
+    def _type(self, node: ast.expr) -> LanguageType:
         match node:
             case ast.Attribute(ast.Name(), name) | ast.Name(name) if name in TYPES:
                 return TYPES[name]
@@ -281,7 +281,7 @@ class Values:
         name = f"setp.{'neu' if value.type.kind == 'f' else 'ne'}.{_arithmetic(value.type)}"
         return self._operand(self._compute(name, PRED, self._operand(value), zero))
 
-    def _common(self, left: Value, right: Value) -> tuple[tree.Operand, tree.Operand, Type]:
+    def _common(self, left: Value, right: Value) -> tuple[tree.Operand, tree.Operand, LanguageType]:
         """Two operands of the type that both are converted to."""
         types = [value.type for value in (left, right) if value.type]
         if PRED in types:
@@ -304,7 +304,7 @@ class Values:
             return self._convert(value, TYPES["f64" if isinstance(value.number, float) else "s64"])
         return value
 
-    def _convert(self, value: Value, to: Type) -> Value:
+    def _convert(self, value: Value, to: LanguageType) -> Value:
         """A value as another type."""
         if value.number is not None:
             try:
@@ -334,6 +334,6 @@ class Values:
         return value.operand
 
 
-def _arithmetic(type_: Type) -> str:
+def _arithmetic(type_: LanguageType) -> str:
     """The type for arithmetic: plain bits count as unsigned."""
     return f"u{type_.bits}" if type_.kind == "b" else type_.name

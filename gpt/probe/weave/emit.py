@@ -21,7 +21,7 @@ class Condition(NamedTuple):
         return f"@!{self.register} " if self.negated else f"@{self.register} "
 
 
-class Code:
+class Emitter:
     """Registers that begin with `prefix`, and the lines that are being written.
 
     `redux` says that the target adds over the lanes of a warp; `known` has special registers that are the same in all

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpt.probe.model import OPERANDS, Snippet, names_of
-from gpt.probe.operands import Bound, Descriptor, Low, Partial
-from gpt.probe.weave.emit import Code, Condition
+from gpt.probe.operands import Bound, Descriptor, LowBits, Partial
+from gpt.probe.weave.emit import Condition, Emitter
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, SPECIAL, integer
 
 Types = Callable[[str], str | None]  # of the program's registers
 
 
-class Misfit(Exception):
+class CannotProbe(Exception):
     """Why a snippet cannot be at a site, which is then left alone."""
 
 
 @dataclass(frozen=True)
-class Spot:
+class ProbeSite:
     """Where a snippet goes: the instruction there and what it means, and when the probe runs.
 
     `overwrite` says that a record saved here takes the place of an earlier one in a map of capacity 1.
@@ -49,7 +49,7 @@ class Fetcher:
     the instruction. Its methods raise Misfit.
     """
 
-    def __init__(self, code: Code, outer: Code, types: Types, site: Spot) -> None:
+    def __init__(self, code: Emitter, outer: Emitter, types: Types, site: ProbeSite) -> None:
         self.code, self.outer, self.types, self.site = code, outer, types, site
         self.condition: Condition | None = None  # where the snippet runs
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
@@ -110,7 +110,7 @@ class Fetcher:
                 return self._bytes(bound.bytes)
             case "FLOPS" if bound and bound.flops is not None:
                 return str(bound.flops) if isinstance(bound.flops, int) else self._described(bound.flops)
-        raise Misfit(f"has no {name}")
+        raise CannotProbe(f"has no {name}")
 
     def _bytes(self, count: int | tree.Operand | Partial) -> str:
         """A constant, or a register of 32 bits."""
@@ -139,7 +139,7 @@ class Fetcher:
             return code.make("b64", "mov.u64", operand)
         type_ = self.types(base.name) if isinstance(base, tree.Name) and not base.parts else ""
         if type_ == "":
-            raise Misfit(f"has the address '{address}'")
+            raise CannotProbe(f"has the address '{address}'")
         assert isinstance(base, tree.Name)
         name = self.copies.get(base.name, base.name)
         if type_ is None:  # a variable
@@ -155,7 +155,7 @@ class Fetcher:
     def _type(self, name: str) -> str:
         type_ = self.types(name)
         if not type_:
-            raise Misfit(f"has '{name}', which is not a register of a plain type")
+            raise CannotProbe(f"has '{name}', which is not a register of a plain type")
         return type_
 
     def sized(
@@ -165,7 +165,7 @@ class Fetcher:
         *,
         fresh: bool = False,
         width: int | None = None,
-        low: Low | None = None,
+        low: LowBits | None = None,
         cut: bool = True,
     ) -> str:
         """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
@@ -190,8 +190,8 @@ class Fetcher:
             if bits == room:
                 return held.register
             if bits > room and not cut:
-                raise Misfit(f"has '{operand}' of {bits} bits, where {room} are wanted")
-            low = Low(bits, wanted[0] == "s")
+                raise CannotProbe(f"has '{operand}' of {bits} bits, where {room} are wanted")
+            low = LowBits(bits, wanted[0] == "s")
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
     def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
@@ -199,7 +199,7 @@ class Fetcher:
         code = self.code
         match operand:
             case tree.Name("_"):
-                raise Misfit("has '_' where the probe reads")
+                raise CannotProbe("has '_' where the probe reads")
             case tree.Name(name) if name in SPECIAL:
                 type_ = SPECIAL[name]
                 return _Held(type_, code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand))
@@ -208,10 +208,10 @@ class Fetcher:
                 register = name if fresh else self.copies.get(name, name)
                 if type_ == "pred":
                     if wanted not in (None, "pred"):
-                        raise Misfit(f"has predicate '{name}', where .{wanted} is wanted")
+                        raise CannotProbe(f"has predicate '{name}', where .{wanted} is wanted")
                     return _Held(type_, register)
                 if wanted == "pred":
-                    raise Misfit(f"has '{name}', where a predicate is wanted")
+                    raise CannotProbe(f"has '{name}', where a predicate is wanted")
                 bits = SIZES[type_] * 8
                 if bits == 8:  # there is no mov of a byte
                     kind = "s" if wanted and wanted[0] == "s" else "u"
@@ -223,18 +223,18 @@ class Fetcher:
                 return _Held("b64", code.make("b64", "mov.u64", operand))
         return None
 
-    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: Low | None) -> str:
+    def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: LowBits | None) -> str:
         """A vector as one register of so many bits, of which each element has `least` or more."""
         each = bits // len(items)
         if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
-            raise Misfit(f"has a vector of {len(items)}, where {bits} bits are wanted")
+            raise CannotProbe(f"has a vector of {len(items)}, where {bits} bits are wanted")
         if each == 8:
             return self._bytewise(items, bits, fresh)
         parts = []
         for item in items:
             longer = isinstance(item, tree.Name) and item.name != "_" and SIZES[self._type(item.name)] * 8 != each
             if longer and (low is None or low.bits != each):
-                raise Misfit(f"has '{item}' in a vector, where {each} bits are wanted")
+                raise CannotProbe(f"has '{item}' in a vector, where {each} bits are wanted")
             part = self.sized(item, f"b{each}", fresh=fresh, low=low)
             parts.append(part if part.startswith("%") else self.code.make(f"b{each}", f"mov.b{each}", part))
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
@@ -255,7 +255,7 @@ def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None,
     return base, str(replace(operand, operands=(tree.Number("0"), *rest)))
 
 
-def _constant(text: str, wanted: str | None, low: Low | None) -> str:
+def _constant(text: str, wanted: str | None, low: LowBits | None) -> str:
     """A number of the program's as one of another type, which gets its bits: the `low` ones. Raises Misfit."""
     digits = text.removeprefix("-")
     is_float = FLOAT.fullmatch(digits) is not None
@@ -264,7 +264,7 @@ def _constant(text: str, wanted: str | None, low: Low | None) -> str:
     is_bits = is_float and text[1] in "dDfF"
     value = int(text[2:], 16) if is_bits else integer(digits)
     bits = SIZES[wanted] * 8
-    misfit = Misfit(f"has '{text}', where .{wanted} is wanted")
+    misfit = CannotProbe(f"has '{text}', where .{wanted} is wanted")
     if value is None or not bits or wanted == "f16":
         raise misfit
     if digits != text:

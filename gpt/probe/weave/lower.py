@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_of, type_of_name
 from gpt.probe.weave.emit import Condition
-from gpt.probe.weave.fetch import Fetcher, Misfit
+from gpt.probe.weave.fetch import CannotProbe, Fetcher
 from gpt.probe.weave.registers import Names, part_name
 from gpt.probe.weave.save import PlacedMap, find_leader, save
 from gpt.ptx import tree
@@ -95,7 +95,7 @@ class Lowering:
                 bound, element = self.site.bound, "".join(parts)
                 source = bound.operand(name, element) if bound and HELPERS[name] is None else None
                 if bound is None or source is None:
-                    raise Misfit(f"has no {operand}")
+                    raise CannotProbe(f"has no {operand}")
                 width = bound.width(name, element)
                 return self.read.sized(
                     source, wanted, fresh=name == "OUT", width=width, low=bound.low(name), cut=width is not None
@@ -169,12 +169,12 @@ class Lowering:
     def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
         placed = self.maps.get(node.map)
         if placed is None:
-            raise Misfit(f"finds no map '{node.map}'")
+            raise CannotProbe(f"finds no map '{node.map}'")
         condition = self.code.both(self.read.condition, self._guard(node.guard))
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
-            raise Misfit(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
+            raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
         if placed.map.type == "total":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()

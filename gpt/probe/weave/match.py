@@ -12,8 +12,8 @@ from gpt.probe.forms import counts
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
 from gpt.probe.positions import Body, Site, falls_through, find_sites
 from gpt.probe.verify import find_misfit
-from gpt.probe.weave.emit import Code
-from gpt.probe.weave.template import Shape, Shapes, Template
+from gpt.probe.weave.emit import Emitter
+from gpt.probe.weave.template import Shapes, Template, TemplateShape
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
 from gpt.ptx.registers import Registers
@@ -36,7 +36,7 @@ class Key(NamedTuple):
     position: str
 
 
-class Use(NamedTuple):
+class PlacedSnippet(NamedTuple):
     """A snippet at a place, still to be lowered. `file` is its file's number.
 
     `values` are what the slots of the shape hold at the instruction that is there.
@@ -48,7 +48,7 @@ class Use(NamedTuple):
     snippet: Snippet
     key: Key
     site: Site
-    shape: Shape | None
+    shape: TemplateShape | None
     values: list[str]
 
 
@@ -63,9 +63,9 @@ class Surveyed:
     item: Item
     body: Body
     types: Registers
-    code: Code
-    shapes: dict[int, tuple[Shape, list[str]]] = field(default_factory=dict)
-    uses: list[Use] = field(default_factory=list)
+    code: Emitter
+    shapes: dict[int, tuple[TemplateShape, list[str]]] = field(default_factory=dict)
+    uses: list[PlacedSnippet] = field(default_factory=list)
     stateful: bool = False
     used: dict[int, set[str]] = field(default_factory=dict)
     shared: dict[int, set[str]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Surveyed:
         """Those of its body."""
         return self.body.statements
 
-    def forget(self, code: Code) -> None:
+    def forget(self, code: Emitter) -> None:
         """What lowering its probes found."""
         self.code, self.stateful, self.used, self.shared = code, False, {}, {}
 
@@ -84,7 +84,7 @@ class Survey:
     """The functions of a kernel with their probes, and what is reported of them."""
 
     def __init__(
-        self, module: Module, entry: Item, files: Sequence[ProbeFile], shapes: Shapes, code: Callable[[], Code]
+        self, module: Module, entry: Item, files: Sequence[ProbeFile], shapes: Shapes, code: Callable[[], Emitter]
     ) -> None:
         self.module, self.files, self.shapes = module, files, shapes
         self.misfits: list[str] = []
@@ -101,7 +101,7 @@ class Survey:
         self._drop_idle()
 
     @property
-    def uses(self) -> Iterator[Use]:
+    def uses(self) -> Iterator[PlacedSnippet]:
         """All snippets at all places."""
         return (use for function in self.functions for use in function.uses)
 
@@ -115,7 +115,7 @@ class Survey:
         """The maps that are saved to, each with the number of its file."""
         return {(number, save.map) for number, snippet in self.snippets for save in snippet.saves}
 
-    def misfit(self, use: Use, reason: str) -> None:
+    def misfit(self, use: PlacedSnippet, reason: str) -> None:
         """A snippet does not fit the instruction at its position."""
         self._tell(use.key, f"an instruction {Template(reason).fill(use.values)}")
         self._unfit.add(id(use))
@@ -125,7 +125,7 @@ class Survey:
         if text not in self.misfits:
             self.misfits.append(text)
 
-    def done(self, use: Use) -> None:
+    def done(self, use: PlacedSnippet) -> None:
         """A snippet is woven."""
         if id(use.site) not in self._woven:
             self._woven.add(id(use.site))
@@ -145,7 +145,7 @@ class Survey:
 
     # Where they go
 
-    def _function(self, item: Item, code: Code) -> Surveyed:
+    def _function(self, item: Item, code: Emitter) -> Surveyed:
         statements = self.module.statements(item)
         body = Body(self.module, item, statements)
         function = Surveyed(
@@ -180,7 +180,7 @@ class Survey:
         shape, values = None, list[str]()
         if site.kind in ("instruction", "exit"):
             shape, values = self._shape(function, site.first)
-        uses = [Use(number, probe, when, snippet, key, site, shape, values) for when, snippet in snippets]
+        uses = [PlacedSnippet(number, probe, when, snippet, key, site, shape, values) for when, snippet in snippets]
         if shape and uses:
             fit = (number, id(probe), id(shape))
             if fit not in self._fits:
@@ -190,7 +190,7 @@ class Survey:
                 return
         function.uses += uses
 
-    def _shape(self, function: Surveyed, number: int) -> tuple[Shape, list[str]]:
+    def _shape(self, function: Surveyed, number: int) -> tuple[TemplateShape, list[str]]:
         found = function.shapes.get(number)
         if found is None:
             statement = function.statements[number]

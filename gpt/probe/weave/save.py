@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpt.probe.model import Field, Map
-from gpt.probe.weave.emit import Code, Condition
+from gpt.probe.weave.emit import Condition, Emitter
 
 BUDGET = 64 << 20  # bytes of a log that does not say
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
@@ -77,7 +77,7 @@ class _Stored(NamedTuple):
 
 
 def save(
-    code: Code,
+    code: Emitter,
     placed: PlacedMap,
     base: Callable[[PlacedMap], str],
     values: list[str],
@@ -129,7 +129,7 @@ def save(
     _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
-def find_addresses(code: Code, maps: Iterable[PlacedMap]) -> dict[str, str]:
+def find_addresses(code: Emitter, maps: Iterable[PlacedMap]) -> dict[str, str]:
     """Registers with the address of this thread's, warp's or block's element of each array among a kernel's maps, by
     the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of more has
     64 GB; not if records are counted only, which takes half.
@@ -145,7 +145,7 @@ def find_addresses(code: Code, maps: Iterable[PlacedMap]) -> dict[str, str]:
     return found
 
 
-def find_leader(code: Code, map_: Map, condition: Condition | None = None) -> Condition:
+def find_leader(code: Emitter, map_: Map, condition: Condition | None = None) -> Condition:
     """Holds in the lane that saves for its group."""
     if map_.leader == "lane0":
         first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
@@ -156,21 +156,21 @@ def find_leader(code: Code, map_: Map, condition: Condition | None = None) -> Co
     return both
 
 
-def _claim(code: Code, address: str, count: int | str, condition: Condition | None) -> str:
+def _claim(code: Emitter, address: str, count: int | str, condition: Condition | None) -> str:
     """What a counter was before `count` went to it. The register is always written: else it would be live before."""
     number = code.make("b64", "mov.u64", 0)
     code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)
     return number
 
 
-def _fits(code: Code, number: str, capacity: int | str, condition: Condition | None) -> Condition:
+def _fits(code: Emitter, number: str, capacity: int | str, condition: Condition | None) -> Condition:
     if condition is None:
         return Condition(code.make("pred", "setp.lt.u64", number, capacity))
     return Condition(code.make("pred", "setp.lt.and.u64", number, capacity, code.positive(condition)))
 
 
 def _store(
-    code: Code,
+    code: Emitter,
     placed: PlacedMap,
     address: str,
     offset: int,
@@ -204,7 +204,7 @@ def _filling(fields: list[_Stored], size: int) -> list[_Stored]:
     return []
 
 
-def _store_together(code: Code, fields: list[_Stored], address: str, condition: Condition | None) -> None:
+def _store_together(code: Emitter, fields: list[_Stored], address: str, condition: Condition | None) -> None:
     size, values = min(field.size for field in fields), []
     for field in fields:
         if field.size > size:
@@ -218,7 +218,7 @@ def _store_together(code: Code, fields: list[_Stored], address: str, condition: 
 
 
 def _add(
-    code: Code, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
+    code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
     """Adds every lane's values to its unit's; if lanes share one, and the target can, the leader adds for the group."""
     rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
@@ -247,7 +247,7 @@ def _sum_type(field: Field) -> str:
     return field.type if field.type[0] == "f" else f"u{field.size * 8}"
 
 
-def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
+def _sum(code: Emitter, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
     """The sum of the lanes' values. The sum of 32 numbers of 27 bits has 32, so longer ones are added in parts."""
     kind = f"b{width * 8}"
     if saves:
@@ -268,7 +268,7 @@ def _sum(code: Code, here: str, value: str, width: int, size: int, saves: Condit
     return total
 
 
-def _append(code: Code, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
+def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
     """Appends to the log: one claim for all lanes that save together, an entry for each."""
     map_ = placed.map
     if map_.level == "thread":
@@ -298,7 +298,7 @@ def _append(code: Code, placed: PlacedMap, base: str, values: list[str], conditi
     _store(code, placed, entry, 16, 8 + map_.stride, values, fits)
 
 
-def _open_log(code: Code, placed: PlacedMap, base: str) -> tuple[str, int | str]:
+def _open_log(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, int | str]:
     """A log's address without its lowest bits, and the capacity that they say: gpt-stream(5), PROBE BUFFERS."""
     if not placed.keeps:
         return base, placed.capacity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.probe.weave.emit import Code
+from gpt.probe.weave.emit import Emitter
 from gpt.probe.weave.registers import Names
 from gpt.probe.weave.save import PlacedMap
 from gpt.ptx.types import SIZES
@@ -30,11 +30,11 @@ class State:
             end += 8
         self.size = max(end, 8)
 
-    def base(self, placed: PlacedMap, code: Code) -> str:
+    def base(self, placed: PlacedMap, code: Emitter) -> str:
         """A register with the address of a map's buffer."""
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
-    def begin(self, code: Code) -> list[str]:
+    def begin(self, code: Emitter) -> list[str]:
         """What makes that memory in the kernel: it gets the maps' addresses, and the registers' first values."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
@@ -52,7 +52,7 @@ class State:
             *code.take(),
         ]
 
-    def enter(self, used: dict[int, set[str]], code: Code) -> list[str]:
+    def enter(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
         """What a device function begins with: its parameter, and its registers."""
         return [
             f".reg .b64 %{self.prefix}state;",
@@ -67,15 +67,15 @@ class State:
             return f"setp.ne.u32 {names.names[name]}, {value}, 0;"
         return f"mov.{type_} {names.names[name]}, {value};"
 
-    def store(self, used: dict[int, set[str]], code: Code) -> list[str]:
+    def store(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
         """Puts a function's registers there."""
         return list(self._move(used, code, "st"))
 
-    def load(self, used: dict[int, set[str]], code: Code) -> list[str]:
+    def load(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
         """Gets them back."""
         return list(self._move(used, code, "ld"))
 
-    def _move(self, used: dict[int, set[str]], code: Code, opcode: str) -> Iterator[str]:
+    def _move(self, used: dict[int, set[str]], code: Emitter, opcode: str) -> Iterator[str]:
         for (number, name), offset in self.registers.items():
             if name not in used.get(number, ()):
                 continue

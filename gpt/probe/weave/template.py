@@ -43,7 +43,7 @@ class Template:
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class TemplateShape:
     """An instruction with slots, what helpers mean at it, and the types of the slots that are registers."""
 
     instruction: tree.Instruction
@@ -55,9 +55,9 @@ class Shapes:
     """The shapes of a module's instructions."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Shape] = {}
+        self._found: dict[str, TemplateShape] = {}
 
-    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Shape, list[str]]:
+    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[TemplateShape, list[str]]:
         """The shape of an instruction, and what its slots hold there. Raises MalformedError, in words of its own.
 
         What has no type in `types` has no slot: special registers, variables.
@@ -80,7 +80,7 @@ class Shapes:
         return found, list(slots)
 
 
-def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> Shape:
+def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> TemplateShape:
     """The shape of an instruction whose `parts` have these slots: it is parsed with words and numbers that are nowhere
     in it, and those that became tokens are slots then.
     """
@@ -93,7 +93,7 @@ def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[st
         if sign:
             typed[tokens[word]] = types[part]
     instruction = _with_slots(parse_instruction("".join(words.get(part, part) for part in parts)), tokens)
-    return Shape(instruction, bind(instruction), typed)
+    return TemplateShape(instruction, bind(instruction), typed)
 
 
 def _with_slots(node: Any, tokens: Mapping[str, str]) -> Any:

@@ -54,7 +54,7 @@ _BRACKETS = compiled(r"\[[^\[\]]*\]", re.ASCII)
 _MOVED = compiled(rf"\bmov\.[bus]64\s+{tokens.NAME}\s*,\s*({tokens.NAME})\s*[;+]", re.ASCII)
 
 
-class Variable(NamedTuple):
+class SharedVariable(NamedTuple):
     """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
 
     One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
@@ -102,12 +102,12 @@ class Variables:
         self._check()
 
     @property
-    def all(self) -> list[Variable]:
+    def all(self) -> list[SharedVariable]:
         """Every variable, once `share` is done."""
-        found = [Variable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
+        found = [SharedVariable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
         for name in self._constants:
             copy = "always" if name in self._foreign else "taken"
-            found.append(Variable(name, "const", self._sizes[name], None, copy))
+            found.append(SharedVariable(name, "const", self._sizes[name], None, copy))
         return found
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:

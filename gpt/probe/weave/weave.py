@@ -35,15 +35,15 @@ from gpt.probe.weave.edits import (
     marked,
     unweave,
 )
-from gpt.probe.weave.emit import Code, Condition
-from gpt.probe.weave.fetch import Fetcher, Misfit, Spot
+from gpt.probe.weave.emit import Condition, Emitter
+from gpt.probe.weave.fetch import CannotProbe, Fetcher, ProbeSite
 from gpt.probe.weave.lower import Lowering
-from gpt.probe.weave.match import Matched, Survey, Surveyed, Use
+from gpt.probe.weave.match import Matched, PlacedSnippet, Survey, Surveyed
 from gpt.probe.weave.registers import Names
 from gpt.probe.weave.save import PlacedMap, find_addresses
 from gpt.probe.weave.state import State
-from gpt.probe.weave.template import Shape, Shapes, Template
-from gpt.probe.weave.variables import Variable, Variables
+from gpt.probe.weave.template import Shapes, Template, TemplateShape
+from gpt.probe.weave.variables import SharedVariable, Variables
 from gpt.ptx import tree
 from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
@@ -75,7 +75,7 @@ class Woven:
     maps: list[PlacedMap]
     sites: list[Matched]
     misfits: list[str]
-    variables: list[Variable]
+    variables: list[SharedVariable]
     table: str | None
 
 
@@ -203,9 +203,9 @@ class _Weaver:
 
     # Lowering
 
-    def new_code(self) -> Code:
+    def new_code(self) -> Emitter:
         """For what is kept in a function."""
-        return Code(f"{self.prefix}f_", known=self.known)
+        return Emitter(f"{self.prefix}f_", known=self.known)
 
     def lower_all(self) -> tuple[list[PlacedMap], State, list[Surveyed]]:
         """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
@@ -225,7 +225,7 @@ class _Weaver:
         """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
         sampled = self.sampled(function)
         addresses, finding = self.addresses(function)
-        spots: dict[tuple[int, int, Shape | None], list[Use]] = {}
+        spots: dict[tuple[int, int, TemplateShape | None], list[PlacedSnippet]] = {}
         for use in function.uses:
             offset, order = _offset(function, use)
             spots.setdefault((offset, order, use.shape), []).append(use)
@@ -234,7 +234,7 @@ class _Weaver:
             key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
             block = blocks.get(key)
             if block is None:
-                code = Code(self.prefix, self.redux, self.known)
+                code = Emitter(self.prefix, self.redux, self.known)
                 code.addresses = addresses if order == KERNEL_EXIT else {}
                 block = blocks[key] = self.block(function, state, code, uses, sampled)
             for use, misfit in zip(uses, block.misfits, strict=True):
@@ -250,7 +250,9 @@ class _Weaver:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
-    def block(self, function: Surveyed, state: State, code: Code, uses: Sequence[Use], sampled: Sampled) -> _Insertion:
+    def block(
+        self, function: Surveyed, state: State, code: Emitter, uses: Sequence[PlacedSnippet], sampled: Sampled
+    ) -> _Insertion:
         """The code of some snippets in one place, with slots for what is of its instruction."""
         before, text = "", ""
         misfits: list[str | None] = []
@@ -259,7 +261,7 @@ class _Weaver:
             lowering = self.lowering(function, state, code, use, f"${self.prefix}{number}", sampled)
             try:
                 kept, lines = lowering.run(use.probe, use.when, use.snippet)
-            except Misfit as error:
+            except CannotProbe as error:
                 lowering.drop()
                 misfits.append(str(error))
                 continue
@@ -272,7 +274,7 @@ class _Weaver:
         return _Insertion(Template(before), Template(text), misfits)
 
     def lowering(
-        self, function: Surveyed, state: State, code: Code, use: Use, label: str, sampled: Sampled
+        self, function: Surveyed, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
     ) -> Lowering:
         """What lowers a snippet, for `code`. Its labels begin with `label`."""
         instruction, bound, slots = None, None, dict[str, str | None]()
@@ -287,7 +289,7 @@ class _Weaver:
                 return code.once("b64", "ld.param.u64", f"[{placed.param}]")
             return state.base(placed, code)
 
-        site = Spot(
+        site = ProbeSite(
             instruction,
             bound,
             guard=_guard(use),
@@ -305,7 +307,7 @@ class _Weaver:
             shared=function.shared.setdefault(use.file, set()),
         )
 
-    def marked(self, lines: list[tuple[str, int]], use: Use) -> str:
+    def marked(self, lines: list[tuple[str, int]], use: PlacedSnippet) -> str:
         """Lines of a snippet, each with where it comes from."""
         path = self.files[use.file].path
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
@@ -367,7 +369,7 @@ def _undefined(module: Module) -> str | None:
     return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
 
 
-def _guard(use: Use) -> tree.Guard | None:
+def _guard(use: PlacedSnippet) -> tree.Guard | None:
     """Which threads a snippet is for. After a jump that was not taken these are the others; at an exit of a kernel or
     function, which comes before the instruction, they are not.
     """
@@ -378,7 +380,7 @@ def _guard(use: Use) -> tree.Guard | None:
     return tree.Guard(instruction.guard.register, instruction.guard.negated != others)
 
 
-def _offset(function: Surveyed, use: Use) -> tuple[int, int]:
+def _offset(function: Surveyed, use: PlacedSnippet) -> tuple[int, int]:
     """Where a snippet goes, and its order there."""
     site = use.site
     if site.kind in ("instruction", "line"):

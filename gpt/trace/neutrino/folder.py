@@ -25,7 +25,7 @@ from gpt.stream import records
 from gpt.trace.neutrino.files import FolderFiles
 from gpt.trace.neutrino.log import Log, LoggedLaunch
 from gpt.trace.neutrino.maps import FolderMap, choose, read_maps
-from gpt.trace.neutrino.results import COUNT, WARP, Place, Result, find_place
+from gpt.trace.neutrino.results import COUNT, WARP, Result, SectionLayout, find_place
 from gpt.trace.tensors import read_tensor_records
 
 Record = dict[str, Any]
@@ -44,7 +44,7 @@ class _Located(NamedTuple):
     launch: LoggedLaunch
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    maps: dict[int, Place | str]
+    maps: dict[int, SectionLayout | str]
 
 
 def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
@@ -62,7 +62,7 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
                        realtime=zero, monotonic=base, via=[])  # fmt: skip
     located = [_locate(files, launch, maps) for launch in launches]
     for number, map_ in enumerate(maps):
-        places = [place for one in located if isinstance(place := one.maps.get(number), Place)]
+        places = [place for one in located if isinstance(place := one.maps.get(number), SectionLayout)]
         yield map_.make(number + 1, max((place.units * place.unit // map_.bytes for place in places), default=1))
     functions = _Functions(files)
     for number, one in enumerate(located, 1):
@@ -89,7 +89,7 @@ def _since(result: str | None) -> int:
 def _locate(files: FolderFiles, launch: LoggedLaunch, maps: list[FolderMap]) -> _Located:
     lost: str | None = launch.lost or "it has no result"
     head = files.read_head(launch.result) if launch.result else None
-    shape, found = (launch.grid, launch.block), dict[int, Place | str]()
+    shape, found = (launch.grid, launch.block), dict[int, SectionLayout | str]()
     if isinstance(head, Result):
         shape, info = (head.grid, head.block), files.read_info(launch.function)
         try:

@@ -54,7 +54,7 @@ class Result(NamedTuple):
         return self.block[0] * self.block[1] * self.block[2]
 
 
-class Place(NamedTuple):
+class SectionLayout(NamedTuple):
     """Where the records of a map are: `units` of them, of `unit` bytes each, from `offset` on."""
 
     offset: int
@@ -78,7 +78,7 @@ def parse_result(file: IO[bytes]) -> Result:
     return Result(tuple(shape[:3]), tuple(shape[3:]), shared, sections, size)
 
 
-def find_place(result: Result, number: int, level: str, record: int, capacity: int | None) -> Place:
+def find_place(result: Result, number: int, level: str, record: int, capacity: int | None) -> SectionLayout:
     """Where the records of section `number` are, which is of a map with such records; `capacity` is None if each
     result has its own.
 
@@ -96,7 +96,7 @@ def find_place(result: Result, number: int, level: str, record: int, capacity: i
     found += [(blocks * units, size // (blocks * units)) for units in (full, whole)
               if units and size == extent and size % (blocks * units) == 0]  # fmt: skip
     fits = [
-        Place(offset, units, unit)
+        SectionLayout(offset, units, unit)
         for units, unit in found
         if units and unit and unit % record == 0 and capacity in (None, unit // record) and offset >= HEADER.size
     ]
@@ -110,7 +110,7 @@ def find_place(result: Result, number: int, level: str, record: int, capacity: i
 
 
 def unpack_section(
-    file: IO[bytes], place: Place, record: int, blocks: int, units: int, whole: int, capacity: int | None
+    file: IO[bytes], place: SectionLayout, record: int, blocks: int, units: int, whole: int, capacity: int | None
 ) -> Bytes:
     """The buffer that gpt-hook would have written of a section: with counts, the units in order; None for a log.
 
@@ -132,7 +132,7 @@ def unpack_section(
     return made.reshape(-1)
 
 
-def _unpack_log(file: int, place: Place, record: int, blocks: int, units: int, whole: int) -> Bytes:
+def _unpack_log(file: int, place: SectionLayout, record: int, blocks: int, units: int, whole: int) -> Bytes:
     count = sum(int(_saved(data.reshape(-1, record)).sum()) for _, data in _iter_data(file, place, record))
     step = COUNT + record
     made = _allocate(COUNT + count * step)
@@ -154,7 +154,7 @@ def _allocate(size: int) -> Bytes:
     return np.zeros(size, np.uint8)
 
 
-def _iter_data(file: int, place: Place, step: int) -> Iterator[tuple[int, Bytes]]:
+def _iter_data(file: int, place: SectionLayout, step: int) -> Iterator[tuple[int, Bytes]]:
     """Bytes of a section in pieces of `step`, with the number of the first; what is a hole of the file is left out."""
     begin, end = place.offset, place.offset + place.units * place.unit
     most = max(1, CHUNK // step) * step

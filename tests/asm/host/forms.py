@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gpt.asm.host.module import Code
+from gpt.asm.host.module import ModuleWriter
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.table import TYPES, Row, Slot
 
@@ -196,7 +196,7 @@ def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: 
 def ours(lines: Sequence[str], target: str, version: str) -> list[str]:
     """Return the simulated device's error for each line, "" if it takes it."""
     start = head(target, version)
-    code = Code((start + "\n".join(lines) + "\nret; }\n").encode(), "forms")
+    code = ModuleWriter((start + "\n".join(lines) + "\nret; }\n").encode(), "forms")
     code.write()
     said = [""] * len(lines)
     first = start.count("\n") + 1

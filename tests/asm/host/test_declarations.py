@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from gpt.asm.host.module import Code
+from gpt.asm.host.module import ModuleWriter
 from tests import cuda
 
 HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
@@ -90,7 +90,7 @@ CASES = {
 
 @pytest.mark.parametrize("text", CASES)
 def test_declarations(text):
-    code = Code((HEAD + text).encode(), "m")
+    code = ModuleWriter((HEAD + text).encode(), "m")
     code.write()
     said = [fact for _, fact in code.faults]
     assert any(CASES[text] in fact for fact in said) if CASES[text] else not said, said

@@ -1,13 +1,13 @@
 """The form of rows: which instruction fits one, and what its words become."""
 
 from gpt.asm.host.needs import Dialect
-from gpt.asm.host.table import TYPES, Row, Table
+from gpt.asm.host.table import TYPES, InstructionTable, Row
 
 H100 = Dialect(90, (8, 0))
 
 
 def test_a_row_fits_modifiers_and_operands():
-    table = Table(
+    table = InstructionTable(
         [
             Row("add{.R}{.ftz}.T", "d = a b", "ADD({a}, {b}, ROUND{R}, FLAG{ftz})", R="rn rz", T="f32 f64"),
             Row("setp.C.L1::x.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C={"lt": "<"}, T="s32"),
@@ -28,7 +28,7 @@ def test_a_row_fits_modifiers_and_operands():
 
 
 def test_the_order_of_types_alone_matters():
-    table = Table(
+    table = InstructionTable(
         [
             Row("cvt.R.f32.T", "d:f32 = a", "1", R="rn", T="f16 s32"),
             Row("cvt.R.D.f32", "d:D = a:f32", "2", R="rn", D="f16"),
@@ -41,7 +41,7 @@ def test_the_order_of_types_alone_matters():
 def test_words_need_others_a_target_or_a_version():
     needs = "ftz: f32; bf16: sm_90; f32x2: sm_100; relu: !sat; abs: 8.6; oob: sm_100a sm_120a; old: <sm_20 <1.4"
     row = Row("x{.ftz}{.relu}{.sat}{.abs}{.oob}{.old}.T", "d = a", "{a}", needs=needs, T="f32 f64 bf16 f32x2")
-    table = Table([row])
+    table = InstructionTable([row])
 
     def reason(text: str, dialect: Dialect = H100) -> str:
         found = table.find("x", tuple(f".{word}" for word in text.split(".")), 2, dialect)
@@ -61,7 +61,9 @@ def test_words_need_others_a_target_or_a_version():
 
 
 def test_a_refusal_says_what_is_wrong():
-    table = Table([Row("cvt.R{.sat}.f16.f32", "d = a", "{a}", R="rn rz"), Row("cvt.f32.f16", "d = a", "{a}")])
+    table = InstructionTable(
+        [Row("cvt.R{.sat}.f16.f32", "d = a", "{a}", R="rn rz"), Row("cvt.f32.f16", "d = a", "{a}")]
+    )
     assert table.find("cvt", (".f16", ".f32"), 2, H100) == "needs one of .rn .rz"
     assert table.find("cvt", (".rn", ".f32", ".f16"), 2, H100) == "'.rn' doesn't go with the rest"
     assert table.find("cvt", (".f32", ".f16"), 3, H100) == "3 operands, not 2"

@@ -11,7 +11,7 @@ from gpt.base.errors import MalformedError
 from gpt.probe.operands import bind
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
-from gpt.probe.weave.template import _COUNT, Shape, Shapes, Template
+from gpt.probe.weave.template import _COUNT, Shapes, Template, TemplateShape
 from gpt.probe.weave.weave import LeftAlone, weave
 from gpt.ptx.quick import parse_instruction
 from gpt.ptx.registers import Registers
@@ -186,7 +186,7 @@ class Alone:
 
     def find(self, text, types):
         instruction = parse_instruction(text)
-        return Shape(instruction, bind(instruction), {}), []
+        return TemplateShape(instruction, bind(instruction), {}), []
 
 
 CONSTANT = st.sampled_from([*NUMBERS, "57344", "0xE000", "16", "8"])
