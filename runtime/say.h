@@ -1,6 +1,6 @@
 // Messages of all that is in C: one line on standard error, whatever names it holds. What could move the
-// cursor, hide text or reorder it, and what is not UTF-8, stands as its bytes, `\x1b`; gpt/base/printable.py does
-// so for Python.
+// cursor, hide text or reorder it, and what is not UTF-8, stands as its bytes, `\x1b`; gpt/base/printable.py
+// does so for Python.
 
 #ifndef GPT_SAY_H
 #define GPT_SAY_H

@@ -1,4 +1,5 @@
-// The cache as Python calls it (gpt/base/cache.py), so that its rules are written once: runtime/common/cache.c.
+// The cache as Python calls it (gpt/base/cache.py), so that its rules are written once:
+// runtime/common/cache.c.
 
 #include <stdlib.h>
 
