@@ -23,7 +23,6 @@ import json
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,9 +49,7 @@ WHEELS = (
     "sgl-kernel==0.3.21",
 )
 MOST = 600_000_000  # bytes of a wheel
-PYTHON = shutil.which("python3.12")  # the wheels that are fetched are for this version
-if PYTHON and subprocess.run([PYTHON, "--version"], capture_output=True, check=False).returncode:
-    PYTHON = None  # pyenv leaves a script of that name where it has no such Python
+VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # of Python; the first that a wheel is for
 TIMEOUT = 120  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
@@ -64,15 +61,20 @@ WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
 }
 
 
-def fetch(name: str, folder: Path) -> Path:
-    """Download a wheel."""
+def fetch(name: str, folder: Path) -> tuple[Path, str]:
+    """Download a wheel; return it and the version of Python that it's for."""
     tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version=3.12"]
-    subprocess.run([*pip, *tags, "-d", folder, name], check=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", *tags, "-d", folder, name]
+    for version in VERSIONS:
+        done = subprocess.run([*pip, f"--python-version={version}"], capture_output=True, text=True, check=False)
+        if not done.returncode:
+            break
+    else:
+        raise SystemExit(f"bench: error: {name}: {done.stderr}")
     (wheel,) = folder.glob("*.whl")
     if wheel.stat().st_size > MOST:
         raise SystemExit(f"bench: error: {name}: {wheel.stat().st_size} bytes; the limit is {MOST}")
-    return wheel
+    return wheel, version
 
 
 def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
@@ -98,13 +100,16 @@ def check_record(wheel: Path) -> None:
     assert wheel.name.split("-")[1] == version, wheel.name
 
 
-def install(wheel: Path) -> str:
+def install(wheel: Path, version: str) -> str:
     """Return what becomes of importing a wheel once pip has installed it; fail if it doesn't."""
     with tempfile.TemporaryDirectory() as site:
-        options = ["-q", "--no-deps", "--no-index", "--target", site, "--python-version=3.12", "--only-binary=:all:"]
-        tags = [f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"]
-        subprocess.run([sys.executable, "-m", "pip", "install", *options, *tags, wheel], check=True)
-        return load(Path(site))
+        tag = f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"
+        options = ["-q", "--no-deps", "--no-index", "--only-binary=:all:", "--target", site, tag]
+        options.append(f"--python-version={version}")
+        if version != VERSIONS[0]:
+            options.append("--ignore-requires-python")  # of a file, pip compares that with the Python that runs it
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
+        return load(Path(site)) if version == VERSIONS[0] else f"needs Python {version}"
 
 
 def load(site: Path) -> str:
@@ -112,12 +117,10 @@ def load(site: Path) -> str:
 
     Of a package without Python, as NVIDIA's own, each shared library is loaded.
     """
-    if not PYTHON:
-        return "not tried"
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
     code = IMPORT if packages else LOAD
-    line = [PYTHON, "-c", code, *(packages or libraries)]
+    line = [sys.executable, "-c", code, *(packages or libraries)]
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=site, timeout=TIMEOUT)
@@ -154,14 +157,14 @@ def measure(wheel: Path, arch: str, way: str, out: Path) -> tuple[Path, dict[str
 def measure_all(name: str, arch: str) -> dict[str, Any]:
     """The figures of one wheel."""
     with tempfile.TemporaryDirectory() as folder:
-        wheel = fetch(name, Path(folder))
+        wheel, version = fetch(name, Path(folder))
         before = kernels_of(wheel)
         found: dict[str, Any] = {"file": wheel.name, "shipped": wheel.stat().st_size, "kernels": before.total()}
-        found["import"] = install(wheel)
+        found["import"] = install(wheel, version)
         for way in WAYS:
             new, figures = measure(wheel, arch, way, Path(folder, way))
             check_record(new)
-            imported = install(new)
+            imported = install(new, version)
             assert imported == found["import"], f"{name}: {way}: {imported}; the original: {found['import']}"
             after = kernels_of(new)
             assert after == before if way == "recompressed" else after <= before, f"{name}: {way}: other kernels"
@@ -179,7 +182,7 @@ def table(figures: dict[str, Any]) -> Iterator[str]:
         shipped, again, one, both = found["shipped"], *(found[way]["size"] for way in WAYS)
         cells = [human(shipped), human(again), percent(shipped - again, shipped), human(one)]
         cells += [percent(shipped - one, shipped), human(both), percent(again - both, again)]
-        cpu, imported = f"{found['recompressed']['cpu']:.0f}", found.get("import", "not tried")
+        cpu, imported = f"{found['recompressed']['cpu']:.0f}", found["import"]
         yield f"| {name} | {' | '.join([*cells, cpu, imported.replace('|', '/')])} |"
 
 
