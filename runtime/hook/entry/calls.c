@@ -238,24 +238,20 @@ static void wait_is_over(struct frame *frame) {
     hook_after_wait();
 }
 
-// Handlers call it too, and without the stub's registers: that it is resolved is seen to here, once for all.
+// The driver's function. Handlers call it too, and without the stub's registers, so it's resolved here.
 static void *find_real(struct slot *slot) {
     void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
     if (LIKELY(real != (void *)hook_resolve))
         return real;
-    hook_resolve_slot(slot);
+    hook_resolve_slot(slot); // the first call of a function that the program is linked to: sets all of it up
     return __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
 }
 
 uint64_t hook_enter(struct frame *frame) {
     struct slot *slot = frame->slot;
-    if (UNLIKELY(!__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))) {
-        hook_setup(); // the first call of a function that the program is linked to
-        hook_describe_named(slot);
-    }
+    frame->real = find_real(slot);
     frame->flags = __atomic_load_n(&slot->flags, __ATOMIC_RELAXED);
     struct thread *thread = hook_this_thread();
-    frame->real = find_real(slot);
     frame->row = NULL;
     frame->counter = NULL;
     frame->thread = thread;

@@ -147,6 +147,7 @@ static void *find_real(const char *symbol) {
 uint64_t hook_resolve_slot(struct slot *slot) {
     int error = errno;
     bool early = hook_setup();
+    hook_describe_named(slot);
     void *real = find_real(slot->symbol), *expected = (void *)hook_resolve;
     __atomic_compare_exchange_n(&slot->real, &expected, real ? real : (void *)missing, false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
