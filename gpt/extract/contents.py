@@ -3,8 +3,8 @@
 Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches that are worth a
 process's while. One is unpacked at a time, into a buffer that is used again. What needs no unpacking is not unpacked:
 of a cubin that is not compressed only the tables are read, of a large one that is compressed the first bytes, where
-they name all that is in it (front.py), and where elements are the same bytes (four of five in libcublasLt.so) a process
-unpacks the first one that it meets.
+they name all that is in it (cubin_prefix.py), and where elements are the same bytes (four of five in libcublasLt.so) a
+process unpacks the first one that it meets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every kind of record in a GPT stream, declared once: its keys in canonical order, their types and units.
 
-The kinds stand in records_code.py and records_runs.py, what several of them share stands here.
+The kinds stand in record_code.py and record_runs.py, what several of them share stands here.
 
 `gpt-stream(5)` says the same in prose, `make` generates `runtime/records.h` from it, and tests hold the page
 and the bytes that C writes equal to what stands here.

@@ -1,4 +1,4 @@
-// The hook, on unwind tables: ehframe.c, and what unwind.c remembers of them.
+// The hook, on unwind tables, and on what it remembers of them: sites.c.
 
 #include "harness.h"
 #include "hook/watch/sites.c"

@@ -1,4 +1,4 @@
-// The hook, on answers of a pipeline that anybody may have written: woven.c, and the sizes of their buffers.
+// The hook, on answers of a pipeline that anybody may have written: answer.c, and the sizes of their buffers.
 // What it writes of them into a trace can be read.
 
 #include "absent.h"

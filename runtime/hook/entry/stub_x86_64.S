@@ -60,7 +60,7 @@ hook_stubs:
     .hidden hook_stubs_end
 hook_stubs_end:
 
-// A frame (call.h) with what may hold an argument; the vector registers apart, for most functions have none there.
+// A frame (watch.h) with what may hold an argument; the vector registers apart, for most functions have none there.
 
     .macro open_frame
     pushq %rbp

@@ -523,7 +523,7 @@ struct objects {
 
 // What is known of this process.
 
-// In memory that is zero again in a forked child (write/live.h).
+// In memory that is zero again in a forked child (hook_process_memory).
 
 #define MAP_ENTRIES (1u << 18)
 #define MAX_LIBRARIES 4096
