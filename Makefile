@@ -28,7 +28,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
-.PHONY: help setup runtime demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man
+.PHONY: help setup runtime demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man check-english
 .PHONY: bench fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
@@ -148,7 +148,7 @@ soak: $(READY) runtime ## stress of the hook (killed under load, many processes,
 	@echo "soak: pytest"
 	@$(VENV)/bin/python -m pytest -q -m soak $(ARGS) tests/runtime
 
-check: check-ruff check-types check-c check-shell check-man ## format, lint and types of everything (-k: all faults)
+check: check-ruff check-types check-c check-shell check-man check-english ## format, lint and types of everything (-k: all faults)
 
 check-ruff: $(READY)
 	@echo "check: ruff"
@@ -176,6 +176,10 @@ check-man:
 	    echo "check: warning: no mandoc, man pages unchecked (Debian: apt-get install mandoc)" >&2; \
 	    test -z "$$CI"; \
 	fi
+
+check-english: $(READY)
+	@echo "check: English"
+	@$(VENV)/bin/python -m tests.style.english
 
 bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries, a hooked call and launch, a trace of ten million calls, timelines (HTA=PYTHON)
 	@$(VENV)/bin/python -m tests.bench.run $(ARGS)

@@ -1,0 +1,40 @@
+"""The checker of our English: which sentences it finds, and that its limits only go down."""
+
+import pytest
+
+from tests.style import english
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.md", "Returns what is left.", True),
+        ("a.md", "Of a kernel, the name.", True),
+        ("a.md", "What is it for?", False),
+        ("a.md", "```\nwhat is left\n```\nThe rest follows.", False),
+        ("a.md", "The rest of the file follows.", False),
+        ("a.py", 'def f():\n    """Whether it ends."""\n', True),
+        ("a.py", 'def f():\n    """Return whether it ends."""\n    those_of = 1\n', False),
+        ("a.c", "int that_of; // those of others\n", True),
+        ("a.c", "/* A comment\n   that is said */\n", True),
+        ("a.c", "int shall;\n", False),
+        ("a.png", "what is left", False),
+    ],
+)
+def test_what_it_finds(tmp_path, name, text, found):
+    (tmp_path / name).write_text(text)
+    assert bool([*english.iter_findings(tmp_path)]) == found
+
+
+def test_limits_only_go_down(tmp_path, monkeypatch, capsys):
+    counts = {"a": 3, "b": 1}
+    monkeypatch.setattr(english, "LIMITS", tmp_path / "limits.toml")
+    monkeypatch.setattr(english, "count", lambda: counts)
+    assert english.main(["--lower"]) == 0 and english.main([]) == 0
+    counts["a"] = 2
+    assert english.main([]) == 1 and "a: 2 sentences left, 3 allowed" in capsys.readouterr().err
+    assert english.main(["--lower"]) == 0 and english.main([]) == 0
+    counts |= {"a": 4, "c": 1}
+    assert english.main(["--lower"]) == 0 and english.main([]) == 1
+    told = capsys.readouterr().err
+    assert "a: 4 sentences that read as translated, 2 allowed" in told and "c: 1 sentences" in told
