@@ -75,6 +75,27 @@ KERNEL(turns) { // warps are late in turn
     SUM += 5;
 }
 
+KERNEL(rolled) { // the same barrier each time
+#pragma unroll 1
+    for (unsigned i = 0; i < TURNS; i++) {
+        if (warp() == i % WARPS)
+            spin(clocks);
+        __syncthreads();
+    }
+    SUM += 7;
+}
+
+KERNEL(crowded) { // 28 other warps come to the barriers, too, without a delay
+#pragma unroll 2
+    for (unsigned i = 0; i < TURNS; i++) {
+        if (warp() == i % WARPS)
+            spin(clocks);
+        __syncthreads();
+    }
+    if (warp() < WARPS)
+        SUM += 8;
+}
+
 __global__ void __cluster_dims__(2, 1, 1) cluster(unsigned *out, unsigned clocks) {
     spin((blockIdx.x % 2 * WARPS + warp()) * clocks);
     asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
@@ -85,9 +106,9 @@ int main(int count, char **args) {
     unsigned clocks = count > 1 ? atoi(args[1]) : 10000, *out, found[BLOCKS * THREADS], sum = 0;
     OK(cudaMalloc(&out, sizeof(found)));
     OK(cudaMemset(out, 0, sizeof(found)));
-    for (auto kernel : {bar_sync, counted, barrier_sync, bar_red, shared, turns, cluster})
+    for (auto kernel : {bar_sync, counted, barrier_sync, bar_red, shared, turns, rolled, crowded, cluster})
         for (unsigned i = 0; i < TIMES; i++) {
-            kernel<<<BLOCKS, THREADS>>>(out, clocks);
+            kernel<<<BLOCKS, kernel == crowded ? 1024 : THREADS>>>(out, clocks);
             OK(cudaGetLastError());
             OK(cudaDeviceSynchronize());
         }
