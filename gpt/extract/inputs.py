@@ -135,7 +135,7 @@ class Extraction:
 
         Whether the traces are whole matters to whoever decides what is unused, not here.
         """
-        from gpt.formats.negativa import find_so_path
+        from gpt.compat.negativa import find_so_path
         from gpt.trace.used import Loaded, read_used
 
         named = {trace: find_so_path(trace) for trace in traces}

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt.base.arch import describe
 from gpt.base.errors import GptError, MalformedError, UsageError
-from gpt.formats.negativa import read_spans, write_spans
+from gpt.compat.negativa import read_spans, write_spans
 from gpt.formats.paths import real_path
 from gpt.locate.holding import Added, Holding, Verdict
 from gpt.locate.listed import Listed, quoted

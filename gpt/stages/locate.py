@@ -89,7 +89,7 @@ def locate(
     for where, fact in found.warnings:
         stage.warn(where, fact)
     if trace_json:
-        from gpt.formats.negativa import write_trace
+        from gpt.compat.negativa import write_trace
 
         write_trace(trace_json, found.loaded, found.names)
         return stage.status

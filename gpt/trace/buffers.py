@@ -222,7 +222,7 @@ class Buffer:
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 
     def _unpack(self, file: IO[bytes], part: BufferPart) -> npt.NDArray[np.uint8]:
-        from gpt.trace.neutrino.results import SectionLayout, unpack_section
+        from gpt.compat.neutrino.traces.results import SectionLayout, unpack_section
 
         layout, units, packed_ = self.map, part.units or 0, part.packed or 0
         capacity = None if layout.type == "log" else layout.capacity

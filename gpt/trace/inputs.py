@@ -81,21 +81,21 @@ def read_input(path: Path | None, read: Read) -> Iterator[Record]:
     if path is None:
         yield from read(path)
     elif path.is_dir():
-        from gpt.trace.neutrino.folder import read_folder
+        from gpt.compat.neutrino.traces.folder import read_folder
 
         yield from read_folder(path)
     elif path.suffix == ".pkl" or _begins(path, b"\x80\x04", b"\x80\x05"):
         raise GptError(PICKLE, str(path))
     elif path.suffix == ".bin" and is_regular(path):
-        from gpt.trace.neutrino.folder import read_folder
+        from gpt.compat.neutrino.traces.folder import read_folder
 
         yield from read_folder(path.parent.parent if path.parent.name == "result" else path.parent, path.name)
     elif path.suffix == ".dmat" and is_regular(path):
-        from gpt.trace.neutrino.dmat import read_dmat
+        from gpt.compat.neutrino.traces.dmat import read_dmat
 
         yield from read_dmat(path)
     elif is_regular(path) and _has_lines(path):
-        from gpt.trace.eventlines import read_lines
+        from gpt.compat.tracers.lines import read_lines
 
         with open_regular(path) as file:
             yield from read_lines(file, str(path))
@@ -108,7 +108,7 @@ def _has_lines(path: Path) -> bool:
     with open_regular(path) as file:
         if is_stream(file.peek(64)):  # without what it takes to look closer
             return False
-        from gpt.trace.eventlines import HEAD, is_lines
+        from gpt.compat.tracers.lines import HEAD, is_lines
 
         return is_lines(file.read(HEAD))
 

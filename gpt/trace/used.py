@@ -75,7 +75,7 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
 
 def _refuse_lines(data: bytes, path: Path) -> None:
     """JSON lines of calls are no list of names, and do not say all that was looked up."""
-    from gpt.trace.eventlines import HEAD, is_lines
+    from gpt.compat.tracers.lines import HEAD, is_lines
 
     if is_lines(data[:HEAD]):
         raise MalformedError("JSON lines of calls do not say what was looked up: name the trace itself", str(path))

@@ -115,7 +115,7 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
 def _read_stdin(stage: Stage) -> Iterator[Record]:
     """A stream, or JSON lines of calls."""
     if not (stage.from_json or os.isatty(0)):
-        from gpt.trace.eventlines import is_lines, read_lines
+        from gpt.compat.tracers.lines import is_lines, read_lines
 
         if is_lines(stage.peek()):
             return read_lines(stage.stdin, STDIN)

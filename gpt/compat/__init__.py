@@ -1,0 +1,1 @@
+"""What other people's tools read and write: their files, and the programs that take the place of theirs."""
