@@ -1,20 +1,24 @@
-"""Negativa-ML's files: what was used, and spans.
+"""Read and write Negativa-ML's files: lists of used code, and spans.
 
-`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}` (gpt/trace/used.py reads it), `LIB.json`
+`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}`, `LIB.json` is
 `{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.outputs import make_folder, replacing
 from gpt.formats.paths import read_at_most
+from gpt.stream import records
+from gpt.trace.inputs import Format
+
+if TYPE_CHECKING:
+    from gpt.stream.stage import Stage
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
@@ -47,15 +51,23 @@ def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> No
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
+    import json  # summaries of traces do without it
+
     with replacing(path) as file:
         file.write(json.dumps(value).encode() + b"\n")
+
+
+def _parse(data: bytes) -> Any:
+    import json
+
+    return json.loads(data)
 
 
 def find_so_path(path: Path) -> str | None:
     """The library that a span file is about; None if the file is something else."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
+            value = _parse(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
         found = value.get("so_path") if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
@@ -67,7 +79,7 @@ def read_spans(folder: Path, library: str) -> list[Span]:
     path = path_of(folder, library)
     try:
         with open(path, "rb") as file:
-            value: Any = json.loads(read_at_most(file, MAX_FILE))
+            value = _parse(read_at_most(file, MAX_FILE))
         spans = [(span["start"], span["end"]) for span in value["spans"]]
         if not all(type(n) is int and n >= 0 for span in spans for n in span):
             raise ValueError("start and end are not offsets")
@@ -76,3 +88,41 @@ def read_spans(folder: Path, library: str) -> list[Span]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedError(f"not a span file of Negativa-ML: {error}", str(path)) from None
     return sorted(spans)
+
+
+def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
+    """Return the kernels and libraries of a trace.json, or None for text that isn't JSON. Raises MalformedError."""
+    if not data.startswith(b"{"):
+        return None
+    try:
+        value = _parse(data)
+        names = value["detected_kernels"]
+        libraries = value.get("loaded_sos", [])
+        for key, strings in (("detected_kernels", names), ("loaded_sos", libraries)):
+            if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+                raise TypeError(f"{key} is not a list of strings")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(f"not a trace.json of Negativa-ML: {error}", str(path)) from None
+    return names, libraries
+
+
+class SpansFromFile:
+    """Spans that somebody else decided on take the place of a search."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self._stage = stage
+        self._folder = folder
+
+    def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A record, and before the end of a library its spans."""
+        if record["kind"] == "library_end":
+            library = record["path"]
+            try:
+                for start, end in read_spans(self._folder, library):
+                    yield records.make("span", library=library, start=start, end=end, reason="given")
+            except GptError as error:
+                yield self._stage.error(error, ref=library)
+        yield record
+
+
+FORMAT = Format("negativa", list_used=list_used, find_library=find_so_path)

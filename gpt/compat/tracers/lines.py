@@ -40,7 +40,7 @@ TOOL = "tracer"
 ZERO = 1 << 40  # ns: when processes without a header begin, so that what was before has a time stamp too
 BATCH = 1 << 16  # calls that are put together
 DECODE = json.JSONDecoder().decode  # half of the time of json.loads is not this
-HEAD = MOST_LINE = 1 << 20  # bytes that are looked at to tell what a file is, and of a line
+MOST_LINE = 1 << 20  # bytes
 BOM = b"\xef\xbb\xbf"
 EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind": ?"header")', re.M)
 LOST = re.compile(rb"Lost (\d{1,15}) events")  # as bpftrace says it
@@ -54,7 +54,7 @@ FAULTS = (BROKEN, LONG, CUT)
 
 
 def is_lines(head: bytes) -> bool:
-    """Whether a file that begins so, in its first HEAD bytes, has such lines."""
+    """Whether a file that begins so, has such lines."""
     return not is_stream(head) and b"\0" not in head and EVENT.search(head) is not None
 
 

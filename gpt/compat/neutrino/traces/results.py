@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.base.errors import MalformedError, MissingError, TruncatedError
+from gpt.trace.inputs import StoredBuffer
 
 HEADER, SECTION, SECOND = struct.Struct("<8I"), struct.Struct("<2Q"), struct.Struct("<2IQ")
 COUNT, WARP = 8, 32
@@ -107,6 +108,25 @@ def find_place(result: Result, number: int, level: str, record: int, capacity: i
     if fits:
         raise TruncatedError(f"{max(extent, 0)} bytes of {fits[0].units * fits[0].unit}")
     raise MalformedError(f"a section of {size} bytes does not hold records of {record}")
+
+
+def unpack_buffer(file: IO[bytes], stored: StoredBuffer) -> Bytes:
+    """Make the buffer that gpt-hook would have written of what a record refers to.
+
+    Raises MalformedError if the sizes in the record don't fit, MissingError without enough memory, TruncatedError if
+    the file is cut.
+    """
+    units, threads, capacity = stored.units, stored.threads, stored.capacity
+    unit = stored.size // units if units else 0
+    odd = not unit or stored.size % units or unit % stored.stride
+    if odd or capacity not in (None, unit // stored.stride):
+        raise MalformedError(f"buffer: {stored.size} bytes of {units} units")
+    full = {"thread": threads, "warp": -(-threads // WARP), "block": 1}[stored.level]
+    whole = threads // WARP if stored.level == "warp" else full
+    if units not in (stored.blocks * full, stored.blocks * whole):
+        raise MalformedError(f"buffer: {units} units; the launch has {stored.blocks * full}")
+    place = SectionLayout(stored.offset, units, unit)
+    return unpack_section(file, place, stored.stride, stored.blocks, full, whole, capacity)
 
 
 def unpack_section(
