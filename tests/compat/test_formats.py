@@ -49,3 +49,9 @@ def test_a_folder_is_asked_about_once_it_is_a_trace(tmp_path):
         expand([tmp_path])
     (tmp_path / "event.log").touch()
     assert expand([tmp_path]) == [tmp_path]
+
+
+def test_python_begins_with_all_formats(tmp_path):
+    """`gpt.trace.open` registers them as the executables do."""
+    (tmp_path / "event.log").write_text("[pid] 7\n[mem] cuMemAlloc_v2 0 4096\n")
+    assert run(f"import gpt.trace; print([one.pid for one in gpt.trace.open({str(tmp_path)!r}).processes])") == "[7]\n"
