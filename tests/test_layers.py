@@ -61,6 +61,14 @@ def test_no_two_files_import_each_other():
     assert not imports
 
 
+def test_only_entry_points_import_other_peoples_formats():
+    """What reads them is registered; the core doesn't know who they are."""
+    for path in sources():
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(("gpt/stages/", "gpt/compat/")) and name != "gpt/trace/__init__.py":
+            assert not any(module.startswith("gpt.compat") for module in imported(ast.parse(path.read_text()))), name
+
+
 def test_what_programs_import_needs_nothing_else():
     """gpt.tensors is alone in the folder that `gpt-hook run --tensors` puts on PYTHONPATH."""
     for path in (ROOT / "gpt" / "tensors").glob("*.py"):

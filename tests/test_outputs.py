@@ -12,7 +12,7 @@ from gpt.asm import images
 from gpt.base import outputs
 from gpt.base.cache import Cache
 from gpt.base.outputs import is_user, open_stream, replacing
-from gpt.formats import negativa
+from gpt.compat import negativa
 from tests import loaded
 from tests.runtime import hooked
 from tests.stages.tools import extract, located, run

@@ -135,10 +135,10 @@ class Extraction:
 
         Whether the traces are whole matters to whoever decides what is unused, not here.
         """
-        from gpt.formats.negativa import find_so_path
+        from gpt.trace.inputs import find_library
         from gpt.trace.used import Loaded, read_used
 
-        named = {trace: find_so_path(trace) for trace in traces}
+        named = {trace: find_library(trace) for trace in traces}
         loaded = read_used([trace for trace in traces if not named[trace]], allow_incomplete=True).loaded
         loaded |= {name: Loaded() for name in named.values() if name}
         seen: set[tuple[int, int]] = set()

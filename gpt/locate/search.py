@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from gpt.base.arch import describe
 from gpt.base.errors import GptError, MalformedError, UsageError
-from gpt.formats.negativa import read_spans, write_spans
 from gpt.formats.paths import real_path
 from gpt.locate.holding import Added, Holding, Verdict
 from gpt.locate.listed import Listed, quoted
 from gpt.locate.targets import DeviceSet
 from gpt.locate.unused import KEPT, KERNEL_UNUSED, Candidate, candidate_of, fits, iter_reasons, may_link
 from gpt.stream import records
-from gpt.stream.stage import Stage
 from gpt.trace.used import Used
 
 Records = Iterator[dict[str, Any]]
@@ -35,7 +32,7 @@ class LocateOptions:
     keep_ptx: bool
     by_kernel: bool
     allow_missing: bool
-    spans_json: Path | None
+    write_spans: Callable[[str, Spans], None] | None  # what writes the spans of a library to a file of its own
     everything: bool = False  # all kernels count as used
 
     @cached_property
@@ -65,25 +62,6 @@ class Library:
         return path
 
 
-class SpansFromFile:
-    """Spans that somebody else decided on take the place of a search."""
-
-    def __init__(self, stage: Stage, folder: Path) -> None:
-        self._stage = stage
-        self._folder = folder
-
-    def handle(self, record: dict[str, Any]) -> Records:
-        """A record, and before the end of a library its spans."""
-        if record["kind"] == "library_end":
-            library = record["path"]
-            try:
-                for start, end in read_spans(self._folder, library):
-                    yield records.make("span", library=library, start=start, end=end, reason="given")
-            except GptError as error:
-                yield self._stage.error(error, ref=library)
-        yield record
-
-
 class Search:
     """One run: what was used against what libraries have."""
 
@@ -95,7 +73,7 @@ class Search:
         self._idle = dict(wanted.kept)  # patterns that matched nothing so far
         self._there: set[tuple[str, str]] = set()  # types and architectures that there are
         self._lists = Listed(used.lists)
-        self._files: list[tuple[str, Spans]] = []  # libraries and spans for --spans-json, not written
+        self._files: list[tuple[str, Spans]] = []  # libraries and spans that are to be written to files
         self._seen: set[str] = set()  # used names that some library holds
         self._strange = dict(used.images)  # images from memory that no library so far holds
         self._libraries: set[str] = set()
@@ -204,7 +182,7 @@ class Search:
         for reason, tally in tallies.items():
             counts = {key: tally[key] for key in ("elements", "kernels", "bytes")}
             yield records.make("tally", library=library.path, reason=reason, arch=target.arch, **counts)
-        if self._wanted.spans_json:
+        if self._wanted.write_spans:
             self._files.append((library.path, spans))
 
     def _find_demangled(self, library: Library) -> None:
@@ -248,10 +226,13 @@ class Search:
         return Verdict(faults, bad)
 
     def _write_files(self) -> None:
+        write_spans = self._wanted.write_spans
+        if not write_spans:
+            return
         files, self._files = self._files, []
         for library, spans in files:
             try:
-                write_spans(self._wanted.spans_json or Path(), library, spans)
+                write_spans(library, spans)
             except GptError as error:
                 self._stage.error(error, ref=library)
 

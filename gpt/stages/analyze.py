@@ -55,10 +55,9 @@ def main() -> int:
     if option == "--script" and (equals or len(sys.argv) > 2):
         path = value if equals else sys.argv.pop(2)
         del sys.argv[1]
-        from gpt.analyze.lib.command import make_command
         from gpt.analyze.lib.script import load_script
 
-        return cli.run(TOOL, make_command(load_script(Path(path))))
+        return cli.run(TOOL, _make_command(load_script(Path(path))))
     return cli.run(TOOL, _Commands((option,) if option in ANALYSES else ANALYSES), ABOUT, _no_command)
 
 
@@ -69,9 +68,7 @@ class _Commands(Mapping[str, Callable[..., int]]):
         self._names = names
 
     def __getitem__(self, name: str) -> Callable[..., int]:
-        from gpt.analyze.lib.command import make_command
-
-        return make_command(_load(name))
+        return _make_command(_load(name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -81,6 +78,13 @@ class _Commands(Mapping[str, Callable[..., int]]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _make_command(analysis: Analysis) -> Callable[..., int]:
+    import gpt.compat  # noqa: F401 - registers other people's traces
+    from gpt.analyze.lib.command import make_command
+
+    return make_command(analysis)
 
 
 def _load(name: str) -> Analysis:

@@ -43,7 +43,7 @@ def dump(
     version: cli.Version = False,
 ) -> int:
     """Run the callbacks of probes on each launch."""
-    from gpt.trace.dumps import Dumping
+    from gpt.compat.dump.dumping import Dumping
 
     printed = _open(output) if output and output != DASH else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -63,8 +64,9 @@ def locate(
     version: cli.Version = False,
 ) -> int:
     """Find the GPU code that is not needed to run these kernels on these devices."""
+    from gpt.compat import negativa
     from gpt.locate.holding import Holding
-    from gpt.locate.search import LocateOptions, Search, SpansFromFile
+    from gpt.locate.search import LocateOptions, Search
     from gpt.locate.targets import find_targets
     from gpt.trace.used import read_used
 
@@ -73,7 +75,7 @@ def locate(
     if not used and not archs:
         if spans_json is None:
             raise UsageError("--used FILE or --arch SM is required (or --spans-json DIR, to read spans)")
-        return stage.filter(SpansFromFile(stage, spans_json).handle, files or (), wants=ELEMENT)
+        return stage.filter(negativa.SpansFromFile(stage, spans_json).handle, files or (), wants=ELEMENT)
     cli.check_names("--keep", keep or ())
     by_kernel = granularity == Granularity.kernel
     for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
@@ -89,14 +91,13 @@ def locate(
     for where, fact in found.warnings:
         stage.warn(where, fact)
     if trace_json:
-        from gpt.formats.negativa import write_trace
-
-        write_trace(trace_json, found.loaded, found.names)
+        negativa.write_trace(trace_json, found.loaded, found.names)
         return stage.status
     if used and not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     targets = find_targets(archs, found, everything=not used)
-    wanted = LocateOptions(targets, keep or (), keep_ptx, by_kernel, allow_missing, spans_json, not used)
+    write_spans = partial(negativa.write_spans, spans_json) if spans_json else None
+    wanted = LocateOptions(targets, keep or (), keep_ptx, by_kernel, allow_missing, write_spans, not used)
     search = Search(stage, found, wanted)
     stage.filter(search.handle, files or (), wants=ELEMENT)
     search.report_missing()

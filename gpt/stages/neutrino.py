@@ -19,7 +19,7 @@ def main() -> int:
 
 def _show_path(value: bool) -> None:
     if value:
-        from gpt.neutrino.command import PACKAGE
+        from gpt.compat.neutrino.command import PACKAGE
 
         cli.show(PACKAGE)
         raise cli.Done
@@ -56,7 +56,7 @@ def neutrino(
     version: cli.Version = False,
 ) -> int:
     """Run a program with probes, and leave trace folders as Neutrino does."""
-    from gpt.neutrino.command import NeutrinoOptions, find_parent, start
+    from gpt.compat.neutrino.command import NeutrinoOptions, find_parent, start
 
     if probe and tool:
         raise UsageError("--tool cannot be combined with --probe: a run has one probe")

@@ -16,6 +16,7 @@ def open(*paths: str | PathLike[str]) -> TraceModel:
     """
     from pathlib import Path
 
+    import gpt.compat  # noqa: F401 - registers other people's traces
     from gpt.trace.model import read
 
     return read([Path(path) for path in paths])

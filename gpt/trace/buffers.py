@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from gpt.base.errors import MalformedError
 from gpt.stream import packed
+from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
 from gpt.trace.select import Selected
@@ -217,24 +218,16 @@ class Buffer:
             self.map.check_size(self._parts.size, *shape)
         data, offset = self._parts.read(self.map.unit, self._files, self._unpack)
         saved = self.map.read(data, *shape, offset, self._parts.size)
-        if saved.units is not None and self._parts.dropped:  # a result of Neutrino has no count
+        if saved.units is not None and self._parts.dropped:  # other formats have no count
             saved = saved._replace(dropped=self._parts.dropped)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 
     def _unpack(self, file: IO[bytes], part: BufferPart) -> npt.NDArray[np.uint8]:
-        from gpt.trace.neutrino.results import SectionLayout, unpack_section
-
-        layout, units, packed_ = self.map, part.units or 0, part.packed or 0
+        unpack, layout = FORMATS[part.codec or ""].unpack, self.map
+        assert unpack  # as parse_part checked
         capacity = None if layout.type == "log" else layout.capacity
-        unit = packed_ // units if units else 0
-        odd = not unit or packed_ % units or unit % layout.stride
-        if odd or capacity not in (None, unit // layout.stride):
-            raise MalformedError(f"buffer: {packed_} bytes of {units} units")
-        whole = self.launch.threads // WARP if layout.level == "warp" else layout.units(self.launch.threads)
-        shape = self.launch.blocks, layout.units(self.launch.threads), whole
-        if units not in (shape[0] * shape[1], shape[0] * whole):
-            raise MalformedError(f"buffer: {units} units; the launch has {shape[0] * shape[1]}")
-        return unpack_section(file, SectionLayout(part.offset, units, unit), layout.stride, *shape, capacity)
+        shape = layout.level, layout.stride, capacity, self.launch.blocks, self.launch.threads
+        return unpack(file, StoredBuffer(part.offset, part.packed or 0, part.units or 0, *shape))
 
 
 def _in_order(saved: SavedBuffer) -> SavedBuffer:

@@ -1,23 +1,75 @@
-"""What a command line names as traces: files of gpt-hook, `-` for standard input, JSON lines of calls, and what
-Neutrino left: folders, a result, a `.dmat`. All of them are records to whoever reads them.
+"""Read the traces that a command line names: files of gpt-hook, `-` for standard input, and files of other people's
+tools. A reader gets records from all of them.
+
+Formats that aren't ours are looked up in FORMATS. gpt/compat/ fills that table when it's imported, which the stages do;
+nothing in the core imports it. So this file stays cheap to import: a format imports what reads it when it's asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from gpt.base.errors import GptError, MissingError, UsageError
+from gpt.base.errors import MissingError, UsageError
 from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
+ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # of an open file and its name
 
 STDIN = Path("-")
 MOST_FOLDERS = 10_000  # in a folder of folders
-PICKLE = "a pickle runs code when it is read, so it is not: take the .bin that it was made of"
+HEAD = 1 << 20  # bytes that are looked at to tell what a text is
+
+
+class StoredBuffer(NamedTuple):
+    """A buffer that lies in a file of another format: `units` units, `size` bytes together, from `offset` on.
+
+    The rest describes the launch's buffer: records of `stride` bytes, `capacity` of them in each unit (None in a log),
+    one unit per thread, warp or block as `level` says, in `blocks` blocks of `threads` threads.
+    """
+
+    offset: int
+    size: int
+    units: int
+    level: str
+    stride: int
+    capacity: int | None
+    blocks: int
+    threads: int
+
+
+class Format(NamedTuple):
+    """A format of other people. Each field answers one question about a file, with None if it has another format.
+
+    `find_trace` returns the records of a file or folder, and `side_folder` where the buffers of a folder are.
+    `find_text` does the same for files and pipes of which the first HEAD bytes are known: it returns what reads them.
+    `unpack` makes a buffer of what a `buffer` record refers to whose `codec` is the `name` of the format.
+    `list_used` returns the kernels and the libraries that a run used, of a file that holds text, and `find_library` the
+    library that a file is about, for `gpt-extract --loaded`.
+    """
+
+    name: str
+    find_trace: Callable[[Path], Iterator[Record] | None] | None = None
+    side_folder: Callable[[Path], Path | None] | None = None
+    find_text: Callable[[bytes], ReadText | None] | None = None
+    unpack: Callable[[IO[bytes], StoredBuffer], npt.NDArray[np.uint8]] | None = None
+    list_used: Callable[[bytes, Path], tuple[list[str], list[str]] | None] | None = None
+    find_library: Callable[[Path], str | None] | None = None
+
+
+FORMATS: dict[str, Format] = {}  # by name, in the order in which they are asked
+
+
+def register(*formats: Format) -> None:
+    """Add formats to the table. A format replaces the one with its name."""
+    FORMATS.update((one.name, one) for one in formats)
 
 
 def expand(paths: Sequence[Path]) -> list[Path | None]:
@@ -66,56 +118,57 @@ def _begins_stream(path: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    return path.is_dir() and any((path / name).exists() for name in ("event.log", "result", "probe.toml"))
+    """Tell whether a path is a folder that is one trace."""
+    return path.is_dir() and _find_trace(path) is not None
 
 
 def side_folder(path: Path | None) -> Path | None:
     """The folder with the files that buffers of a trace are in; None for standard input."""
     if path is None:
         return None
-    return (path / "result" if (path / "result").exists() else path) if path.is_dir() else path.parent
+    folders = (one.side_folder(path) for one in FORMATS.values() if one.side_folder)
+    return next(filter(None, folders), path.parent)
 
 
 def read_input(path: Path | None, read: Read) -> Iterator[Record]:
     """The records of what `expand` returned; `read` reads traces of gpt-hook. Raises GptError, OSError."""
     if path is None:
         yield from read(path)
-    elif path.is_dir():
-        from gpt.trace.neutrino.folder import read_folder
-
-        yield from read_folder(path)
-    elif path.suffix == ".pkl" or _begins(path, b"\x80\x04", b"\x80\x05"):
-        raise GptError(PICKLE, str(path))
-    elif path.suffix == ".bin" and is_regular(path):
-        from gpt.trace.neutrino.folder import read_folder
-
-        yield from read_folder(path.parent.parent if path.parent.name == "result" else path.parent, path.name)
-    elif path.suffix == ".dmat" and is_regular(path):
-        from gpt.trace.neutrino.dmat import read_dmat
-
-        yield from read_dmat(path)
-    elif is_regular(path) and _has_lines(path):
-        from gpt.trace.eventlines import read_lines
-
+    elif (trace := _find_trace(path)) is not None:
+        yield from trace
+    elif is_regular(path) and (read_text := _find_text_of(path)):
         with open_regular(path) as file:
-            yield from read_lines(file, str(path))
+            yield from read_text(file, str(path))
     else:
         yield from read(path)
 
 
-def _has_lines(path: Path) -> bool:
-    """Whether a file is JSON lines of calls."""
+def _find_trace(path: Path) -> Iterator[Record] | None:
+    traces = (one.find_trace(path) for one in FORMATS.values() if one.find_trace)
+    return next((trace for trace in traces if trace is not None), None)
+
+
+def _find_text_of(path: Path) -> ReadText | None:
     with open_regular(path) as file:
-        if is_stream(file.peek(64)):  # without what it takes to look closer
-            return False
-        from gpt.trace.eventlines import HEAD, is_lines
-
-        return is_lines(file.read(HEAD))
+        return None if is_stream(file.peek(64)) else find_text(file.read(HEAD))
 
 
-def _begins(path: Path, *magic: bytes) -> bool:
-    """Whether a file begins so, as far as that can be seen."""
-    if not is_regular(path):
-        return False
-    with open_regular(path) as file:
-        return file.read(2) in magic
+def find_text(head: bytes) -> ReadText | None:
+    """Return the reader of a text with these first HEAD bytes, or None for a stream and for other text."""
+    if is_stream(head):
+        return None
+    return next(filter(None, (one.find_text(head) for one in FORMATS.values() if one.find_text)), None)
+
+
+def find_library(path: Path) -> str | None:
+    """Return the library that a file is about, or None for a trace or a list."""
+    return next(filter(None, (one.find_library(path) for one in FORMATS.values() if one.find_library)), None)
+
+
+def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
+    """Return the kernels and libraries that a text lists as used, or None if no format knows it.
+
+    Raises MalformedError.
+    """
+    lists = (one.list_used(data, path) for one in FORMATS.values() if one.list_used)
+    return next((found for found in lists if found is not None), None)

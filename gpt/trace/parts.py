@@ -1,8 +1,8 @@
 """The bytes of a probe's buffer, wherever the records that hold it say that they are.
 
 A buffer is in one `buffer` record or in several, each with the next of its bytes: in the record or in a file beside the
-trace, as they are, or only the units that saved anything, or a frame of zstd, or a section of a result of Neutrino;
-gpt-stream(5) has the keys.
+trace, as they are, or only the units that saved anything, or a frame of zstd, or in a file of another format, whose
+name the codec is; gpt-stream(5) has the keys.
 
 Whoever wrote the trace chose every number. Bytes of one record, and of several that lie one after the other in a file,
 are looked at where they are. The others are put together in memory that is zero before, so that units that saved
@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.formats.paths import open_regular
+from gpt.trace.inputs import FORMATS
 
 Record = dict[str, Any]
 Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
 NUMBER = 8  # bytes of the number of a unit
-RESULT = "neutrino"  # the codec of the records of a section of one of its results
 MAX_PART = 64 << 20  # bytes that a frame unpacks to
 
 
@@ -69,9 +69,14 @@ def parse_part(record: Record) -> BufferPart:
     if not 0 < length <= size - at and (at or length != size):
         raise MalformedError(f"buffer of {size} bytes: no part has {length} from {at} on")
     units, codec = record.get("units"), record.get("codec")
-    if codec not in (None, "zstd", RESULT):
+    if codec not in (None, "zstd") and not _is_foreign(codec):
         raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
     return BufferPart(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
+
+
+def _is_foreign(codec: str | None) -> bool:
+    """Whether other people's files hold it."""
+    return codec in FORMATS and FORMATS[codec].unpack is not None
 
 
 Unpack = Callable[[IO[bytes], BufferPart], npt.NDArray[np.uint8]]
@@ -106,7 +111,7 @@ class Parts:
 
     def read(self, unit: int | None, files: SideFiles, unpack: Unpack | None = None) -> tuple[Bytes, int]:
         """The bytes, and where in them the buffer begins; a unit has so many, None for a log. `unpack` makes a buffer
-        of the records of a RESULT.
+        of a part of another format.
 
         Raises MissingError if they are lost, if a file is absent or another one, or if memory does not suffice;
         TruncatedError if a file is too short; MalformedError if the records make no sense.
@@ -116,10 +121,10 @@ class Parts:
         if self._joined is not None:
             return self._joined, 0
         parts = self._parts
-        if any(part.codec == RESULT for part in parts):
+        if any(_is_foreign(part.codec) for part in parts):
             (part,) = parts if len(parts) == 1 and unpack else (None,)
             if part is None or part.units is None or part.packed is None or part.data is not None:
-                raise MalformedError("buffer: not of a result of Neutrino")
+                raise MalformedError("buffer: not of a file of another format")
             with files.open_file(part.path) as file:
                 joined = unpack(file, part) if unpack else np.zeros(0, np.uint8)
             joined.flags.writeable = False

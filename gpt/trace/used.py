@@ -1,4 +1,4 @@
-"""What was used: kernel names from GPT traces, Negativa-ML's trace.json, or text with a name a line.
+"""What was used: kernel names from GPT traces, text with a name a line, or a list of another format.
 
 A trace that is not whole must not decide that code is unused. *Truncated* (bytes missing, a child's trace
 absent) is refused; *interrupted* (chunks whole, no `end`: the process was killed) is refused for the root
@@ -7,7 +7,6 @@ process and a warning for its children. `allow_incomplete` turns both into warni
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from gpt.base.errors import GptError, MalformedError, TruncatedError
 from gpt.formats.paths import open_regular, read_at_most
 from gpt.stream import wire
+from gpt.trace.inputs import list_used
 
 if TYPE_CHECKING:
     from gpt.trace.follow import Trace
@@ -67,18 +67,11 @@ def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
                 _read_traces(path, file, used, allow_incomplete, paths)
             else:
                 data = read_at_most(file, MAX_TEXT)
-                if b'"ts"' in data:
-                    _refuse_lines(data, path)
-                (_read_negativa if head[:1] == b"{" else _read_text)(data, path, used)
+                if listed := list_used(data, path):
+                    _add_listed(*listed, used)
+                else:
+                    _read_text(data, path, used)
     return used
-
-
-def _refuse_lines(data: bytes, path: Path) -> None:
-    """JSON lines of calls are no list of names, and do not say all that was looked up."""
-    from gpt.trace.eventlines import HEAD, is_lines
-
-    if is_lines(data[:HEAD]):
-        raise MalformedError("JSON lines of calls do not say what was looked up: name the trace itself", str(path))
 
 
 def _read_text(data: bytes, path: Path, used: Used) -> None:
@@ -91,20 +84,11 @@ def _read_text(data: bytes, path: Path, used: Used) -> None:
             used.lists.setdefault(name, str(path))
 
 
-def _read_negativa(data: bytes, path: Path, used: Used) -> None:
-    try:
-        value = json.loads(data)
-        names = value["detected_kernels"]
-        libraries = value.get("loaded_sos", [])
-        for key, strings in (("detected_kernels", names), ("loaded_sos", libraries)):
-            if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-                raise TypeError(f"{key} is not a list of strings")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(f"not a trace.json of Negativa-ML: {error}", str(path)) from None
+def _add_listed(names: list[str], libraries: list[str], used: Used) -> None:
     for name in names:
         used.names.setdefault(name, None)
-    for path_loaded in libraries:
-        used.loaded.setdefault(path_loaded, Loaded())
+    for library in libraries:
+        used.loaded.setdefault(library, Loaded())
 
 
 def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool, given: list[Path]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt.neutrino.command import PACKAGE, TOOLS  # noqa: E402
+from gpt.compat.neutrino.command import PACKAGE, TOOLS  # noqa: E402
 
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 BIN = Path(sys.executable).parent

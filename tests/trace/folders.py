@@ -4,8 +4,8 @@ import struct
 import sys
 from pathlib import Path
 
-from gpt.neutrino.command import TOOLS
-from gpt.neutrino.writer import Writer
+from gpt.compat.neutrino.command import TOOLS
+from gpt.compat.neutrino.writer import Writer
 from gpt.stream import packed
 from gpt.trace.inputs import read_input, side_folder
 from gpt.trace.process import iter_processes

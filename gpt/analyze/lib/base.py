@@ -113,12 +113,12 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
 
 
 def _read_stdin(stage: Stage) -> Iterator[Record]:
-    """A stream, or JSON lines of calls."""
+    """A stream, or text of another format."""
     if not (stage.from_json or os.isatty(0)):
-        from gpt.trace.eventlines import is_lines, read_lines
+        from gpt.trace.inputs import find_text
 
-        if is_lines(stage.peek()):
-            return read_lines(stage.stdin, STDIN)
+        if read_text := find_text(stage.peek()):
+            return read_text(stage.stdin, STDIN)
     return stage.read()
 
 

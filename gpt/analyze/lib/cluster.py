@@ -29,6 +29,7 @@ from gpt.stream.stage import Stage
 if TYPE_CHECKING:
     from gpt.analyze.lib.answer import Record
     from gpt.trace.follow import Trace
+    from gpt.trace.inputs import Format
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
@@ -38,12 +39,13 @@ LOGGERS = ("distributed", "distributed.client")  # which Dask gives levels of th
 
 
 class Job(NamedTuple):
-    """What makes a fold, the options of which it is made, and what it reads."""
+    """What makes a fold, the options of which it is made, and what it reads: also formats that were registered here."""
 
     make: Callable[..., base.Fold]
     options: dict[str, Any]
     from_json: bool
     selection: Selection | None
+    formats: tuple[Format, ...]
 
 
 class WorkerResult(NamedTuple):
@@ -85,7 +87,9 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
     `known` are processes that other traces have, which do not count.
     """
     from gpt.trace.follow import Trace
+    from gpt.trace.inputs import register
 
+    register(*job.formats)
     stage = _Worker(job.from_json)
     passage = base.Passage(stage, job.make(**job.options), job.selection, known=known)
     trace = Trace(path, True, _read_with(stage), origin)

@@ -31,7 +31,7 @@ from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular, real_path
 from gpt.screen import plots
 from gpt.stream.stage import DASH, Stage
-from gpt.trace.inputs import STDIN, find_runs
+from gpt.trace.inputs import FORMATS, STDIN, find_runs
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -276,7 +276,7 @@ def make_command(analysis: Analysis) -> Callable[..., int]:
             if given["engine"]:
                 from gpt.analyze.lib import cluster
 
-                job = cluster.Job(analysis.make, own, given["from_json"], selection)
+                job = cluster.Job(analysis.make, own, given["from_json"], selection, tuple(FORMATS.values()))
                 return cluster.read(stage, job, traces, seen, given["scheduler"])
             made = analysis.make(stage, given["json"], **own) if analysis.lines else analysis.make(**own)
             with made if isinstance(made, AbstractContextManager) else nullcontext():

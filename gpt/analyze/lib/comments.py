@@ -1,5 +1,5 @@
 """What a trace says beside its calls, as lines after `# `: with the lines of `events --json` all that summaries,
-stages, gaps, memory and timelines need, in text that jq and grep read (gpt/trace/eventlines.py reads it back).
+stages, gaps, memory and timelines need, in text that jq and grep read (gpt/compat/tracers/lines.py reads it back).
 
 Records of the JSON form, with all times in ns: headers, and what numbers in the others mean, before the calls; the rest
 and the ends after them. Launches with probes, what these saved, tensors and

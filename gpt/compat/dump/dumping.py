@@ -1,0 +1,112 @@
+"""A stream that passes, and beside it a file for each launch, on which callbacks run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpt.base.errors import GptError, MalformedError
+from gpt.compat.dump.callbacks import Callbacks
+from gpt.stream.stage import Stage
+from gpt.trace.complete_launches import CompleteLaunches, WholeLaunch
+
+Record = dict[str, Any]
+
+
+class Dumping(Stage):
+    """One run: launches become files in `folder`, on which callbacks run; the stream passes."""
+
+    def follow(self, folder: Path, private: Path, keep: bool, limit: float, printed: int) -> None:
+        """Says how. `private` is a folder of its own, and `printed` the descriptor for what callbacks print."""
+        self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._keep = keep
+        self._callbacks = Callbacks(limit, printed, keep)
+        self._launches = CompleteLaunches(private)
+        self._follows = True
+        self._diags: list[Record] = []
+        self._headers: dict[int, list[Record]] = {}  # of what was dumped, by pid
+        self._inside = False  # a segment
+
+    def run(self, files: list[Path], wants: tuple[str, str] | None) -> int:
+        """Reads the stream, and waits for the callbacks."""
+        torn: GptError | None = None
+        status = 0
+        try:
+            try:
+                status = self.filter(self._handle, files, self._settle, wants=wants)
+            except GptError as error:  # what came before is whole
+                torn = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever reads the stream has all of it
+            self._callbacks.finish()
+        finally:
+            self._callbacks.stop()
+        for _ in self._settle():
+            pass
+        for callback, count in self._callbacks.failed.items():
+            if count > 1:
+                self.warn(callback, f"failed on {count:,} launches")
+        if pending := self._launches.pending:
+            self.warn("", f"launches not dumped, as not all that they saved is in the stream: {pending:,}")
+        if torn:
+            raise torn
+        return max(status, int(bool(self._callbacks.failed)))
+
+    def read(self, files: Sequence[Path] = ()) -> Iterator[Record]:
+        """The records, each once its launches are files."""
+        for record in super().read(files):
+            try:
+                for launch in self._launches.add(record) if self._follows else ():
+                    if self._keep or launch.callbacks:
+                        self._dump(launch)
+                    launch.close()
+            except MalformedError as error:
+                self._follows = False
+                self._note(error.where, f"{error.fact}; no more launches are dumped")
+            yield record
+
+    def _handle(self, record: Record) -> tuple[Record]:
+        self._inside = record["kind"] != "end"
+        return (record,)
+
+    def _settle(self) -> Iterator[Record]:
+        """What went wrong meanwhile."""
+        while self._callbacks.faults:
+            self._note(*self._callbacks.faults.popleft())
+        if self._inside:
+            found, self._diags = self._diags, []
+            yield from found
+
+    def _note(self, where: str, fact: str) -> None:
+        self._diags.append(self.warn(where, fact))
+
+    def _name(self, launch: WholeLaunch) -> str:
+        """The pid of its process; PID.2 of the second one that has it."""
+        known, header = self._headers.setdefault(launch.pid, []), launch.around[0]
+        if not any(one is header for one in known):
+            known.append(header)
+        number = next(n for n, one in enumerate(known, 1) if one is header)
+        return f"{launch.pid}.{number}" if number > 1 else str(launch.pid)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600, dir_fd=self._place)
+
+    def _dump(self, launch: WholeLaunch) -> None:
+        path = self._folder / f"{self._name(launch)}-{launch.id}.mp"
+        fault = launch.fault
+        try:
+            if not fault:
+                with open(path.name, "xb", opener=self._open) as file:
+                    launch.write(file)
+        except OSError as error:
+            fault = error.strerror or str(error)
+            if not isinstance(error, FileExistsError):
+                with suppress(OSError):
+                    os.unlink(path.name, dir_fd=self._place)
+        if fault:
+            self._note(str(self._folder), f"{fault}: launches are not dumped")
+            return
+        self.flush()  # callbacks may hold it up
+        self._callbacks.add(path, launch.callbacks)

@@ -1,0 +1,128 @@
+"""Read and write Negativa-ML's files: lists of used code, and spans.
+
+`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}`, `LIB.json` is
+`{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt.base.errors import GptError, MalformedError, MissingError
+from gpt.base.outputs import make_folder, replacing
+from gpt.formats.paths import read_at_most
+from gpt.stream import records
+from gpt.trace.inputs import Format
+
+if TYPE_CHECKING:
+    from gpt.stream.stage import Stage
+
+Span = tuple[int, int]
+MAX_FILE = 256 << 20  # bytes
+
+
+def path_of(place: Path, library: str) -> Path:
+    """Where the spans of a library stand: `place` is that file, or a folder of such files."""
+    return place if place.is_file() else place / f"{Path(library).name}.json"
+
+
+def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
+    """Writes the file of one library, whole or not at all. Raises GptError if it cannot be written."""
+    make_folder(folder)
+    value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
+    path = folder / f"{Path(library).name}.json"
+    try:
+        _write(path, value)
+    except ValueError:  # a NUL
+        raise MissingError("not a valid file name", str(path)) from None
+    except OSError as error:  # the name is too long, say
+        raise GptError.of(error, path) from None
+
+
+def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
+    """Writes a trace.json, whole or not at all. Raises GptError if it is not a file."""
+    try:
+        _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
+    except OSError as error:
+        raise GptError.of(error, path) from None
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    import json  # summaries of traces do without it
+
+    with replacing(path) as file:
+        file.write(json.dumps(value).encode() + b"\n")
+
+
+def _parse(data: bytes) -> Any:
+    import json
+
+    return json.loads(data)
+
+
+def find_so_path(path: Path) -> str | None:
+    """The library that a span file is about; None if the file is something else."""
+    try:
+        with open(path, "rb") as file:
+            value = _parse(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
+        found = value.get("so_path") if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def read_spans(folder: Path, library: str) -> list[Span]:
+    """The spans of a library. Raises MissingError without a file, MalformedError if it says something else."""
+    path = path_of(folder, library)
+    try:
+        with open(path, "rb") as file:
+            value = _parse(read_at_most(file, MAX_FILE))
+        spans = [(span["start"], span["end"]) for span in value["spans"]]
+        if not all(type(n) is int and n >= 0 for span in spans for n in span):
+            raise ValueError("start and end are not offsets")
+    except FileNotFoundError:
+        raise MissingError(f"no spans for it: {path} is absent", library) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(f"not a span file of Negativa-ML: {error}", str(path)) from None
+    return sorted(spans)
+
+
+def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
+    """Return the kernels and libraries of a trace.json, or None for text that isn't JSON. Raises MalformedError."""
+    if not data.startswith(b"{"):
+        return None
+    try:
+        value = _parse(data)
+        names = value["detected_kernels"]
+        libraries = value.get("loaded_sos", [])
+        for key, strings in (("detected_kernels", names), ("loaded_sos", libraries)):
+            if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+                raise TypeError(f"{key} is not a list of strings")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(f"not a trace.json of Negativa-ML: {error}", str(path)) from None
+    return names, libraries
+
+
+class SpansFromFile:
+    """Spans that somebody else decided on take the place of a search."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self._stage = stage
+        self._folder = folder
+
+    def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A record, and before the end of a library its spans."""
+        if record["kind"] == "library_end":
+            library = record["path"]
+            try:
+                for start, end in read_spans(self._folder, library):
+                    yield records.make("span", library=library, start=start, end=end, reason="given")
+            except GptError as error:
+                yield self._stage.error(error, ref=library)
+        yield record
+
+
+FORMAT = Format("negativa", list_used=list_used, find_library=find_so_path)

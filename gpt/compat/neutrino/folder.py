@@ -1,0 +1,313 @@
+"""A trace folder: what a process did, written while its records come.
+
+Lines of a launch stand together, once all that there is to say of it has come: what its probes saved, what it took
+(`times`), and how long its kernel ran on the GPU. So they come after those of the calls that the program made
+meanwhile, which are in order of time as far as they come at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from gpt.base.errors import GptError
+from gpt.base.outputs import replacing
+from gpt.compat.neutrino import events
+from gpt.compat.neutrino.kernels import KernelFolders, Settings
+from gpt.compat.neutrino.results import ResultSection, make_section, write_result
+from gpt.stream import wire
+from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, SavedBuffer
+from gpt.trace.complete_launches import WholeLaunch
+from gpt.trace.kinds import CALLS, LOADS
+from gpt.trace.process import LoadedFunction, Process
+
+Record = dict[str, Any]
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+KINDS = CALLS | LOADS | {"gpu_times", "probed", "unprobed", "kernel", "map", "times", "memusage"}
+QUIET = frozenset(("header", "end", "child", "sync", "resume", "diag"))  # they begin no folder
+NOT_KEPT = "code of kernels could not be kept"
+Analyze = Callable[[Path], None]  # starts the analysis of a result
+
+
+@dataclass
+class _Launch:
+    """What is known of a launch by now; `lines` are there once its buffers were written."""
+
+    probed: Record
+    lines: list[str] = field(default_factory=list)
+    result: Path | None = None
+    times: Record | None = None
+    done: bool = False  # there is nothing more to come of its buffers
+
+
+class TraceFolder:
+    """The folder of a process, which appears with the first record that says more than that the process is there.
+
+    `fault` is why it is not complete, None if it is; after an error of the system nothing more is written.
+    """
+
+    def __init__(
+        self,
+        header: Record,
+        parent: str,
+        probe: dict[str, bytes],
+        settings: Settings,
+        command: Callable[[Path], str | None],
+        analyze: Analyze,
+    ) -> None:
+        self.process = Process(header, KINDS)
+        self.path: Path | None = None
+        self.fault: str | None = None
+        self._stopped = False
+        self._parent = parent
+        self._probe = probe  # files with it, by name
+        self._settings = settings
+        self._command = command  # that analyzes a result; None if there is none
+        self._analyze = analyze
+        self._log: IO[bytes] | None = None
+        self._ready = False  # whether the log says that the driver is there
+        self._loads: list[str] = []  # lines since the last `sync`
+        self._launches: list[str] = []
+        self._results: list[Path] = []  # to be analyzed once the log has the lines of their launches
+        self.logs: dict[str, Counter[str]] = {}  # by map: `kept` and `dropped` records, `launches` and `full` logs
+        self._later: list[Record] = []  # what is said of functions whose records may come after
+        self._open: dict[int, _Launch] = {}
+        self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
+        self._maps: dict[int, Record] = {}
+        self._layouts: dict[int, MapLayout] = {}  # of the same
+        self._modules: dict[int, Record] = {}
+        self._tensors: list[Record] = []
+        self._known: set[int] = set()  # functions that have a folder
+        self._gpu: dict[tuple[int, int], float] = {}  # ns of kernels, by thread and start of the call
+
+    def add(self, record: Record) -> None:
+        """Takes a record in. Raises MalformedError if it makes no sense."""
+        kind = record["kind"]
+        self.process.add(record)
+        if self.path is None and kind not in QUIET:
+            self._guarded(self._begin)
+        match kind:
+            case "sync" | "end":
+                self._guarded(self._settle)
+            case "library" if os.path.basename(record["path"]).startswith("libcuda.so"):
+                self._loads.append(f"[info] dl {record['path']}")
+            case "module":
+                self._modules[record["id"]] = record
+                self._loads.append(events.load_line(record, iter(self.process.apis.values())))
+            case "function":
+                self._loads.append(events.function_line(self.process.functions[-1], iter(self.process.apis.values())))
+            case "map":
+                self._maps[record["id"]] = record
+                self._layouts[record["id"]] = MapLayout(record)
+            case "kernel" if "maps" in record:
+                self._kernels[record["id"]] = record
+            case "probed":
+                self._open[record["id"]] = _Launch(record)
+            case "times" if record["launch"] in self._open:
+                self._open[record["launch"]].times = record
+            case "tensor":
+                self._tensors.append(record)
+            case "unprobed" | "memusage":
+                self._later.append(record)
+
+    def add_launch(self, launch: WholeLaunch) -> None:
+        """Writes what the probes of a launch saved."""
+        self._guarded(lambda: self._write_launch(launch))
+
+    def finish(self) -> None:
+        """The process has ended, or was killed."""
+        for launch in list(self._open.values()):
+            self._say(launch)
+        self._guarded(self._settle)
+        if log := self._log:
+            self._log = None
+            self._guarded(log.close)
+
+    def _guarded(self, write: Callable[[], object]) -> None:
+        """Does what writes; after the first fault nothing more is written."""
+        if self._stopped:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._stopped = True
+            self.fault = error.strerror or str(error)
+
+    def _begin(self) -> None:
+        header = self.process.header
+        at = time.localtime(header["realtime"] // 10**9)
+        name = f"{MONTHS[at.tm_mon - 1]}{time.strftime('%d_%H%M%S', at)}_{header['pid']}"
+        for number in range(1, 1000):  # after exec(3) a process has its pid still
+            path = Path(os.path.join(self._parent, name if number == 1 else f"{name}_{number}"))
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                continue
+        self.path = path
+        for folder in ("result", "kernel"):
+            (path / folder).mkdir()
+        for file, data in self._probe.items():
+            with replacing(path / file) as out:
+                out.write(data)
+        self._log = open(path / "event.log", "xb")
+        self._write(events.iter_head(header))
+        self._folders = KernelFolders(path / "kernel", header["pid"], self._settings)
+
+    def _write(self, lines: Iterator[str] | list[str]) -> None:
+        if self._log:
+            self._log.write("".join(f"{events.one_line(line)}\n" for line in lines).encode(errors="surrogateescape"))
+            self._log.flush()
+
+    def _settle(self) -> None:
+        """Writes the lines that came since the last time."""
+        for _, rows in self.process.gpu_times.take():
+            if {"thread", "call"} <= set(rows.dtype.names or ()):
+                kernels = rows[rows["function"] != 0]
+                keys = zip(kernels["thread"].tolist(), kernels["call"].tolist(), strict=True)
+                took = self.process.clock.durations(kernels["duration"]).tolist()
+                self._gpu.update(zip(keys, took, strict=True))
+        later, self._later = self._later, []
+        for record in later:
+            self._add_unprobed(record)
+        for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
+            self._say(launch)
+        said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
+        # That the driver is there comes once, and first: code that was loaded says so too, and the call may come later.
+        begins = not self._ready and any(line == events.READY or line.startswith("[mod]") for line in said)
+        self._ready |= begins
+        said = [line for line in said if line != events.READY] + [events.READY] * begins
+        said.sort(key=lambda line: not line.startswith("[info]"))
+        self._write([*said, *self._launches])
+        self._loads, self._launches = [], []
+        results, self._results = self._results, []
+        for path in results:
+            self._analyze(path)
+        if self._tensors and self.path:
+            found, self._tensors = self._tensors, []
+            with open(self.path / "tensor.trace", "ab") as file:
+                for record in found:
+                    line = events.tensor_line(record, self.process.clock.realtime_at(record["at"]))
+                    file.write(f"{line}\n".encode(errors="surrogateescape"))
+
+    def _add_unprobed(self, record: Record) -> None:
+        if record["kind"] == "memusage":
+            self._find(record["function"], None, "only its buffers are added up (--memusage)")
+            self._launches.append(f"[exec] probe-mem {record['most']} (bytes)")
+        else:
+            self._find(record["function"], None, record["reason"])
+            name = self._function(record["function"], None).name
+            self._launches.append(f"[exec] backup {record['launches']} {record['reason']} {name}")
+
+    def _is_whole(self, launch: _Launch) -> bool:
+        probed, times = launch.probed, launch.times
+        if self._settings.benchmark:
+            return times is not None
+        timed = (probed["thread"], probed["start"]) in self._gpu
+        return launch.done and ("exec" in probed or (times is not None and timed))
+
+    def _say(self, launch: _Launch) -> None:
+        """The lines of a launch, as far as there are any."""
+        probed, times = launch.probed, launch.times
+        del self._open[probed["id"]]
+        took = self._gpu.pop((probed["thread"], probed["start"]), None)
+        if not launch.lines:
+            self._guarded(lambda: self._find(probed["function"], probed["kernel"], ""))
+            benchmarked = times is not None and self._settings.benchmark
+            more = [self._needed_line(probed) if benchmarked else "[exec] lost: what its probes saved was not read"]
+            launch.lines = [*self._iter_launch(probed), *more]
+        lines = [events.times_line(times, took)] if times else []
+        self._launches += [*launch.lines, *lines]
+        if launch.result and (command := self._command(launch.result)):
+            self._launches.append(f"[analyze] subproc {command}")
+            self._results.append(launch.result)
+
+    def _iter_launch(self, probed: Record) -> Iterator[str]:
+        realtime = self.process.clock.realtime_at(probed["start"])
+        return events.iter_launch(probed, realtime, self._kernels.get(probed["kernel"], {}).get("params", []))
+
+    def _needed_line(self, probed: Record, grown: int = 0) -> str:
+        blocks, threads = math.prod(probed["grid"]), math.prod(probed["block"])
+        maps = self._kernels.get(probed["kernel"], {}).get("maps", [])
+        needed = grown + sum(self._layouts[map_].size(blocks, threads) for map_ in maps)
+        return f"[exec] probe-mem {needed} (bytes)"
+
+    def _write_launch(self, launch: WholeLaunch) -> None:
+        probed = launch.probed
+        if launch.fault:
+            raise OSError(0, launch.fault)
+        self._find(probed["function"], probed["kernel"], "")
+        entry = self._open.setdefault(launch.id, _Launch(probed))
+        entry.lines = list(self._iter_launch(probed))
+        found: list[tuple[ResultSection, SavedBuffer]] = []
+        grown = 0  # bytes that logs hold beyond what their maps say
+        order = self._kernels.get(probed["kernel"], {}).get("maps", [])
+        for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
+            size = self._settings.sizes.get(buffer.map.name, 0)
+            try:
+                saved = buffer.read()
+                found.append((make_section(buffer.launch, buffer.map, saved, size), saved))
+                if saved.units is not None:
+                    more = len(saved.units) - buffer.map.capacity
+                    grown += max(0, more) * (COUNT + buffer.map.stride)
+                    counts = {"kept": len(saved.units), "dropped": saved.dropped, "launches": 1}
+                    log = self.logs.setdefault(buffer.map.name, Counter())
+                    log.update(counts, full=int(saved.dropped > 0))
+                if saved.dropped and (saved.units is not None or buffer.map.capacity > 1):
+                    entry.lines.append(f"[exec] dropped {buffer.map.name}: {saved.dropped} records that did not fit")
+            except GptError as error:
+                entry.lines.append(f"[exec] lost {buffer.map.name}: {error.fact}")
+        if found:
+            path = self._name_result(probed["start"])
+            with replacing(path) as file:
+                written = write_result(file, probed, found, self._settings.second)
+            entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
+            entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
+            entry.result = path
+        entry.done = True
+
+    def _name_result(self, start: int) -> Path:
+        """By the seconds since the process began; the next free name if there is another launch at that time."""
+        assert self.path
+        header = self.process.header
+        micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
+        while (path := self.path / "result" / f"{micro // 10**6}.{micro % 10**6:06d}.bin").exists():
+            micro += 1
+        return path
+
+    def _function(self, number: int, kernel: int | None) -> LoadedFunction:
+        name = self._kernels[kernel]["name"] if kernel in self._kernels else f"#{number}"
+        known = (found for found in self.process.functions if found.id == number)
+        return next(known, LoadedFunction(number, name, None))
+
+    def _find(self, number: int, kernel: int | None, reason: str) -> None:
+        """Makes the folder of a kernel when it is first launched."""
+        if number in self._known or self.path is None:
+            return
+        self._known.add(number)
+        function = self._function(number, kernel)
+        record = self._kernels.get(kernel) if kernel is not None else None
+        maps = [self._maps[map_] for map_ in record["maps"]] if record else []
+        module = self._modules.get(function.module or 0, {})
+        folder = self._folders.add(function.name, module, record, maps, reason)
+        self._launches += events.iter_found(function, module, folder.name)
+        if self._folders.missing:
+            self.fault = NOT_KEPT
+
+
+def _iter_buffers(launch: WholeLaunch) -> Iterator[Buffer]:
+    probes = Probes(None)
+    for record in (*launch.around, launch.probed):
+        if record["kind"] in ("map", "kernel", "probed"):
+            probes.add(record)
+    launch.buffers.seek(0)
+    for record in wire.read_packed(launch.buffers, "buffers"):
+        probes.add(record)
+    yield from probes.take()

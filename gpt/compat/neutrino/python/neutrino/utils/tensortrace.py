@@ -1,0 +1,79 @@
+"""TensorTrace: which tensors the variables of functions hold, as lines of `tensor.trace`.
+
+    [call]  TIME  SHAPE  BYTES  PTR  NAME  FUNCTION  FILE:LINE
+
+Two blanks are between them; the time is in ns since the epoch, the address is decimal. It is gpt.tensors.trace: the
+tensors are in the trace of the process, from which gpt-neutrino writes the lines into the trace folder; without it they
+go to standard error. Nothing of torch is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+__all__ = ["TensorTrace", "tensortrace"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    """Those of a package gpt: they are not loaded then."""
+    names = [name for name in sys.modules if name == "gpt" or name.startswith("gpt.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _find_tensors() -> ModuleType:
+    """gpt.tensors: of an installation that this Python has, or else of the one that this file is of.
+
+    A program may have a `gpt` of its own, loaded or not: that stays the one which it imports.
+    """
+    found = getattr(sys.modules.get("gpt"), "__path__", None)
+    if "gpt" not in sys.modules:
+        spec = importlib.util.find_spec("gpt")
+        found = spec and spec.submodule_search_locations
+    if any(Path(folder, "tensors", "types.py").is_file() for folder in found or ()):
+        return importlib.import_module("gpt.tensors")
+    theirs = _take_modules()
+    folder = Path(__file__).parents[5]
+    spec = importlib.util.spec_from_file_location(
+        "gpt", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    try:
+        sys.modules["gpt"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["gpt"])
+        return importlib.import_module("gpt.tensors")
+    finally:
+        _take_modules()
+        sys.modules.update(theirs)
+
+
+def _print(seen: Any) -> None:
+    _, size, first, _, shape = seen.facts
+    words = [time.time_ns(), f"torch.Size({list(shape)})", size, first, seen.name, seen.function]
+    if sys.stderr:  # None would be standard output
+        print("[call]", *words, f"{seen.file}:{seen.line}", sep="  ", file=sys.stderr)
+
+
+_Trace: Any = _find_tensors().trace
+
+
+class TensorTrace(_Trace):  # type: ignore[misc]
+    """While it is entered, tensors that variables of functions hold have lines, each under a name once."""
+
+    def __init__(self) -> None:
+        super().__init__(None if os.environ.get("GPT_HOOK_OUTPUT") else _print)
+
+
+def tensortrace(function: _Function) -> _Function:
+    """Runs a function in a TensorTrace."""
+    traced: _Function = TensorTrace()(function)
+    return traced

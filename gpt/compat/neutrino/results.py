@@ -1,0 +1,199 @@
+"""`result/SECONDS.bin`: what the probes of a launch saved, in the layout that Neutrino's readers expect.
+
+    u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
+    u64  of each section, one a map: bytes of a unit (a thread, a warp), offset of its records in the file;
+         if the probe file is of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
+    then the records: by block, by unit of the block, by record of the unit
+
+A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
+not save is zero. A unit of a log has as much room as the unit of that launch that saved most.
+
+SMs have clocks of their own. What a log saves as `clock_sm` has the number of its SM in the upper bits; in the file it
+is the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
+
+Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
+come first, as those readers expect, and then those of the last warp of each block.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.compat.neutrino.traces.results import HEADER, SECOND, SECTION
+from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, SavedBuffer
+
+CHUNK = 16 << 20  # bytes of records that are made at once
+MOST = 1 << 60  # bytes of a file
+CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the clock of an SM, and above it the number of the SM
+
+
+class ResultSection(NamedTuple):
+    """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these,
+    threads of a unit.
+
+    `entries` is how many records a log has.
+    """
+
+    name: str
+    bytes: int
+    capacity: int
+    units: int
+    whole: int
+    entries: int | None
+    threads: int
+
+    def size(self, blocks: int) -> int:
+        """Bytes of all records."""
+        return blocks * self.units * self.unit
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a unit."""
+        return self.bytes * self.capacity
+
+
+def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
+    """The fields, with their numpy types, one after the other in a record of `size` bytes or as many as they take."""
+    packed = np.dtype(list(fields))
+    return np.dtype(
+        {
+            "names": [name for name, _ in fields],
+            "formats": [type_ for _, type_ in fields],
+            "offsets": [packed.fields[name][1] for name, _ in fields] if packed.fields else [],
+            "itemsize": max(size, packed.itemsize),
+        }
+    )
+
+
+def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
+    """A record of what was saved; `size` is what its probe declares."""
+    slot = saved.slots.dtype
+    assert slot.fields is not None
+    ordered = sorted(slot.fields.items(), key=lambda field: field[1][1])
+    return pack_fields([(name, field[0].str) for name, field in ordered], size)
+
+
+def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, size: int) -> ResultSection:
+    """How a map lies in the file."""
+    units = layout.units(launch.threads)
+    whole = launch.threads // WARP if layout.level == "warp" else units
+    capacity, count = layout.capacity, None
+    if saved.units is not None:
+        count = len(saved.units)
+        most = np.unique(saved.units, return_counts=True)[1].max() if count else 0
+        capacity = max(1, int(most))
+    threads = {"thread": 1, "warp": WARP, "block": launch.threads}[layout.level]
+    return ResultSection(layout.name, dtype_of(saved, size).itemsize, capacity, units, whole, count, threads)
+
+
+def write_result(
+    file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, SavedBuffer]], second: bool = False
+) -> int:
+    """Writes a launch, as the second generation does or the first, and returns the size of the file. Raises OSError."""
+    blocks = math.prod(probed["grid"])
+    at = HEADER.size + SECTION.size * len(found)
+    head = [HEADER.pack(*probed["grid"], *probed["block"], probed["shared"], len(found))]
+    starts = []
+    for section, _ in found:
+        if second and section.unit >= 1 << 32:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        head.append(SECOND.pack(section.unit, section.threads, at) if second else SECTION.pack(section.unit, at))
+        starts.append(at)
+        at += section.size(blocks)
+    if at > MOST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    file.write(b"".join(head))
+    for (section, saved), start in zip(found, starts, strict=True):
+        record = dtype_of(saved, section.bytes)
+        if saved.units is None:
+            for part in _iter_dense(section, saved, record):
+                file.write(part)
+        else:
+            file.flush()
+            _write_sparse(file.fileno(), start, section, saved, record, blocks)
+            file.seek(start + section.size(blocks))
+    file.flush()
+    os.ftruncate(file.fileno(), at)  # a log may end with units that saved nothing
+    return at
+
+
+def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    made = np.zeros(slots.shape, record)
+    for name in record.names or ():
+        made[name] = slots[name]
+    return made
+
+
+def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void]) -> Iterator[bytes]:
+    """Units of all blocks: the whole ones, then the rest."""
+    for start, end in ((0, section.whole), (section.whole, section.units)):
+        if start == end:
+            continue
+        step = max(1, CHUNK // max(1, section.unit * (end - start)))
+        for block in range(0, len(saved.slots), step):
+            yield _copy(saved.slots[block : block + step, start:end], record).tobytes()
+
+
+def _write_sparse(
+    file: int, start: int, section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void], blocks: int
+) -> None:
+    """The entries of a log, each where its unit is: what lies between is a hole of the file."""
+    assert saved.units is not None
+    there = saved.units < blocks * section.units
+    units, slots = saved.units[there].astype(np.int64), saved.slots[there]
+    if not len(units):
+        return
+    if CLOCK in (slots.dtype.names or ()) and slots.dtype[CLOCK] == np.uint64:
+        slots[CLOCK] = align_clocks(slots[CLOCK])
+    order = np.argsort(units, kind="stable")  # of a unit the entries are in order
+    units, slots = units[order], slots[order]
+    first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]])
+    within = np.arange(len(units)) - np.repeat(first, np.diff(np.r_[first, len(units)]))
+    slot = _place(units, section, blocks) * section.capacity + within
+    cuts = np.flatnonzero(np.r_[True, np.diff(slot) != 1])
+    for begin, end in zip(cuts.tolist(), [*cuts[1:].tolist(), len(slot)], strict=True):
+        data = memoryview(_copy(slots[begin:end], record).tobytes())
+        at = start + int(slot[begin]) * section.bytes
+        while data:
+            done = os.pwrite(file, data, at)
+            data, at = data[done:], at + done
+
+
+def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return clocks since the first one of each SM, of clocks with the number of their SM above CLOCK_BITS bits.
+
+    1 is the first: a record of zeros is one that was not saved.
+    """
+    turn = np.uint64(64 - CLOCK_BITS)
+    sms, which = np.unique(stamps >> np.uint64(CLOCK_BITS), return_inverse=True)
+    some = np.zeros(len(sms), np.uint64)
+    some[which] = stamps  # any of the SM: a clock may have wrapped around since, but not twice
+    since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
+    first = np.full(len(sms), np.iinfo(np.int64).max)
+    np.minimum.at(first, which, since)
+    aligned: npt.NDArray[np.uint64] = (since - first[which] + 1).astype(np.uint64)
+    return aligned
+
+
+def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
+    """Where units are among those of the file."""
+    block, unit = np.divmod(units, section.units)
+    rest = section.units - section.whole
+    early = block * section.whole + unit
+    late = blocks * section.whole + block * rest + unit - section.whole
+    return np.where(unit < section.whole, early, late)
+
+
+def fields_of(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """The fields of a `map` record in the order of a slot, with the letters that `struct` has for their types."""
+    letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+               "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
+    ordered = sorted(record["fields"], key=lambda field: field["offset"])
+    return [(field["name"], letters[field["type"]]) for field in ordered]

@@ -1,0 +1,22 @@
+"""Options that choose no kernel: what gpt-neutrino says there was."""
+
+import pytest
+
+from gpt.compat.neutrino.writer import find_unused
+
+
+@pytest.mark.parametrize(
+    ("kernels", "filter_", "names", "facts"),
+    [
+        ("fo", "", ["foo", "bar"], []),
+        ("", "", ["foo"], []),
+        ("x", "", [], []),
+        ("x:fo:y", "", ["foo"], ["-k x:y matches no kernel; the program looked up: foo"]),
+        ("x", "", [*"abcdefg"], ["-k x matches no kernel; the program looked up: a, b, c, d, e and 2 more"]),
+        ("", "o:r", ["foo", "bar"], ["--filter leaves no kernel; it drops: foo, bar"]),
+        ("foo", "o", ["foo", "bar"], ["--filter leaves no kernel; it drops: foo"]),
+        ("", "o", ["foo", "bar"], []),
+    ],
+)
+def test_what_was_looked_up_instead(kernels, filter_, names, facts):
+    assert list(find_unused(kernels, filter_, names)) == facts
