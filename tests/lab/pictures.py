@@ -5,6 +5,7 @@
 
 The programs are a transformer of GPT-2's size that is trained (`train`) or generates (`generate`), and attention by a
 kernel of Triton. `record` needs PyTorch and Triton; `draw` the plot extra.
+Measured once: docs/figures/analyses.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 
 Needs Chromium, and once the network (tests/packages.py); no GPU.
+Measured once: the timelines of docs/figures/analyses.
 """
 
 from __future__ import annotations
