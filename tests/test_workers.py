@@ -39,7 +39,7 @@ def nothing_is_left():
     before, files = children(), set(os.listdir("/proc/self/fd"))
     yield
     assert children() <= before
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert set(os.listdir("/proc/self/fd")) <= files  # those of an earlier test may go meanwhile
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 7, 50])

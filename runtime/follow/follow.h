@@ -42,10 +42,11 @@ struct output {
     uint64_t records; // of the segment
 };
 
-bool output_put(struct bytes *bytes, const void *data, size_t size);
 bool output_flush(struct output *output); // false with errno set: nobody reads any more, or worse
 
 // rows.c
+
+bool output_put(struct bytes *bytes, const void *data, size_t size); // false: no memory
 
 struct rows;
 

@@ -26,6 +26,23 @@ struct rows { // of one record
     unsigned char head[]; // of the record, up to the length of the rows
 };
 
+bool output_put(struct bytes *bytes, const void *data, size_t size) {
+    if (bytes->size + size > bytes->room) {
+        size_t room = bytes->room ? bytes->room : 64 << 10;
+        while (room < bytes->size + size)
+            room *= 2;
+        unsigned char *more = realloc(bytes->data, room);
+        if (!more)
+            return false;
+        bytes->data = more;
+        bytes->room = room;
+    }
+    if (size)
+        memcpy(bytes->data + bytes->size, data, size);
+    bytes->size += size;
+    return true;
+}
+
 static uint64_t load(const unsigned char *row, struct place place) {
     switch (place.size) {
     case 8:

@@ -59,23 +59,6 @@ static unsigned all_mapped; // chunks, of all segments
 
 // Output
 
-bool output_put(struct bytes *bytes, const void *data, size_t size) {
-    if (bytes->size + size > bytes->room) {
-        size_t room = bytes->room ? bytes->room : 64 << 10;
-        while (room < bytes->size + size)
-            room *= 2;
-        unsigned char *more = realloc(bytes->data, room);
-        if (!more)
-            return false;
-        bytes->data = more;
-        bytes->room = room;
-    }
-    if (size)
-        memcpy(bytes->data + bytes->size, data, size);
-    bytes->size += size;
-    return true;
-}
-
 bool output_flush(struct output *output) {
     for (size_t done = 0; done < output->bytes.size;) {
         ssize_t size = write(output->file, output->bytes.data + done, output->bytes.size - done);

@@ -57,9 +57,6 @@ __attribute__((noreturn)) void help(void);
 // For what getopt_long refused: ':' or '?'.
 __attribute__((noreturn)) void fail_option(int option, char **argv);
 
-// main.c
-void set(const char *name, const char *value); // a variable of the hook's; NULL: it is not set
-
 // check.c
 int check(void);
 

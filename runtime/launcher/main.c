@@ -74,14 +74,6 @@ static void need_runtime(const char *name, char path[PATH_MAX]) {
         fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
 }
 
-// Nothing of an outer gpt-hook is left in it.
-void set(const char *name, const char *value) {
-    if (value)
-        setenv(name, value, 1);
-    else
-        unsetenv(name);
-}
-
 // The process that this one becomes says at its end what was written, if there still is our standard error.
 static void set_report(bool wanted) {
     struct stat error;

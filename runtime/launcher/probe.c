@@ -300,6 +300,14 @@ const char *name_probes(const struct probing *probing) {
     return names.data;
 }
 
+// Nothing of an outer gpt-hook is left in it.
+void set(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
+}
+
 const char *use_probing(const struct probing *probing) {
     static const struct {
         const char *name;

@@ -29,4 +29,6 @@ const char *add_parts(const char *option, const char *known, const char *parts);
 const char *make_pipeline(const struct probing *probing, char digest[65]);
 const char *name_probes(const struct probing *probing); // what they are called, with spaces between them
 
+void set(const char *name, const char *value); // a variable of the hook's; NULL: it is not set
+
 #endif

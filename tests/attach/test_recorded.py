@@ -6,10 +6,12 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 
 import pytest
 
 from gpt.attach import command
+from gpt.attach.watch import has_ended
 from gpt.base import signals
 from gpt.base.errors import GptError, MalformedError
 from gpt.trace import model, used
@@ -318,10 +320,13 @@ def test_a_process_that_ends_before_it_is_watched(tmp_path, monkeypatch):
 
 def test_an_interrupt_before_it_watches_is_one(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, lambda *_: None)  # of this process: the first ones come too early
+    script = f"echo $$ > {tmp_path}/pid; while kill -INT $PPID; do sleep 0.1; done"
     try:
         with pytest.raises(signals.Terminated):
-            watch(tmp_path, "while kill -INT $PPID; do sleep 0.1; done", os.getpid(), monkeypatch)
+            watch(tmp_path, script, os.getpid(), monkeypatch)
     finally:
+        while not has_ended(int((tmp_path / "pid").read_text())):  # killed, but not waited for: it may send one more
+            time.sleep(0.01)
         signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "trace.mp").exists()
 

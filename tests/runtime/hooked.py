@@ -21,63 +21,8 @@ from tests import cuda
 ROOT = Path(__file__).parents[2]
 SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 
-# What most C clients begin with: the functions that they use, found by dlsym, and a context.
-PRELUDE = r"""
-#define _GNU_SOURCE
-#include <assert.h>
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#define OK(call) do { int s_ = (call); if (s_) { fprintf(stderr, "%s: %d\n", #call, s_); abort(); } } while (0)
-#define PTX ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo(){ret;}\n.visible .entry bar(){ret;}\n"
-
-static void *driver;
-static int (*cuInit)(unsigned), (*cuDevicePrimaryCtxRetain)(void **, int), (*cuCtxSetCurrent)(void *);
-static int (*cuDriverGetVersion)(int *), (*cuModuleLoadData)(void **, const void *);
-static int (*cuModuleGetFunction)(void **, void *, const char *);
-static int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-                             void **, void **);
-
-static inline void find_driver(void) {
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!driver) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(4);
-    }
-#define GET(name) assert((name = dlsym(driver, #name)))
-    GET(cuInit), GET(cuDevicePrimaryCtxRetain), GET(cuCtxSetCurrent), GET(cuDriverGetVersion);
-    GET(cuModuleLoadData), GET(cuModuleGetFunction), GET(cuLaunchKernel);
-}
-
-// Begins the trace without initializing the driver: children that are forked now can still use it.
-static inline void begin_trace(void) {
-    int version;
-    find_driver();
-    OK(cuDriverGetVersion(&version));
-}
-
-static inline void begin(void) {
-    find_driver();
-    void *context;
-    OK(cuInit(0));
-    OK(cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cuCtxSetCurrent(context));
-}
-
-static inline void *kernel(const char *name) {
-    void *module, *function;
-    OK(cuModuleLoadData(&module, PTX));
-    OK(cuModuleGetFunction(&function, module, name));
-    return function;
-}
-
-static inline void launch(void *function) { OK(cuLaunchKernel(function, 1, 2, 3, 32, 4, 1, 128, 0, 0, 0)); }
-"""
+PROGRAMS = ROOT / "tests" / "programs"
+PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 
 
 @cache
@@ -88,11 +33,13 @@ def runtime() -> Path:
     return folder
 
 
-def compile_c(out: Path, source: str, *flags: str | Path, prelude: bool = True) -> Path:
-    """Builds a program from C text."""
-    file = out.with_name(out.name + ".c")
-    file.write_text((PRELUDE if prelude else "") + source)
-    cuda.c_compiler("-std=gnu11", "-g", "-Wno-unused", file, "-o", out, *flags, "-ldl", "-lpthread")
+def compile_c(out: Path, source: str | Path, *flags: str | Path, prelude: bool = True) -> Path:
+    """Builds a program from C text, or from a file of tests/programs, which includes what it needs."""
+    file = source if isinstance(source, Path) else out.with_name(out.name + ".c")
+    if isinstance(source, str):
+        file.write_text((PRELUDE if prelude else "") + source)
+    folder = f"-I{PROGRAMS}"
+    cuda.c_compiler("-std=gnu11", "-g", "-Wno-unused", folder, file, "-o", out, *flags, "-ldl", "-lpthread")
     return out
 
 

@@ -19,40 +19,14 @@ FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
 DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
 needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 
-# What clients of the simulated device begin with, beside hooked.PRELUDE: any function by its symbol.
-PRELUDE = r"""
-#include <pthread.h>
-#include "cuda_abi.h"
-#define D(name) ((int (*)())dlsym(driver, #name))
-#define IS(status, call) do { int s_ = (call); if (s_ != (status)) \
-    { fprintf(stderr, "%d: %s: %d, not %d\n", __LINE__, #call, s_, status); abort(); } } while (0)
-#define NAMED(name) ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry " name "(){ret;}\n"
-"""
+PRELUDE = '#include "sim.h"\n'  # what clients of the simulated device begin with, beside hooked.PRELUDE
 
-# A stream that waits until it is opened, so that what is behind it is pending as long as a test wants.
-GATES = r"""
-#include <stdatomic.h>
-#include <sched.h>
-static atomic_int gates[8]; // closed, reached, open
-enum { CLOSED, REACHED, OPEN };
-static void gate(void *number) {
-    int closed = CLOSED;
-    atomic_compare_exchange_strong(&gates[(long)number], &closed, REACHED);
-    while (atomic_load(&gates[(long)number]) != OPEN)
-        sched_yield();
-}
-static void close_stream(void *stream, long number) {
-    atomic_store(&gates[number], CLOSED);
-    OK(D(cuLaunchHostFunc)(stream, gate, (void *)number));
-    while (atomic_load(&gates[number]) != REACHED)
-        sched_yield();
-}
-static void open_stream(long number) { atomic_store(&gates[number], OPEN); }
-"""
+GATES = '#include "gates.h"\n'
 
 
-def build(out: Path, source: str, *flags: str | Path) -> Path:
-    return hooked.compile_c(out, PRELUDE + source, f"-I{hooked.ROOT}/runtime", *flags)
+def build(out: Path, source: str | Path, *flags: str | Path) -> Path:
+    text = PRELUDE + source if isinstance(source, str) else source
+    return hooked.compile_c(out, text, f"-I{hooked.ROOT}/runtime", *flags)
 
 
 def compile_cuda(folder: Path, source: Path, *flags: str) -> Path:

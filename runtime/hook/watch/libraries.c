@@ -304,9 +304,13 @@ void hook_before_close(const void *handle) {
         hook_scan_libraries();
 }
 
+static _Atomic uint64_t generation; // of what is loaded
+
+uint64_t hook_unwind_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
+
 void hook_after_close(void) {
     atomic_store(&hook_watched->unmapped, true);
-    hook_forget_unwound();
+    atomic_fetch_add(&generation, 1);
 }
 
 static const char *find_library(uint64_t at, uint64_t *offset) {

@@ -82,7 +82,6 @@ struct object { // struct dl_find_object
 };
 static int (*find_object)(void *, struct object *); // NULL: stacks end with their first address
 static struct object own;
-static _Atomic uint64_t generation; // of what is loaded
 
 // Rules
 
@@ -172,10 +171,6 @@ void hook_unwind_setup(void) {
     if (find_object && find_object((void *)hook_unwind, &own))
         find_object = NULL;
 }
-
-uint64_t hook_unwind_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
-
-void hook_forget_unwound(void) { atomic_fetch_add(&generation, 1); }
 
 // -- Unwind tables ---------------------------------------------------------
 //

@@ -208,6 +208,8 @@ void hook_before_close(const void *handle);
 void hook_after_close(void);
 const char *hook_find_library(const void *address); // whose code or data it is in, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
+// Changes when a library is closed: another one may come to lie where it was.
+uint64_t hook_unwind_generation(void);
 
 // -- linker.c --------------------------------------------------------------
 
@@ -599,9 +601,6 @@ extern handler hook_on_site; // of a call that has a row
 void hook_unwind_setup(void);
 // Return addresses outside of this library, the innermost first. Returns how many.
 size_t hook_unwind(uint64_t *addresses, size_t most);
-// Changes when a library is closed: another one may come to lie where it was.
-uint64_t hook_unwind_generation(void);
-void hook_forget_unwound(void);
 
 // -- streams.c -------------------------------------------------------------
 

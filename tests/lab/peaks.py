@@ -1,6 +1,8 @@
 """What the record of a device says of it, against nvidia-smi and against what NVIDIA publishes of it.
 
-.venv/bin/python tests/gpu/peaks.py [--device sim]      # of the simulated device only that the numbers are there
+.venv/bin/python tests/lab/peaks.py [--device sim]      # of the simulated device only that the numbers are there
+
+Measured once: clocks and peaks of an H200, in docs/measured.md.
 """
 
 from __future__ import annotations

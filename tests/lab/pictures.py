@@ -1,10 +1,11 @@
 """The pictures of docs/analyses.md: traces of a GPU, and what gpt-analyze draws of them.
 
-    python tests/gpu/pictures.py record FOLDER     on the GPU; all runs at once: times are of a busy machine
-    python tests/gpu/pictures.py draw FOLDER [docs/figures/analyses]
+    python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once: times are of a busy machine
+    python tests/lab/pictures.py draw FOLDER [docs/figures/analyses]
 
 The programs are a transformer of GPT-2's size that is trained (`train`) or generates (`generate`), and attention by a
 kernel of Triton. `record` needs PyTorch and Triton; `draw` the plot extra.
+Measured once: docs/figures/analyses.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BIN = ROOT / ".venv" / "bin"
 TRAIN = ("-c", "import probe_workload; probe_workload.run_train(2, 1)")
 GENERATE = ("generate.py", "--mode", "compile", "--tokens", "20")
 GRAPHED = ("-c", "import probe_workload; probe_workload.run_graphed(5, 2)")
-ATTENTION = ("attention.py", "4")
+ATTENTION = (str(Path(__file__).with_name("attention.py").resolve()), "4")
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks.py")
 
 

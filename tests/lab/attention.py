@@ -1,8 +1,9 @@
 """Attention by a Triton kernel of our own, FlashAttention's way: a tile of rows, and a running maximum and sum.
 
-    python tests/gpu/attention.py [LAUNCHES]
+    python tests/lab/attention.py [LAUNCHES]
 
 12 heads of 64, 512 tokens, half precision; the tensors are named (gpt.tensors). Prints whether PyTorch's is the same.
+Measured once: the pictures of attention in docs/figures/analyses (pictures.py).
 """
 
 from __future__ import annotations

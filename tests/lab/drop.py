@@ -1,12 +1,13 @@
 """What a GPU's driver makes of cubins whose unused kernels were cut out: zeroed, and dropped.
 
-    python tests/gpu/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
-    python3 tests/gpu/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
+    python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
+    python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
 
-Without arguments both, as tests/gpu/run.sh does. Every case is loaded in a process of its own, lazily and eagerly.
+Without arguments both. Every case is loaded in a process of its own, lazily and eagerly.
 The kernels that stay must leave the bytes in memory that the original's leave; one that was dropped must not be
 found; one that was zeroed must fail when it is launched. For the large case also the time to load and the device
 memory that a loaded module takes, which dropping is for, beside the original's.
+Measured once: docs/figures/gpu/drop-h200.tsv.
 """
 
 from __future__ import annotations

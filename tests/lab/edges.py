@@ -1,7 +1,8 @@
 """What a GPU makes of instructions at their boundaries, and of kernels that go wrong: for tests/asm/host to compare.
 
-`python tests/gpu/edges.py [LIBRARY]` runs tests/asm/host/rows.py and faults.py and writes edges.json, the rows' results
+`python tests/lab/edges.py [LIBRARY]` runs tests/asm/host/rows.py and faults.py and writes edges.json, the rows' results
 as one xz of 64-bit words, to GPT_GPU_OUT; prints what was answered to each fault.
+Measured once: the 129,663 results of docs/measured.md, kept as tests/asm/host/h200.xz and h200.json.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The timelines of docs/analyses.md in viewers of others: what gpt-analyze writes of a trace of pictures.py.
 
-    python tests/gpu/viewers.py FOLDER [docs/figures/analyses]
+    python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 
 Needs Chromium, and once the network (tests/packages.py); no GPU.
+Measured once: the timelines of docs/figures/analyses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu.pictures import BIN, COLORS  # noqa: E402
+from tests.lab.pictures import BIN, COLORS  # noqa: E402
 from tests.timeline import browser, viewers  # noqa: E402
 
 HALF_A_TOKEN, STEPS = ("--time", "13.0,13.003"), ("--time", "13.177,13.243")

@@ -1,0 +1,23 @@
+// A stream that waits until it is opened, so that what is behind it is pending as long as a test wants.
+
+#pragma once
+
+#include "sim.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+static atomic_int gates[8]; // closed, reached, open
+enum { CLOSED, REACHED, OPEN };
+static void gate(void *number) {
+    int closed = CLOSED;
+    atomic_compare_exchange_strong(&gates[(long)number], &closed, REACHED);
+    while (atomic_load(&gates[(long)number]) != OPEN)
+        sched_yield();
+}
+static void close_stream(void *stream, long number) {
+    atomic_store(&gates[number], CLOSED);
+    OK(D(cuLaunchHostFunc)(stream, gate, (void *)number));
+    while (atomic_load(&gates[number]) != REACHED)
+        sched_yield();
+}
+static void open_stream(long number) { atomic_store(&gates[number], OPEN); }
