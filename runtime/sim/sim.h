@@ -36,7 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 
 // A function of the driver: programs find a stub by its name (table.c), the function itself is sim_NAME.
 #include "sim/renamed.h"

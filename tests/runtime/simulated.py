@@ -22,7 +22,7 @@ needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 # What clients of the simulated device begin with, beside hooked.PRELUDE: any function by its symbol.
 PRELUDE = r"""
 #include <pthread.h>
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #define D(name) ((int (*)())dlsym(driver, #name))
 #define IS(status, call) do { int s_ = (call); if (s_ != (status)) \
     { fprintf(stderr, "%d: %s: %d, not %d\n", __LINE__, #call, s_, status); abort(); } } while (0)

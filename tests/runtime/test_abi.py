@@ -1,4 +1,4 @@
-"""names.h, functions.h and cuda_abi.h against the real cuda.h.
+"""names.h, functions.h and abi/cuda.h against the real cuda.h.
 
 `python -m tests.runtime.test_abi` prints the lines of names.h for another cuda.h, `... sim` those of functions.h.
 """
@@ -17,7 +17,7 @@ from tests.runtime.hooked import ROOT
 
 NAMES = ROOT / "runtime" / "hook" / "entry" / "names.h"
 FUNCTIONS = ROOT / "runtime" / "sim" / "functions.h"
-ABI = ROOT / "runtime" / "cuda_abi.h"
+ABI = ROOT / "runtime" / "abi" / "cuda.h"
 STACK_WORDS = 32  # stub.h
 BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
 

@@ -108,7 +108,7 @@ OTHER = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "nvtx_abi.h"
+#include "abi/nvtx.h"
 #define SAY(...) (printf(__VA_ARGS__), fflush(stdout))
 static char handles[8][64];
 static int count;

@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
