@@ -47,7 +47,7 @@ BEGUN = "assert(extend(&module) == 1);"
 
 
 def client(tmp_path, more):
-    flags = [f"-I{ABI.parent}", "-Wno-unused", "-Wno-missing-field-initializers"]
+    flags = [f"-I{ABI.parents[1]}", "-Wno-unused", "-Wno-missing-field-initializers"]
     return hooked.compile_c(tmp_path / "client", PLAYED.replace("MORE", more), *flags)
 
 
@@ -254,7 +254,7 @@ MESSAGE = [BEGAN, *((what, None, "message") for what in ("push", "start", "end",
 
 
 def played_beside(tmp_path, begins, monkeypatch, used=USED):
-    flags = [*hooked.SHARED, f"-I{ABI.parent}", f"-DBEGINS={begins}"]
+    flags = [*hooked.SHARED, f"-I{ABI.parents[1]}", f"-DBEGINS={begins}"]
     other = hooked.compile_c(tmp_path / "other.so", OTHER, *flags, prelude=False)
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(other))
     done = hooked.run(tmp_path / "t.mp", client(tmp_path, used))
