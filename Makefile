@@ -55,10 +55,10 @@ runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/record*.py)
 	@mv $@.part $@
 
 # Functions of the simulated driver, #define cuInit sim_cuInit
-runtime/sim/renamed.h: runtime/sim/functions.h
+runtime/sim/renamed.h: runtime/abi/driver.h
 	@{ echo '// clang-format off'; \
 	    sed -nE -e 's/^[XP]\((\w+), (\w*), .*/#define \1\2 sim_\1\2/p' $<; \
-	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
+	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+), .*/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
