@@ -1,6 +1,6 @@
 """runtime/abi: driver.h and cuda.h against the real headers.
 
-`python -m tests.runtime.test_abi` prints the rows of driver.h for other headers, first those of cuda.h.
+`python -m tests.runtime.test_abi` prints driver.h for other headers, cuda.h first.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Row = tuple[str, str, int, str, int]  # name, suffix, since, suffix of the varia
 
 
 def functions() -> tuple[list[Row], list[Row]]:
-    """Return the rows of driver.h: those of cuda.h, sorted by name, and those of the other headers.
+    """Return the rows of driver.h, sorted: first for cuda.h, then for the other headers.
 
     The versions of CUDA are those in the names of the types of cuda*Typedefs.h. The variants of a function are
     numbered in the order of the versions that they came with.
