@@ -15,7 +15,7 @@ RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wex
 OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
 TENSORS = $(wildcard gpt/tensors/*.py)
 HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
-HEADERS = $(wildcard runtime/*.h) runtime/records.h
+HEADERS = $(wildcard runtime/*.h runtime/abi/*.h) runtime/abi/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run gpt/packaging/install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
@@ -50,15 +50,15 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/records.h: runtime/mkrecords.py $(wildcard gpt/stream/record*.py)
+runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/record*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 
 # Functions of the simulated driver, #define cuInit sim_cuInit
-runtime/sim/renamed.h: runtime/sim/functions.h
+runtime/sim/renamed.h: runtime/abi/driver.h
 	@{ echo '// clang-format off'; \
 	    sed -nE -e 's/^[XP]\((\w+), (\w*), .*/#define \1\2 sim_\1\2/p' $<; \
-	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+)\)/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
+	    sed -nE -e 's/^P\((\w+), (\w*), \w+, (\w+), .*/#define \1\2\3 sim_\1\2\3/p' $<; } >$@.part
 	@mv $@.part $@
 
 runtime: $(addprefix $(RUNTIME)/,gpt-hook libgpthook.so libgptreplace.so libgptcache.so sim/libcuda.so.1 sim/libcuda.so sim/libcudart.so.13 sim/libcudart.so host/abi.h) $(TENSORS:gpt/%=$(RUNTIME)/python/gpt/%) ## build what is in C: gpt-hook, its libraries, the simulated device
@@ -213,7 +213,7 @@ uninstall: ## remove what install put under PREFIX
 	@sh gpt/packaging/install.sh uninstall
 
 clean: ## remove what was built, keep .venv
-	@rm -rf build dist $(RUNTIME) runtime/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist $(RUNTIME) runtime/abi/records.h runtime/sim/renamed.h *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find gpt tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too

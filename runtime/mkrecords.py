@@ -1,6 +1,6 @@
 """Makes records.h, with which C writes the records that gpt/stream/records.py declares.
 
-`python runtime/mkrecords.py > runtime/records.h`; `make` does it. A struct for each kind, and a function that
+`python runtime/mkrecords.py > runtime/abi/records.h`; `make` does it. A struct for each kind, and a function that
 packs one: straight code, so that the compiler checks the types and folds the names of the keys.
 """
 

@@ -178,7 +178,7 @@ class SourceDistribution(sdist):
             else:
                 self.filelist.append(name)
         self.filelist.prune("gpt/_runtime")
-        for pattern in ("runtime/records.h", "runtime/sim/renamed.h"):
+        for pattern in ("runtime/abi/records.h", "runtime/sim/renamed.h"):
             self.filelist.exclude(pattern)
         self.filelist.global_exclude("*.py[cod]")
         self.filelist.remove_duplicates()

@@ -77,7 +77,7 @@ make_environment() {
     for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
         cp -R "$here/$part" "$work/" || return
     done
-    rm -rf "$work/gpt/_runtime" "$work/runtime/records.h" "$work/runtime/sim/renamed.h"
+    rm -rf "$work/gpt/_runtime" "$work/runtime/abi/records.h" "$work/runtime/sim/renamed.h"
     "$PYTHON" -m venv "$folder" &&
         "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$(printf %s "$EXTRAS" | tr -s ", " ,, | sed "s/^,//; s/,\$//")]}"
 }

@@ -2,7 +2,7 @@
 
 The kinds stand in record_code.py and record_runs.py, what several of them share stands here.
 
-`gpt-stream(5)` says the same in prose, `make` generates `runtime/records.h` from it, and tests hold the page
+`gpt-stream(5)` says the same in prose, `make` generates `runtime/abi/records.h` from it, and tests hold the page
 and the bytes that C writes equal to what stands here.
 
 Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and

@@ -22,7 +22,7 @@ LISTED = {
     ("memory", "register"): "cuMemHostRegister",
     ("memory", "unregister"): "cuMemHostUnregister",
     ("memory", "prefetch"): "cuMemPrefetchAsync",
-    ("memcpy", "any"): "cuMemcpy cuMemcpyAsync",
+    ("memcpy", "any"): "cuMemcpy cuMemcpyAsync cuMemcpyWithAttributesAsync",
     ("memcpy", "HtoD"): "cuMemcpyHtoD cuMemcpyHtoDAsync",
     ("memcpy", "DtoH"): "cuMemcpyDtoH cuMemcpyDtoHAsync",
     ("memcpy", "DtoD"): "cuMemcpyDtoD cuMemcpyDtoDAsync",
@@ -43,7 +43,7 @@ LISTED = {
     ("sync", "context"): "cuCtxSynchronize",
     ("stream", "create"): "cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate",
     ("stream", "wait"): "cuStreamWaitEvent",
-    ("stream", "capture"): "cuStreamBeginCapture cuStreamBeginCaptureToGraph",
+    ("stream", "capture"): "cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamBeginRecaptureToGraph",
     ("stream", "captured"): "cuStreamEndCapture",
     ("event", "record"): "cuEventRecord cuEventRecordWithFlags",
     ("module", "load"): "cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuLibraryLoadData "

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "../records.h"
+#include "abi/records.h"
 #include "broker.h"
 
 // Bytes

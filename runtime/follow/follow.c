@@ -23,8 +23,8 @@
 #include "../common/broker.h"
 #include "../common/daemonize.h"
 #include "../common/selection.h"
-#include "../records.h"
 #include "../say.h"
+#include "abi/records.h"
 #include "follow.h"
 #include "hook/write/folder.h"
 

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "../records.h"
+#include "abi/records.h"
 #include "follow.h"
 
 struct place {

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "../common/selection.h"
-#include "../records.h"
+#include "abi/records.h"
 #include "follow.h"
 #include "hook/write/chunk.h"
 

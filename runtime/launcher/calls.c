@@ -10,9 +10,8 @@
 #define MOST_NEAR 3
 
 static const char *const symbols[] = {
-#define NAME(name, words) #name,
-#include "hook/entry/names.h"
-#undef NAME
+#define X(name, suffix, since, words) #name #suffix,
+#include "abi/driver.h"
 };
 
 static size_t smaller(size_t one, size_t two) { return one < two ? one : two; }

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../cuda_abi.h"
+#include "abi/cuda.h"
 #include "launcher.h"
 
 static void row(const char *what, const char *format, ...) {

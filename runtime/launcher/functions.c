@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "hook/watch/suffixes.h"
@@ -11,10 +12,9 @@
 #define HANDLER(name) NULL
 #include "hook/entry/table.h"
 
-static const char *const symbols[] = {
-#define NAME(name, words) #name,
-#include "hook/entry/names.h"
-#undef NAME
+static const char *symbols[] = {
+#define X(name, suffix, since, words) #name #suffix,
+#include "abi/driver.h"
 };
 
 // How arguments are read that are not values.
@@ -53,6 +53,10 @@ static void print(const char *symbol, const char *calls) {
     putchar('\n');
 }
 
+static int compare(const void *one, const void *two) {
+    return strcmp(*(const char *const *)one, *(const char *const *)two);
+}
+
 int functions(int argc, char **argv) {
     const char *calls = argc == 3 && !strcmp(argv[1], "--calls") ? argv[2] : "all,-query";
     if (argc != 1 && argc != 3)
@@ -60,6 +64,7 @@ int functions(int argc, char **argv) {
     if (!*calls)
         fail(USAGE, "--calls", "names nothing");
     check_calls("--calls", calls);
+    qsort(symbols, sizeof(symbols) / sizeof(*symbols), sizeof(*symbols), compare);
     for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++)
         print(symbols[i], calls);
     if (fflush(stdout) || ferror(stdout))

@@ -106,6 +106,25 @@ static CUresult get_parameter(const struct function *function, size_t index, siz
     return CUDA_SUCCESS;
 }
 
+static CUresult count_parameters(const struct function *function, size_t *count) {
+    if (!function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!count || !function->entry)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = function->entry->count;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncGetParamCount(void *function, size_t *count) {
+    LOCKED;
+    return count_parameters(find(function, FUNCTION), count);
+}
+
+API cuKernelGetParamCount(void *kernel, size_t *count) {
+    LOCKED;
+    return count_parameters(find(kernel, KERNEL), count);
+}
+
 API cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
     LOCKED;
     return get_parameter(find(function, FUNCTION), index, offset, size);

@@ -151,6 +151,11 @@ API cuGraphAddNode_v2(void **node, void *graph, void *const *before, const CUgra
     return add(node, graph, before, count, status, &operation);
 }
 
+API cuGraphAddNode_v3(void **node, void *graph, void *const *before, const CUgraphEdgeData *edges,
+                      size_t count, CUgraphNodeParams *params) {
+    return cuGraphAddNode_v2(node, graph, before, edges, count, params);
+}
+
 API cuGraphAddNode(void **node, void *graph, void *const *before, size_t count, CUgraphNodeParams *params) {
     return cuGraphAddNode_v2(node, graph, before, NULL, count, params);
 }

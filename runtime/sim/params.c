@@ -151,6 +151,51 @@ API cuGraphMemFreeNodeGetParams(void *node, CUdeviceptr *memory) {
     return CUDA_SUCCESS;
 }
 
+// What cuGraphAddNode was given. A node that was made of packed arguments has none, as in get_kernel.
+static CUresult describe(const struct node *node, CUgraphNodeParams *params) {
+    const struct operation *operation = node->operation;
+    switch (operation->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+        return get_kernel((void *)node, &params->kernel, false);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        params->memcpy.copyParams = operation->copy;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+        params->memset = operation->set;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+        params->host = (CUDA_HOST_NODE_PARAMS){operation->host.function, operation->host.data};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        params->eventWait.event = operation->event.object;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        sim_describe_graph_memory(operation->memory, &params->alloc);
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        params->free.dptr = operation->memory;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        params->graph.graph = *node->inner;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API cuGraphNodeGetParams(void *node, CUgraphNodeParams *params) {
+    LOCKED;
+    if (!find_node(node) || !params)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUgraphNodeParams found = {.type = ((struct node *)node)->operation->type};
+    CUresult status = describe(node, &found);
+    if (!status)
+        *params = found;
+    return status;
+}
+
 // Attributes of kernels: whether all blocks are there at once, and whether they are clusters.
 
 API cuGraphKernelNodeGetAttribute(void *node, int attribute, void *value) {
@@ -248,3 +293,7 @@ SETTERS(EventRecordNodeSetEvent, void *, ,
 SETTERS(EventWaitNodeSetEvent, void *, , sim_make_event(&operation, CU_GRAPH_NODE_TYPE_WAIT_EVENT, params))
 SETTERS(NodeSetParams, CUgraphNodeParams *, ,
         params ? sim_make_node(&operation, params) : CUDA_ERROR_INVALID_VALUE)
+
+API cuGraphNodeSetParams_v2(void *node, CUgraphNodeParams *params) {
+    return cuGraphNodeSetParams(node, params);
+}

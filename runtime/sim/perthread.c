@@ -134,6 +134,8 @@ PER_THREAD(cuStreamUpdateCaptureDependencies_v2, _ptsz,
 PER_THREAD(cuStreamWaitEvent, _ptsz, (void *stream, void *event, unsigned flags), stream, event, flags)
 PER_THREAD(cuLaunchHostFunc, _ptsz, (void *stream, void (*function)(void *), void *data), stream, function,
            data)
+PER_THREAD(cuLaunchHostFunc_v2, _ptsz, (void *stream, void (*function)(void *), void *data, unsigned mode),
+           stream, function, data, mode)
 PER_THREAD(cuStreamAddCallback, _ptsz,
            (void *stream, void (*function)(void *, CUresult, void *), void *data, unsigned flags), stream,
            function, data, flags)

@@ -24,7 +24,7 @@
 //   graph.c    graphs; node.c: adding nodes; params.c: what they do; exec.c: executable graphs
 //   user.c     data that graphs keep
 //   perthread.c  variants for another default stream; old.c: earlier variants
-//   proc.c     how the functions are found; table.c has all of them, functions.h their list
+//   proc.c     how the functions are found; table.c has all of them, abi/driver.h their list
 //
 // run.h says how kernels run.
 
@@ -36,7 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 
 // A function of the driver: programs find a stub by its name (table.c), the function itself is sim_NAME.
 #include "sim/renamed.h"

@@ -177,6 +177,12 @@ API cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     return call(stream, function, NULL, data);
 }
 
+// How the thread that calls it waits for work is no matter here.
+API cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data, unsigned mode) {
+    enum { SPINWAIT = 1 };
+    return mode > SPINWAIT ? CUDA_ERROR_INVALID_VALUE : call(stream, function, NULL, data);
+}
+
 API cuStreamAddCallback(void *stream, void (*function)(void *, CUresult, void *), void *data,
                         unsigned flags) {
     return flags ? CUDA_ERROR_INVALID_VALUE : call(stream, NULL, function, data);

@@ -54,6 +54,7 @@ ON_STREAM(cuStreamQuery)
 ON_STREAM(cuStreamWaitEvent)
 ON_STREAM(cuStreamAddCallback)
 ON_STREAM(cuLaunchHostFunc)
+ON_STREAM(cuLaunchHostFunc_v2)
 ON_STREAM(cuLaunchKernel)
 ON_STREAM(cuLaunchKernelEx)
 ON_STREAM(cuLaunchCooperativeKernel)
@@ -113,11 +114,12 @@ __asm__(
     "    .cfi_endproc\n"
     "    .size \\name, . - \\name\n"
     ".endm\n");
-#define X(name, suffix, since) __asm__("stub " #name #suffix "\n");
-#define P(name, suffix, since, variant) __asm__("stub " #name #suffix "\nstub " #name #suffix #variant "\n");
-#include "functions.h"
-#undef X
-#undef P
+// Each defines P too, for an X within P would see renamed.h.
+#define DRIVER_ALL
+#define X(name, suffix, since, words) __asm__("stub " #name #suffix "\n");
+#define P(name, suffix, since, variant, words)                                                               \
+    __asm__("stub " #name #suffix "\nstub " #name #suffix #variant "\n");
+#include "abi/driver.h"
 
 static CUresult refuse(const char *name, bool *said) {
     if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
@@ -133,24 +135,20 @@ static CUresult refuse(const char *name, bool *said) {
         static bool said;                                                                                    \
         return refuse(#name, &said);                                                                         \
     }
-#define X(name, suffix, since) NAME(name##suffix)
-#define P(name, suffix, since, variant) NAME(name##suffix) NAME(name##suffix##variant)
-#include "functions.h"
-#undef X
-#undef P
+#define X(name, suffix, since, words) NAME(name##suffix)
+#define P(name, suffix, since, variant, words) NAME(name##suffix) NAME(name##suffix##variant)
+#include "abi/driver.h"
 
 #define STUB(name) extern const char name##_stub[] __asm__(#name);
-#define X(name, suffix, since) STUB(name##suffix)
-#define P(name, suffix, since, variant) STUB(name##suffix) STUB(name##suffix##variant)
-#include "functions.h"
-#undef X
-#undef P
+#define X(name, suffix, since, words) STUB(name##suffix)
+#define P(name, suffix, since, variant, words) STUB(name##suffix) STUB(name##suffix##variant)
+#include "abi/driver.h"
 
-#define X(name, suffix, since) {#name, since, (void *)name##suffix##_stub, NULL},
-#define P(name, suffix, since, variant)                                                                      \
+#define X(name, suffix, since, words) {#name, since, (void *)name##suffix##_stub, NULL},
+#define P(name, suffix, since, variant, words)                                                               \
     {#name, since, (void *)name##suffix##_stub, (void *)name##suffix##variant##_stub},
 const struct sim_function sim_functions[] = {
-#include "functions.h"
+#include "abi/driver.h"
     // cuda.h has these parameters under that name since then
-    X(cuGraphInstantiate, WithFlags, 12000) // clang-format off
-    {0}}; // clang-format on
+    {"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags_stub, NULL},
+    {0}};

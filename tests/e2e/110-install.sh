@@ -11,7 +11,7 @@ mkdir tree
 for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
-rm -rf tree/gpt/_runtime tree/runtime/records.h
+rm -rf tree/gpt/_runtime tree/runtime/abi/records.h
 
 python -m venv builder
 if ! builder/bin/pip install 'setuptools>=77' 2>pip.err; then
@@ -56,7 +56,7 @@ works() { # PROGRAM: gpt-hook as it was installed, by itself and through symboli
 mkdir sdist
 tar -xzf dist/*.tar.gz -C sdist --strip-components 1
 test -f sdist/runtime/launcher/main.c -a -f sdist/runtime/replace/replace.c -a -f sdist/man/man1/gpt-hook.1
-test ! -e sdist/gpt/_runtime -a ! -e sdist/runtime/records.h
+test ! -e sdist/gpt/_runtime -a ! -e sdist/runtime/abi/records.h
 builder/bin/pip wheel --no-build-isolation -w dist dist/*.tar.gz
 ls dist/gpu_probe-*-py3-none-manylinux_2_28_x86_64.whl >/dev/null
 

@@ -15,7 +15,7 @@ mkdir tree
 for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
     cp -R "$top/$part" tree/
 done
-rm -rf tree/gpt/_runtime tree/runtime/records.h
+rm -rf tree/gpt/_runtime tree/runtime/abi/records.h
 "$python" -m venv builder
 if ! builder/bin/pip install auditwheel 2>pip.err; then
     echo "no auditwheel: $(tail -n 1 pip.err)"

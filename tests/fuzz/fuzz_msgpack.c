@@ -1,6 +1,6 @@
 // Writing records, into buffers of every size: nothing lies beside them, and what is full stays full.
 
-#include "../../runtime/records.h"
+#include "../../runtime/abi/records.h"
 #include "harness.h"
 
 static void put(struct gpt_packer *buffer, uint8_t what, const uint8_t *data, size_t size) {

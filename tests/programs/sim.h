@@ -4,7 +4,7 @@
 
 #include "client.h"
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include <pthread.h>
 #define D(name) ((int (*)())dlsym(driver, #name))
 #define IS(status, call)                                                                                     \

@@ -1,7 +1,7 @@
 // A program that captures, makes graphs by hand, changes and replays them, and counts what it expects to have
 // run. It prints lines `WHAT NUMBER BYTES`: launches by kernel, copies by direction, memsets.
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #define D(name) ((int (*)())dlsym(driver, #name))
 #define TEXT                                                                                                 \
     ".version 7.0\n.target sm_70\n.address_size 64\n"                                                        \

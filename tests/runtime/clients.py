@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
 # What NVTX's own code does: finds the injection, hands it its tables, and calls through them.
 PLAYED = r"""
 #include <wchar.h>
-#include "nvtx_abi.h"
+#include "abi/nvtx.h"
 #define F(table, name, type, ...) ((type (*)())table[NVTX_CBID_##name])(__VA_ARGS__)
 static nvtx_function *core[16], *core2[16], **at[16], **at2[16];
 static int get_table(int module, nvtx_function ****table, unsigned *size) {

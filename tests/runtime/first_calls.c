@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 
 #define LINKED 0
 #define HANDLE 1

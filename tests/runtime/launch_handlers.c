@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/watch/watch.h"
 
 static struct {

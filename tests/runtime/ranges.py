@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.runtime import hooked
 from tests.runtime.hooked import Trace
 
-ABI = hooked.ROOT / "runtime" / "nvtx_abi.h"
+ABI = hooked.ROOT / "runtime" / "abi" / "nvtx.h"
 
 
 def told(trace: Trace) -> list[tuple]:

@@ -15,7 +15,7 @@ import pytest
 from tests import cuda
 from tests.runtime import hooked
 
-FUNCTIONS = hooked.ROOT / "runtime" / "sim" / "functions.h"
+FUNCTIONS = hooked.ROOT / "runtime" / "abi" / "driver.h"
 DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
 needs_cxx = pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 

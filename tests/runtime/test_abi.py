@@ -1,13 +1,12 @@
-"""names.h, functions.h and cuda_abi.h against the real cuda.h.
+"""runtime/abi: driver.h and cuda.h against the real headers.
 
-`python -m tests.runtime.test_abi` prints the lines of names.h for another cuda.h, `... sim` those of functions.h.
+`python -m tests.runtime.test_abi` prints driver.h for other headers, cuda.h first.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 from tests import cuda
 from tests.runtime.hooked import ROOT
 
-NAMES = ROOT / "runtime" / "hook" / "entry" / "names.h"
-FUNCTIONS = ROOT / "runtime" / "sim" / "functions.h"
-ABI = ROOT / "runtime" / "cuda_abi.h"
+DRIVER = ROOT / "runtime" / "abi" / "driver.h"
+ABI = ROOT / "runtime" / "abi" / "cuda.h"
 STACK_WORDS = 32  # stub.h
+ROW = r"^([XP])\((\w+), (\w*), (\d+)(?:, (_\w+))?, (\d+)\)$"
 BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that travel on the stack
 
 
@@ -49,38 +48,74 @@ def declared() -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def functions() -> list[str]:
-    """The lines of functions.h: the versions of CUDA are those in the names of the types of cuda*Typedefs.h.
+Row = tuple[str, str, int, str, int]  # name, suffix, since, suffix of the variant for threads, words
 
-    The variants of a function are numbered in the order of the versions that they came with.
+
+def functions() -> tuple[list[Row], list[Row]]:
+    """Return the rows of driver.h, sorted: first for cuda.h, then for the other headers.
+
+    The versions of CUDA are those in the names of the types of cuda*Typedefs.h. The variants of a function are
+    numbered in the order of the versions that they came with.
     """
     since = defaultdict(set)
     for header in cuda.headers().glob("cuda*Typedefs.h"):
         for base, version, threads in re.findall(r"\*PFN_(cu\w+?)_v(\d+)(_pt[ds][sz])?\)", header.read_text()):
             since[base, threads].add(int(version))
-    threads = {name[:-5]: name[-5:] for name in declared() if re.search("_pt[ds][sz]$", name)}
+    words = declared()
+    threads = {name[:-5]: name[-5:] for name in words if re.search("_pt[ds][sz]$", name)}
     threads |= {f"{base}_v2": thread for base, thread in since if thread and base.startswith("cuGL")}
-    lines = []
+    rows: tuple[list[Row], list[Row]] = [], []
     for (base, thread), versions in since.items():
         for i, version in enumerate(sorted(versions) if not thread and base != "cuWGLGetDevice" else ()):
             suffix = f"_v{i + 1}" if i else ""
-            variant = threads.get(base + suffix)
-            lines.append(f"P({base}, {suffix}, {version}, {variant})" if variant else f"X({base}, {suffix}, {version})")
-    return sorted(lines, key=lambda line: line[2:].replace(",", " "))
+            symbol = base + suffix
+            row = (base, suffix, version, threads.get(symbol, ""), words.get(symbol, 0))
+            rows[symbol not in words].append(row)
+    return sorted(rows[0]), sorted(rows[1])
 
 
-def test_every_function_is_exported_by_the_simulated_device():
-    assert re.findall(r"^[XP]\(.*\)", FUNCTIONS.read_text(), re.M) == functions()
+def listed() -> tuple[list[Row], list[Row]]:
+    """Return the rows as driver.h has them."""
+    parts = DRIVER.read_text().split("#ifdef DRIVER_ALL")
+    found: list[list[Row]] = []
+    for part in parts:
+        rows = re.findall(ROW, part, re.M)
+        assert all((kind == "P") == bool(thread) for kind, _, _, _, thread, _ in rows)
+        found.append([(name, suffix, int(since), thread, int(words)) for _, name, suffix, since, thread, words in rows])
+    return found[0], found[1]
 
 
-def test_every_function_of_cuda_h_is_known():
-    listed = {name: int(words) for name, words in re.findall(r"^NAME\((\w+), (\d+)\)", NAMES.read_text(), re.M)}
+def test_every_function_of_the_headers_is_listed():
+    version = re.search(r"#define CUDA_VERSION (\d+)", (cuda.headers() / "cuda.h").read_text())
+    assert version
+    for ours, real in zip(listed(), functions(), strict=True):
+        assert len(real) > 30
+        assert [row for row in ours if row[2] <= int(version[1])] == real
+        assert ours == sorted(ours)  # the hook searches them by halves
+    assert len(listed()[0]) > 550
+
+
+def test_words_agree_with_every_symbol_of_cuda_h():
+    words = {name + suffix + end: n for name, suffix, _, thread, n in listed()[0] for end in {"", thread}}
     real = declared()
     assert len(real) > 600
-    assert listed == real and list(listed) == sorted(listed)  # it is searched by halves
-    assert max(real.values()) <= STACK_WORDS
-    count = re.search(r"#define HOOK_NAMES (\d+)", NAMES.with_name("stub.h").read_text())
-    assert count and int(count[1]) == len(listed)
+    assert {name: words.get(name) for name in real} == real
+    assert max(words.values()) <= STACK_WORDS
+
+
+def test_no_other_file_lists_the_functions():
+    """A second list of them would fall behind: other files name only what they do something about."""
+    rows = [row for part in listed() for row in part]
+    symbols = [name + suffix + end for name, suffix, _, thread, _ in rows for end in {"", thread}]
+    assert len(symbols) == len(set(symbols)) > 700
+    for file in (ROOT / "runtime").rglob("*.[chS]"):
+        if file != DRIVER and file.name != "renamed.h":  # which is made of it
+            named = re.findall(r"^\s*[A-Z]+\((cu[A-Z]\w+)[,)].*\)$", file.read_text(), re.M)
+            assert len(set(named) & set(symbols)) < 100, file
+    table = (ROOT / "runtime" / "hook" / "entry" / "table.h").read_text().split("} types[]")[0]
+    known = re.findall(r'^    \{"(cu\w+)",', table, re.M)
+    assert len(known) == len(set(known)) > 100
+    assert set(known) <= {name for name, *_ in rows}
 
 
 def test_values_and_layouts_are_those_of_cuda_h():
@@ -112,5 +147,10 @@ def test_values_and_layouts_are_those_of_cuda_h():
 
 
 if __name__ == "__main__":
-    names = (f"NAME({function}, {stack})" for function, stack in declared().items())
-    print("\n".join(functions() if "sim" in sys.argv else names))
+    for part in functions():
+        for name, suffix, since, thread, words in part:
+            print(
+                f"P({name}, {suffix}, {since}, {thread}, {words})"
+                if thread
+                else f"X({name}, {suffix}, {since}, {words})"
+            )

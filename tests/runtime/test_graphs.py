@@ -3,7 +3,7 @@
 from tests.runtime import hooked
 
 GRAPHS = r"""
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #define D(name) ((int (*)())dlsym(driver, #name))
 #define TEXT ".version 7.0\n.target sm_70\n.address_size 64\n" \
     ".visible .entry one(){ret;}\n.visible .entry two(){ret;}\n.visible .entry body(){ret;}\n"

@@ -17,7 +17,7 @@ from tests.runtime.ranges import ABI, told
 
 
 def played(tmp_path, more: str, **options) -> Trace:
-    return hooked.traced(tmp_path, PLAYED.replace("MORE", more), f"-I{ABI.parent}", **options)
+    return hooked.traced(tmp_path, PLAYED.replace("MORE", more), f"-I{ABI.parents[1]}", **options)
 
 
 def test_ranges_and_marks(tmp_path):
@@ -88,7 +88,7 @@ def test_deep_ranges_and_long_names(tmp_path):
 
 def test_a_range_that_a_killed_process_was_in(tmp_path):
     source = PLAYED.replace("MORE", 'F(core, CORE_RangePushA, int, "fatal"); kill(getpid(), 9);')
-    program = hooked.compile_c(tmp_path / "client", source, f"-I{ABI.parent}", "-includesignal.h")
+    program = hooked.compile_c(tmp_path / "client", source, f"-I{ABI.parents[1]}", "-includesignal.h")
     assert hooked.run(tmp_path / "t.mp", program).returncode == -signal.SIGKILL
     assert told(Trace(tmp_path / "t.mp")) == [("push", None, "fatal")]
 
@@ -108,7 +108,7 @@ OTHER = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "nvtx_abi.h"
+#include "abi/nvtx.h"
 #define SAY(...) (printf(__VA_ARGS__), fflush(stdout))
 static char handles[8][64];
 static int count;
@@ -159,9 +159,9 @@ TOLD = [
 
 
 def played_beside(tmp_path, begins, monkeypatch, used=USED):
-    flags = ["-shared", "-fPIC", f"-I{ABI.parent}", f"-DBEGINS={begins}", "-Wno-unused-parameter"]
+    flags = ["-shared", "-fPIC", f"-I{ABI.parents[1]}", f"-DBEGINS={begins}", "-Wno-unused-parameter"]
     other = hooked.compile_c(tmp_path / "other.so", OTHER, *flags, prelude=False)
-    program = hooked.compile_c(tmp_path / "client", PLAYED.replace("MORE", used), f"-I{ABI.parent}")
+    program = hooked.compile_c(tmp_path / "client", PLAYED.replace("MORE", used), f"-I{ABI.parents[1]}")
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(other))
     done = hooked.run(tmp_path / "t.mp", program)
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ from tests.runtime.ranges import ABI, told
 PLAYED = r"""
 #include <stddef.h>
 #include <sys/mman.h>
-#include "nvtx_abi.h"
+#include "abi/nvtx.h"
 #define E(name, type, ...) ((type (*)())slots[NVTX3EXT_CBID_nvtx##name])(__VA_ARGS__)
 #define F(name, type, ...) ((type (*)())core2[NVTX_CBID_CORE2_##name])(__VA_ARGS__)
 static nvtx_function *core[16], *core2[16], **at[16], **at2[16];
@@ -47,7 +47,7 @@ BEGUN = "assert(extend(&module) == 1);"
 
 
 def client(tmp_path, more):
-    flags = [f"-I{ABI.parent}", "-Wno-unused", "-Wno-missing-field-initializers"]
+    flags = [f"-I{ABI.parents[1]}", "-Wno-unused", "-Wno-missing-field-initializers"]
     return hooked.compile_c(tmp_path / "client", PLAYED.replace("MORE", more), *flags)
 
 
@@ -207,7 +207,7 @@ def test_tables_that_are_not_known_stay_as_they_are(tmp_path):
 # A tool with functions for some of the extension.
 OTHER = r"""
 #include <stdio.h>
-#include "nvtx_abi.h"
+#include "abi/nvtx.h"
 #define SAY(...) (printf(__VA_ARGS__), fflush(stdout))
 static uint64_t registered(void *domain, const nvtxPayloadSchemaAttr_t *schema) {
     return (void)domain, SAY("schema %s\n", schema->name), 77;
@@ -254,7 +254,7 @@ MESSAGE = [BEGAN, *((what, None, "message") for what in ("push", "start", "end",
 
 
 def played_beside(tmp_path, begins, monkeypatch, used=USED):
-    flags = [*hooked.SHARED, f"-I{ABI.parent}", f"-DBEGINS={begins}"]
+    flags = [*hooked.SHARED, f"-I{ABI.parents[1]}", f"-DBEGINS={begins}"]
     other = hooked.compile_c(tmp_path / "other.so", OTHER, *flags, prelude=False)
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(other))
     done = hooked.run(tmp_path / "t.mp", client(tmp_path, used))

@@ -191,6 +191,8 @@ def test_what_is_asked_of_a_function_is_the_programs(tmp_path):
         OK(D(cuFuncGetParamInfo)(function, (size_t)2, &offset, &size));
         assert(offset == 12 && size == 4);
         assert(D(cuFuncGetParamInfo)(function, (size_t)3, &offset, &size));
+        OK(D(cuFuncGetParamCount)(function, &size));
+        assert(size == 3);
         FILE *file = fopen(argv[1], "r");
         assert(fread(text, 1, sizeof(text) - 1, file));
         OK(D(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
@@ -200,7 +202,25 @@ def test_what_is_asked_of_a_function_is_the_programs(tmp_path):
         OK(D(cuKernelGetLibrary)(&of, kernel));
         assert(of == library);
         assert(D(cuKernelGetParamInfo)(kernel, (size_t)3, &offset, &size));
+        OK(D(cuKernelGetParamCount)(kernel, &size));
+        assert(size == 3);
         run_blocks(6, 70);
+        void *graph, *nodes[2], *exec, *arguments[] = {&items, &added, &count};
+        CUDA_KERNEL_NODE_PARAMS own = {.func = function, 6, 1, 1, 70, 1, 1, .kernelParams = arguments};
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphAddKernelNode_v2)(&nodes[0], graph, NULL, (size_t)0, &own));
+        CUgraphNodeParams same = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = own}, told;
+        OK(D(cuGraphAddNode_v3)(&nodes[1], graph, nodes, NULL, (size_t)1, &same));
+        for (int i = 0; i < 4; i++) { // before and after the executable graph has the kernel with probes
+            OK(D(cuGraphNodeGetParams)(nodes[i % 2], &told));
+            assert(told.type == CU_GRAPH_NODE_TYPE_KERNEL && told.kernel.func == function);
+            assert(told.kernel.gridDimX == 6 && told.kernel.blockDimX == 70);
+            assert(*(CUdeviceptr *)told.kernel.kernelParams[0] == items);
+            assert(*(unsigned *)told.kernel.kernelParams[2] == count);
+            if (i == 1)
+                OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));
+        }
+        OK(D(cuGraphNodeSetParams_v2)(nodes[0], &told));
     """
     (trace,) = fit(tmp_path, body)
     assert kernels(trace) == [0]

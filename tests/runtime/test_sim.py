@@ -280,6 +280,9 @@ def test_parameters_attributes_and_variables(play, tmp_path, form):
             assert(offset == expected[i][0] && size == expected[i][1]);
         }
         IS(1, D(cuFuncGetParamInfo)(function, (size_t)5, &offset, &size));
+        OK(D(cuFuncGetParamCount)(function, &size));
+        assert(size == 5);
+        IS(1, D(cuFuncGetParamCount)(function, NULL));
         int value;
         OK(D(cuFuncGetAttribute)(&value, 0, function));
         assert(value == 128);
@@ -324,6 +327,9 @@ def test_parameters_attributes_and_variables(play, tmp_path, form):
         assert(value == 60000);
         OK(D(cuKernelGetParamInfo)(function, (size_t)1, &offset, &size));
         assert(offset == 8 && size == 16);
+        OK(D(cuKernelGetParamCount)(function, &size));
+        assert(size == 5);
+        IS(400, D(cuKernelGetParamCount)(NULL, &size));
         OK(D(cuLibraryGetGlobal)(&memory, &size, module, "counter"));
         assert(size == 4);
     }

@@ -47,7 +47,7 @@ NEEDS_NO_INIT += ["cuGetProcAddress_v2_ptsz", "cuGetExportTable", "cuInit", "cuP
 FORKS = r"""
 import ctypes as c, os, re, sys
 cu, libc = c.CDLL(sys.argv[1]), c.CDLL(None)
-names = [m[1] + m[2] + v for m in re.finditer(r"^[XP]\((\w+), (\w*), \d+(?:, (\w+))?", open(sys.argv[2]).read(), re.M)
+names = [m[1] + m[2] + v for m in re.finditer(r"^[XP]\((\w+), (\w*), \d+(?:, (_\w+))?", open(sys.argv[2]).read(), re.M)
          for v in ("", m[3] or "-") if v != "-"]
 open_ = set(sys.argv[3].split())
 answers = lambda: {cu[name]() for name in names if name not in open_ and not name.startswith("cuLogs")}

@@ -169,3 +169,46 @@ def test_a_stream_that_goes_while_it_is_captured(play):
     }
     """
     play(GRAPHS + source)
+
+
+def test_the_parameters_of_any_node(play):
+    source = r"""
+    static void called(void *data) { ++*(int *)data; }
+    int main(void) {
+        begin();
+        void *graph, *inner, *nodes[4], *function = kernel("foo");
+        int calls = 0;
+        CUdeviceptr memory;
+        CUgraphNodeParams told;
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
+        OK(D(cuGraphCreate)(&graph, 0));
+        OK(D(cuGraphCreate)(&inner, 0));
+        CUgraphNodeParams given[4] = {
+            {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = {.func = function, 2, 3, 4, 5, 6, 7}},
+            {.type = CU_GRAPH_NODE_TYPE_MEMSET, .memset = {.dst = memory, .elementSize = 4, .width = 3, .height = 1}},
+            {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {called, &calls}},
+            {.type = CU_GRAPH_NODE_TYPE_EMPTY}};
+        for (int i = 0; i < 4; i++) {
+            OK(D(cuGraphAddNode_v3)(&nodes[i], graph, NULL, NULL, (size_t)0, &given[i]));
+            OK(D(cuGraphNodeGetParams)(nodes[i], &told));
+            assert(told.type == given[i].type);
+            if (i == 0)
+                assert(told.kernel.func == function && told.kernel.gridDimZ == 4 && told.kernel.blockDimX == 5);
+            if (i == 1)
+                assert(told.memset.dst == memory && told.memset.width == 3);
+            if (i == 2)
+                assert(told.host.fn == called && told.host.userData == &calls);
+        }
+        given[1].memset.width = 5;
+        OK(D(cuGraphNodeSetParams_v2)(nodes[1], &given[1]));
+        OK(D(cuGraphNodeGetParams)(nodes[1], &told));
+        assert(told.memset.width == 5);
+        IS(1, D(cuGraphNodeGetParams)(nodes[1], NULL));
+        IS(1, D(cuGraphNodeGetParams)(graph, &told));
+        OK(D(cuLaunchHostFunc_v2)(NULL, called, &calls, 1));
+        OK(D(cuStreamSynchronize)(NULL));
+        assert(calls == 1);
+        IS(1, D(cuLaunchHostFunc_v2)(NULL, called, &calls, 2));
+    }
+    """
+    play(source)

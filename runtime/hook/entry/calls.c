@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "entry.h"
 #include "hook/probe/driver_calls.h"
 #include "hook/probe/probe.h"

@@ -19,14 +19,12 @@
 #include "table.h"
 
 static const struct {
-    const char *symbol;
+    const char *symbol, *name;
     int8_t words; // of stack arguments
-} names[] = {
-#define NAME(name, words) {#name, words},
-#include "names.h"
-#undef NAME
+} names[HOOK_NAMES] = {
+#define X(name, suffix, since, words) {#name #suffix, #name, words},
+#include "abi/driver.h"
 };
-_Static_assert(sizeof(names) / sizeof(*names) == HOOK_NAMES, "HOOK_NAMES counts the lines of names.h");
 
 static const char *calls = "all,-query"; // which are recorded: words with commas between them
 
@@ -52,13 +50,20 @@ void hook_describe_named(struct slot *slot) {
 }
 
 struct slot *hook_named_slot(const char *symbol) {
-    for (unsigned low = 0, high = HOOK_NAMES; low < high;) {
+    char name[NAME_BYTES];
+    unsigned low = 0, high = HOOK_NAMES;
+    snprintf(name, sizeof(name), "%s", symbol);
+    gpt_cut_suffixes(name);
+    while (low < high) { // the first one of this name; all of them are together
         unsigned middle = (low + high) / 2;
-        int order = strcmp(symbol, names[middle].symbol);
-        if (!order)
-            return &hook_slots[middle];
-        *(order < 0 ? &high : &low) = order < 0 ? middle : middle + 1;
+        if (strcmp(names[middle].name, name) < 0)
+            low = middle + 1;
+        else
+            high = middle;
     }
+    for (; low < HOOK_NAMES && !strcmp(names[low].name, name); low++)
+        if (!strcmp(names[low].symbol, symbol))
+            return &hook_slots[low];
     return NULL;
 }
 

@@ -50,7 +50,7 @@ void hook_decode_setup(void);                              // reads GPT_HOOK_CAL
 void hook_announce(struct slot *slot);                     // writes its `api` record
 uint32_t hook_captured_id(struct slot *slot);              // the id of the one for calls that were captured
 const char *hook_type(const struct slot *slot);
-struct slot *hook_named_slot(const char *symbol); // of a function in names.h, or NULL
+struct slot *hook_named_slot(const char *symbol); // of a function in driver.h, or NULL
 bool hook_is_old(const char *name);               // whether the function without suffix is an older one
 
 // -- intercept.c -----------------------------------------------------------

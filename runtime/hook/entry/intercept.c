@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "entry.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
@@ -45,7 +45,7 @@ struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
 #define STUB_SIZE 16
 #define BUCKETS (4 * SLOTS)
 
-static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in names.h
+static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in driver.h
 static _Atomic uint32_t slots_used = HOOK_NAMES;
 static _Atomic uint32_t name_bytes;
 static char name_store[128 << 10];
@@ -66,7 +66,7 @@ static const char *keep_name(const char *name) {
     return at + size <= sizeof(name_store) ? memcpy(name_store + at, name, size) : NULL;
 }
 
-// The slot of a function that has no place in names.h, or a place that another function of its name has.
+// The slot of a function that has no place in driver.h, or a place that another function of its name has.
 static struct slot *find_slot(void *real, const char *symbol) {
     uint64_t hash = (uint64_t)real * 0x9e3779b97f4a7c15u;
     struct slot *made = NULL;

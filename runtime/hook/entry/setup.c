@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "abi/nvtx.h"
 #include "entry.h"
 #include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
-#include "nvtx_abi.h"
 
 static bool is_wanted(void) {
     const char *output = getenv("GPT_HOOK_OUTPUT");

@@ -4,8 +4,7 @@
 #define GPT_STUB_H
 
 #define SLOTS 4096
-#define HOOK_NAMES 635 // in names.h
-#define SLOT_SHIFT 6   // a slot is 64 bytes
+#define SLOT_SHIFT 6 // a slot is 64 bytes
 #define SLOT_REAL 0
 #define SLOT_FLAGS 8
 #define SLOT_QUERY_INDEX 57
@@ -61,6 +60,12 @@
 
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
+
+enum {
+    HOOK_NAMES = 0 // slots of functions that have a symbol here
+#define X(name, suffix, since, words) +1
+#include "abi/driver.h"
+};
 
 extern struct slot hook_slots[SLOTS];
 extern const char hook_stubs[], hook_stubs_end[];

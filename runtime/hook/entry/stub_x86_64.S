@@ -21,7 +21,7 @@
 
     .text
 
-// Each stub loads its number, for r10 and r11 hold no argument. Those of the functions in names.h come first and
+// Each stub loads its number, for r10 and r11 hold no argument. Those of the functions in abi/driver.h come first and
 // carry their names, so a program that is linked to the driver meets them.
 
     .p2align 4
@@ -49,11 +49,10 @@ hook_stubs:
     .size \name, . - \name
     .endm
 
-#define NAME(name, words) named name;
-#include "names.h"
-#undef NAME
+#define X(name, suffix, since, words) named name##suffix;
+#include "abi/driver.h"
 
-    .rept SLOTS - HOOK_NAMES
+    .rept SLOTS - number
     stub
     .endr
     .globl hook_stubs_end

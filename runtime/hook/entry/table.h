@@ -52,6 +52,7 @@ static const struct known table[] = {
 
     {"cuMemcpy", "memcpy", "any", MEMORY(IN(0), IN(1), IN(2))},
     {"cuMemcpyAsync", "memcpy", "any", MEMORY(IN(0), IN(1), IN(2), IN(3))},
+    {"cuMemcpyWithAttributesAsync", "memcpy", "any", MEMORY(IN(0), IN(1), IN(2), IN(4))},
     {"cuMemcpyHtoD", "memcpy", "HtoD", MEMORY(IN(0), IN(1), IN(2)), V2},
     {"cuMemcpyHtoDAsync", "memcpy", "HtoD", MEMORY(IN(0), IN(1), IN(2), IN(3)), V2},
     {"cuMemcpyDtoH", "memcpy", "DtoH", MEMORY(IN(0), IN(1), IN(2)), V2},
@@ -133,6 +134,8 @@ static const struct known table[] = {
     {"cuStreamBeginCapture", "stream", "capture", OBJECT(0, IN(0)), .on_return = HANDLER(on_capture),
      .probe_before = HANDLER(before_capture), .probe_after = HANDLER(after_capture)},
     {"cuStreamBeginCaptureToGraph", "stream", "capture", OBJECT(0, IN(0)), .on_return = HANDLER(on_capture),
+     .probe_before = HANDLER(before_capture), .probe_after = HANDLER(after_capture)},
+    {"cuStreamBeginRecaptureToGraph", "stream", "capture", OBJECT(0, IN(0)), .on_return = HANDLER(on_capture),
      .probe_before = HANDLER(before_capture), .probe_after = HANDLER(after_capture)},
     {"cuStreamEndCapture", "stream", "captured", OBJECT(OUT(1), IN(0)), .on_return = HANDLER(on_captured)},
     {"cuEventCreate", "event", "create", OBJECT(OUT(0)), ALLOCATES},

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 
 #define PROBE_CALLS(CALL)                                                                                    \
     CALL(load_module, "cuModuleLoadData", uint64_t *, const void *)                                          \

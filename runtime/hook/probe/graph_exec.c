@@ -507,7 +507,7 @@ struct unpacked {
 void hook_before_packed(struct frame *frame) {
     const char *symbol = frame->slot->symbol;
     bool any = !strstr(symbol, "Kernel");
-    unsigned argument = strstr(symbol, "Set") ? 1 : strstr(symbol, "AddNode_v2") ? 5 : 4;
+    unsigned argument = strstr(symbol, "Set") ? 1 : strstr(symbol, "AddNode_v") ? 5 : 4;
     bool whole = any || strstr(symbol, "_v2");
     CUgraphNodeParams copy = {0}, *params = &copy;
     CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (void *)params;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"

@@ -10,9 +10,9 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "abi/cuda.h"
 #include "common/broker.h"
 #include "common/cache.h"
-#include "cuda_abi.h"
 #include "hook/watch/watch.h"
 #include "unpack.h"
 

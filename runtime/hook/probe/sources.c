@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/watch/watch.h"
 #include "probe.h"
 

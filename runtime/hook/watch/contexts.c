@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/write/write.h"
 #include "watch.h"
 

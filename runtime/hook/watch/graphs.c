@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/write/write.h"
 #include "watch.h"
 
@@ -362,7 +362,7 @@ void hook_on_captured(struct frame *frame) {
 
 // cuGraphAddNode(&node, graph, dependencies, count, params), since version 2 with edges before the count
 void hook_on_node(struct frame *frame) {
-    bool edges = !strncmp(frame->slot->symbol, "cuGraphAddNode_v2", strlen("cuGraphAddNode_v2"));
+    bool edges = strstr(frame->slot->symbol, "_v");
     const uint64_t *node = (const uint64_t *)frame->args[0];
     const CUgraphNodeParams *params = (const void *)frame->args[edges ? 5 : 4];
     if (!node || !params || params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL)

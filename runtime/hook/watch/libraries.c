@@ -17,8 +17,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "abi/cuda.h"
 #include "build_id.h"
-#include "cuda_abi.h"
 #include "hook/write/write.h"
 #include "watch.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/write/write.h"
 #include "say.h"
 #include "watch.h"

@@ -15,9 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "abi/cuda.h"
 #include "common/cache.h"
 #include "common/own.h"
-#include "cuda_abi.h"
 #include "hook/write/write.h"
 #include "watch.h"
 

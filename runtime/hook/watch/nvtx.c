@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "abi/nvtx.h"
 #include "hook/write/write.h"
-#include "nvtx_abi.h"
 #include "watch.h"
 
 // The program knows a domain or a string by the handle of the other tool, if that has one.

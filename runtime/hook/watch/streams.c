@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
 #include "hook/write/write.h"
 #include "watch.h"
 

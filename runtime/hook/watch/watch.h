@@ -12,9 +12,9 @@
 #include <stdio.h>
 #include <wchar.h>
 
-#include "cuda_abi.h"
+#include "abi/cuda.h"
+#include "abi/nvtx.h"
 #include "hook/write/write.h"
-#include "nvtx_abi.h"
 #include "suffixes.h"
 
 // -- for all ---------------------------------------------------------------

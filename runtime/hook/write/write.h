@@ -15,8 +15,8 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include "abi/records.h"
 #include "chunk.h"
-#include "records.h"
 
 // -- for all ---------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 // What the runtime knows of the ABI of CUDA's driver, so that no CUDA header is needed to build it.
 // tests/runtime/test_abi.py compares every value with cuda.h.
 
-#ifndef GPT_CUDA_ABI_H
-#define GPT_CUDA_ABI_H
+#ifndef GPT_ABI_CUDA_H
+#define GPT_ABI_CUDA_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 // What is needed of the ABI between a program with NVTX (version 3) and what NVTX_INJECTION64_PATH names.
 // tests/runtime/test_nvtx.py holds it against NVIDIA's headers.
 
-#ifndef GPT_NVTX_ABI_H
-#define GPT_NVTX_ABI_H
+#ifndef GPT_ABI_NVTX_H
+#define GPT_ABI_NVTX_H
 
 #include <stddef.h>
 #include <stdint.h>
