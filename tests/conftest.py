@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import tiers
+from tests import cuda, tiers
 from tests.formats.samples import SAMPLES
 
 # The executables of the environment that runs the tests go before those of the system.
@@ -47,6 +47,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(shared: Path) -> None:
+    """Let all workers of a session share what NVRTC compiles."""
+    cuda.compiled = shared / "compiled"
+    cuda.compiled.mkdir(exist_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ does with the C compiler alone; `nvcc` itself also needs g++ (see `have_cxx`).
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -56,6 +58,8 @@ HEAD = """
 fatbin_wrappers:
 """
 
+compiled: Path | None = None  # a folder where NVRTC's output is kept, so that a session compiles each source once
+
 
 def _homes() -> Iterable[Path]:
     if home := os.environ.get("GPT_CUDA_HOME"):
@@ -98,6 +102,21 @@ def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
     In a process of its own: what NVRTC makes of a source depends on the options of those before it.
     Raises RuntimeError with the compiler's log.
     """
+    given = [*options]
+    if not compiled:
+        return _nvrtc_compile(source, arch, given)
+    key = hashlib.sha256(repr((source, arch, given, [*_homes()])).encode()).hexdigest()
+    with open(compiled / f"{key}.lock", "w") as lock:  # so that no two workers compile it at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = compiled / key
+        if not path.exists():
+            image = _nvrtc_compile(source, arch, given)
+            path.with_suffix(".part").write_bytes(image)
+            path.with_suffix(".part").rename(path)
+        return path.read_bytes()
+
+
+def _nvrtc_compile(source: str, arch: str, options: list[str]) -> bytes:
     for home in _homes():
         for path in sorted(home.glob("lib*/libnvrtc.so.*")):
             args = [f"-arch={arch}", f"-I{home}/include", f"-I{home}/include/cccl", *options]

@@ -2,7 +2,7 @@
 
 A server, one for each process that tests, imports the package once; for each run it forks a child, which gets its own
 arguments, environment, folder and standard streams, and ends as an executable does. What is not of gpt's Python is not
-run here: contract and man pages start executables as users do.
+run here. Examples of man pages, tests/e2e and some tests of the contract start executables as users do.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import tempfile
 import threading
 import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("numpy", "rich.console", "rich.text", "gpt")  # what is loaded, the whole of the last one
+OTHERS = ("numpy", "typer", "rich.console", "rich.text", "gpt")  # what is loaded, the whole of the last one
 MESSAGE = 1 << 17  # bytes of a request
 LOCK = threading.Lock()
 
@@ -48,27 +48,46 @@ def run(
     timeout: float = 60,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    stdin: IO[bytes] | int | None = None,
+    stdout: IO[bytes] | int | None = None,
     **more: Any,
 ) -> subprocess.CompletedProcess[bytes]:
     """What `subprocess.run` does with `input` and `capture_output`. Standard input is a pipe.
 
-    With `more` options, and where Python itself reads the environment, that is what runs it.
+    Or `stdin` and `stdout` are files or descriptors; then `data`, or what is returned of the output, is empty.
+    With `more` options, and where Python itself reads the environment, `subprocess.run` runs it.
     """
     if more or (env and any(key.startswith("PYTHON") for key, _ in env.items() ^ os.environ.items())):
-        words, more = [*map(str, command)], {"input": data, "cwd": cwd, "env": env, "timeout": timeout, **more}
-        return subprocess.run(words, capture_output=True, check=False, **more)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        theirs, ours = os.pipe()
-        feeder = threading.Thread(target=_feed, args=(ours, data))
-        feeder.start()
-        try:
-            status = start(command, (theirs, out.fileno(), err.fileno()), timeout, cwd, env)
-        finally:
-            os.close(theirs)
-            feeder.join()
+        more |= {"input": data} if stdin is None else {"stdin": stdin}
+        more |= {"stdout": subprocess.PIPE if stdout is None else stdout, "stderr": subprocess.PIPE}
+        words = [*map(str, command)]
+        return subprocess.run(words, cwd=cwd, env=env, timeout=timeout, check=False, **more)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
+        if stdin is None:
+            stdin = stack.enter_context(_fed(data))
+        streams = _number(stdin), _number(out if stdout is None else stdout), err.fileno()
+        status = start(command, streams, timeout, cwd, env)
+        stack.close()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(command, status, out.read(), err.read())
+
+
+def _number(file: IO[bytes] | int) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+@contextmanager
+def _fed(data: bytes) -> Iterator[int]:
+    """A pipe that a thread fills."""
+    theirs, ours = os.pipe()
+    feeder = threading.Thread(target=_feed, args=(ours, data))
+    feeder.start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        feeder.join()
 
 
 def _feed(pipe: int, data: bytes) -> None:

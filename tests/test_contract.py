@@ -1,5 +1,8 @@
 """What every stage must do, whatever it is for: gpt-stream(5) and gpt(7) as tests, on real processes.
 
+Most are forks of one process that has imported the stages (tests/loaded.py). Executables themselves start where a test
+holds a conversation, sends a signal or looks at the start: closed descriptors, a terminal, --help, --version.
+
 A new executable takes a line in STAGES (tests/stages/contract.py), with the options that it cannot run without.
 """
 
@@ -458,7 +461,7 @@ def as_text(stage, *args):
 @alike
 def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
     master, slave = pty.openpty()
-    done = run(as_text(stage), folder, data=work, stdout=slave, env={**os.environ, "TERM": "dumb"})
+    done = run(as_text(stage), folder, data=work, cold=True, stdout=slave, env={**os.environ, "TERM": "dumb"})
     os.close(slave)
     text = os.read(master, 1 << 16).decode()
     os.close(master)
@@ -499,7 +502,7 @@ def test_help_comes_at_once(stage):
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        text = quiet(stage("--help")).decode()
+        text = quiet(stage("--help", cold=True)).decode()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert text.startswith(f"Usage: {stage.name} ")
@@ -510,7 +513,7 @@ def test_help_comes_at_once(stage):
 
 @alike
 def test_version(stage):
-    assert quiet(stage("--version")).decode() == f"{stage.name} {gpt.__version__}\n"
+    assert quiet(stage("--version", cold=True)).decode() == f"{stage.name} {gpt.__version__}\n"
 
 
 @alike

@@ -111,7 +111,7 @@ def sample(build: Builder) -> Builder:
 
 @cache
 def image(source: str, arch: str, *options: str) -> bytes:
-    """A cubin or PTX. Every worker compiles what it needs: a tenth of a second each."""
+    """A cubin or PTX."""
     return cuda.nvrtc_compile(source, arch, options)
 
 
