@@ -33,7 +33,7 @@ TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts
 del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
-RUN = {"gpt-analyze.1", "gpt-trace.1"}  # pages whose kernels are run, for what they do is in the examples
+RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose kernels are run, for what they do is in the examples
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
 # roff, as far as the pages use it
@@ -337,7 +337,7 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
     assert examples
     if any(re.search(r"\bjq\b", command) for command, _ in examples) and not shutil.which("jq"):
         pytest.skip("no jq (Debian: apt-get install jq)")
-    shutil.copy(demo / "lib" / "libdemo.so", tmp_path)
+    shutil.copytree(demo / "lib", tmp_path, dirs_exist_ok=True)
     (tmp_path / "names.txt").write_text(KERNEL + "\n")
     environment = environment_of(demo) | ({"GPT_SIM_RUN": "all"} if page in RUN else {})
     run_examples(examples, tmp_path, environment)
