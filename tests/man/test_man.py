@@ -33,7 +33,7 @@ TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts
 del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
-RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose kernels are run, for what they do is in the examples
+RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose examples show what kernels did: they are run
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
 # roff, as far as the pages use it
