@@ -21,7 +21,7 @@ SAMPLED = BLOCKS // 8
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("step")
-    text = PAGE.read_text().split("$ cat step.py\n")[1].split("$ gpt-hook")[0]
+    text = PAGE.read_text().split("$ cat step.py\n")[1].split("\n.Ed\n")[0]
     (folder / "step.py").write_text(text.replace("\\&", "").replace("\\e", "\\"))
     probes = [word for name in PROBES for word in ("-p", name)]
     command = ["gpt-hook", "run", "-q", *probes, "-o", "s.mp", "--device", "sim", "--", "python3", "step.py"]
