@@ -55,7 +55,7 @@ def summarize(path, functions, copies, kernels, processes):
             found["calls"] += 1
             failed = row["duration"] and row["result"] not in (0, 600)
             functions[api["type"], api["op"], api["name"]] += Counter(calls=1, total=took, failed=bool(failed))
-            if api["type"] in ("memcpy", "memset") and good:
+            if api["type"] in ("memcpy", "memset") and good and "bytes" in row:
                 copies[api["op"]] += Counter(calls=1, bytes=row["bytes"], total=took)
             if api["type"] == "capture" and row.get("function"):
                 kernels[names[row["function"]]]["captured"] += 1
