@@ -1,4 +1,4 @@
-"""The stream: its wire, records, rows and JSON, and what a stage is.
+"""The record stream: reading and writing it (wire), kinds of records, packed rows, JSON, and the base of every stage.
 
 `from gpt import stream` gives what reads and writes the wire, see gpt(7).
 """

@@ -115,7 +115,7 @@ def make(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a record that was read, or None. Unknown kinds and keys are fine."""
+    """Return the fault of a record that was read, or None. Unknown kinds and keys are fine."""
     keys = KINDS.get(record["kind"], {})
     return _check(record, keys, str(record["kind"]))
 
