@@ -24,8 +24,9 @@ of ctypes and CuPy. Names are then recorded at the next call, or when the functi
 dictionaries in variables are searched too, and PyTorch modules for their own parameters and buffers. A tensor that gets
 other memory, for example by `x.data = y`, is another tensor from then on.
 
-`trace` only affects the thread that enters it. Other threads, for example in a backward pass, need their own. In a wrapped generator or coroutine it stays active while that waits, for everything that the thread does in the
-meantime. Asynchronous generators aren't supported.
+`trace` only affects the thread that enters it. Other threads, for example in a backward pass, need their own. In a
+wrapped generator or coroutine it stays active while that waits, for everything that the thread does in the meantime.
+Asynchronous generators aren't supported.
 
 A tensor is anything with data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. This
 package imports none of these libraries, only the standard library. It doesn't keep memory of tensors alive, except that
