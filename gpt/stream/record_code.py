@@ -42,7 +42,7 @@ CODE: dict[str, Keys] = {
         "path": ("str?", "its trace: the name of a file in the folder of this one"),
     },
     "library": {
-        "path": ("str", "as named on the command line; inside a wheel, WHEEL/MEMBER"),
+        "path": ("str", "path of the file; inside a wheel, WHEEL/MEMBER"),
         "type": ("str?", "elf, archive, fatbin, cubin, ptx or offload"),
         "size": ("u64", "bytes of the file"),
         "build_id": ("str?", "hexadecimal"),
@@ -131,7 +131,7 @@ CODE: dict[str, Keys] = {
         "size_after": ("u64", "bytes of the file"),
         "disk_before": ("u64", "bytes allocated on disk"),
         "disk_after": ("u64", "bytes allocated on disk"),
-        "gpu_before": ("u64", "bytes of GPU code: headers and payloads of elements that are in use"),
+        "gpu_before": ("u64", "bytes of GPU code: headers and payloads of elements that are not dead"),
         "gpu_after": ("u64", "the same, after patching"),
         "zstd_before": ("u64?", "bytes of GPU code if each element were packed with zstd 19 where that is smaller"),
         "zstd_after": ("u64?", "the same, after patching"),

@@ -34,7 +34,7 @@ STRUCTS: dict[str, Keys] = {
     },
     "column": {
         "name": ("str", "name of the value"),
-        "type": ("str", "type of a field, or text, or number; with a ? if rows may have no value"),
+        "type": ("str", "as in field, or text, or number; ends in a question mark if rows may lack a value"),
         "offset": ("u64", "bytes from the start of the row"),
         "unit": ("str?", "ns, cycles, bytes, %, id, address; kernel for mangled names; absent otherwise"),
         "title": ("str?", "heading in a table; absent if it is the name"),
@@ -73,9 +73,9 @@ STRUCTS: dict[str, Keys] = {
     },
     "operation": {
         "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),
-        "op": ("str", "as in api: HtoD, DtoH, DtoD, any, set, alloc, free, host"),
+        "op": ("str", "as in api: HtoD, DtoH, DtoD, HtoH, any, set, alloc, free, host"),
         "nodes": ("u64", "number of nodes that do it, each once per replay"),
-        "bytes": ("u64", "bytes that all of them move in one replay"),
+        "bytes": ("u64", "bytes of all of them in one replay"),
         "address": ("u64?", "for memory: its address"),
     },
     "site": {
