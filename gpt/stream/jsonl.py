@@ -1,9 +1,9 @@
 """Convert records to JSON lines and back, for jq, a pager and a shell (`--json`, `--from-json`).
 
 JSON lacks bytes, infinity and NaN, text that isn't UTF-8, map keys other than text, and integers beyond 2^53 that every
-reader keeps. We write these as maps with one key: `{"$int": "n"}`, `{"$b64": ".."}`, `{"$float": "nan"}`, `{"$raw":
-".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`. A map that looks like one of them is
-wrapped in `{"$map": ..}`, so reading a line always returns the original record.
+reader keeps. We write these as maps with one key: `{"$int": "n"}`, `{"$b64": ".."}`, `{"$float": "nan"}`,
+`{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`. A map that looks like one of
+them is wrapped in `{"$map": ..}`, so reading a line always returns the original record.
 
 Packed rows are for programs, so each row becomes a line of its own. Rows of traces stay separate records when they are
 read; rows of an `answer` are put back into it.
