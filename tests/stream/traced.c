@@ -1,5 +1,6 @@
-// A program whose trace has some of everything that gpt-stream(5) says of runs: launches and copies of several
-// threads, calls that are only counted, calls that fail, a captured graph, and a child process that does it too.
+// A program whose trace has every kind of record that a summary needs: launches and copies by several
+// threads, calls that are only counted, calls that fail, a captured graph, and a child process that does the
+// same.
 
 #include <pthread.h>
 #include <sys/wait.h>
