@@ -58,7 +58,7 @@ def summarize(path, functions, copies, kernels, processes):
         if type_ == "capture" and row.get("function"):
             kernels[names[row["function"]]]["captured"] += 1
         if (type_, op) == ("graph", "launch") and good:
-            meant = [graph for graph in found["graph"] if graph["exec"] == row["object"] and graph["at"] <= row["start"]]
+            meant = [one for one in found["graph"] if one["exec"] == row["object"] and one["at"] <= row["start"]]
             graph = max(meant, key=lambda graph: graph["at"])
             for function, launches in zip(graph["functions"], graph["launches"], strict=True):
                 kernels[names[function]]["launches"] += launches
