@@ -1,1 +1,1 @@
-"""The ground that everything stands on: errors, messages, outputs, caches, signals, workers, the command line."""
+"""The basics that other packages use: errors, messages, output files, caches, signals, workers, the command line."""

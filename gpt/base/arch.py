@@ -1,4 +1,4 @@
-"""Compute capabilities as people and files write them: `sm_90`, `sm_90a`, `sm_100f`, and `9.0` as CUDA reports one."""
+"""Compute capabilities in the spellings of people and files: `sm_90`, `sm_90a`, `sm_100f`, and `9.0` from CUDA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpt.base.errors import UsageError
 
-# What CUDA 13 makes code for, to show and to complete; all others of this form are good too.
+# CUDA 13 generates code for these. They're listed in messages and completions; other numbers are accepted as well.
 KNOWN = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120",
     "sm_121",
@@ -31,13 +31,13 @@ class Arch(NamedTuple):
 
 
 def find_arch(text: str) -> Arch | None:
-    """`sm_90a` as an Arch; None if it is not a compute capability as files name them."""
+    """Parse `sm_90a`; return None if it isn't the name of a compute capability in files."""
     found = _ARCH.fullmatch(text)
     return Arch(int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def parse_arch(text: str) -> Arch:
-    """`sm_90a`, `9.0a` or `90a`, as people name them. Raises UsageError."""
+    """Parse a compute capability as people type it: `sm_90a`, `9.0a` or `90a`. Raises UsageError."""
     found = _ARCH.fullmatch(text) or _DOTTED.fullmatch(text)
     if found:
         return Arch(int(found[1]), int(found[2]), found[3])
@@ -47,7 +47,10 @@ def parse_arch(text: str) -> Arch:
 
 
 def parse_archs(text: str) -> list[Arch]:
-    """`sm_90a,8.0` of an option --arch in its order, each once; none of an empty text. Raises UsageError."""
+    """Parse the value of --arch, such as `sm_90a,8.0`.
+
+    In order, without duplicates, empty for empty text. Raises UsageError.
+    """
     try:
         archs = dict.fromkeys(parse_arch(name) for name in text.split(",") if name)
     except UsageError as error:
@@ -58,7 +61,7 @@ def parse_archs(text: str) -> list[Arch]:
 
 
 def describe(found: Iterable[tuple[str, str]]) -> str:
-    """`cubin for sm_80, sm_90; ptx for sm_90`: types of code, each with the architectures that there are."""
+    """Return types of code, each with its architectures: `cubin for sm_80, sm_90; ptx for sm_90`."""
     kinds: dict[str, list[str]] = {}
     for type_, arch in sorted(found):
         kinds.setdefault(type_, []).append(arch)

@@ -1,9 +1,10 @@
-"""Keep results for the next process: a folder in the user's cache has a file for each, named by a digest of its inputs.
+"""Keep results for later processes, in a folder of the user's cache with a file for each, named by a digest of its
+inputs.
 
-The rules are those of the runtime (runtime/common/cache.c, and private.c for which folders are used), and so is the
-code: libgptcache.so, called by ctypes. On a machine that the runtime isn't built for, nothing is kept. A cache that
-can't be read or written, or is full, only costs time: no function here raises OSError, but make_private. A result is
-code that will run, so a folder that another user could have filled isn't used, and standard error says so once.
+The runtime has the same cache (runtime/common/cache.c; private.c says which folders can be trusted), and this module
+calls it through ctypes (libgptcache.so). On a machine without a runtime nothing is kept. A cache that is full, or can't
+be read or written, only costs time, so no function here raises OSError except make_private. A result is code that will
+run, so a folder that another user could have filled isn't used, and standard error says so once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from gpt.base import messages
 
-LIMIT = 1 << 30  # bytes of all files together
+LIMIT = 1 << 30  # of all files together
 LIBRARY = Path(__file__).parents[1] / "_runtime" / "libgptcache.so"
 PATH_MAX = 4096
 ADVICE = "no code is cached: set XDG_CACHE_HOME to a folder of your own"
@@ -33,7 +34,7 @@ class _Distrust(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """Return the functions of the runtime, None if it isn't built for this machine."""
+    """Load the runtime's functions; return None if there's no runtime for this machine."""
     try:
         found = ctypes.CDLL(str(LIBRARY))
     except OSError:
@@ -52,7 +53,7 @@ def _library() -> Any:
 
 
 def _home() -> Path | None:
-    """Return XDG_CACHE_HOME/gpt, None without a home directory."""
+    """Return XDG_CACHE_HOME/gpt, or its default; None without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME")
     if home and os.path.isabs(home):
         return Path(home, "gpt")
@@ -63,18 +64,18 @@ def _home() -> Path | None:
 
 
 def default_folder(name: str = "asm") -> Path | None:
-    """Return a folder in the user's cache, None without a home directory."""
+    """Return a folder in the user's cache; None without a home directory."""
     home = _home()
     return home / name if home else None
 
 
 def make_private(path: Path) -> None:
-    """Make a folder, with its parents, that nobody but this user can have filled, or can fill from here on.
+    """Make a folder and its parents, and make sure that no other user could have filled it or can do so from now on.
 
-    Raises OSError where that can't be; its `filename` is the place that can't be trusted.
+    Raises OSError if that's impossible; its `filename` is the place that can't be trusted.
     """
     library, why = _library(), _Distrust()
-    if library is None:  # a system without the runtime
+    if library is None:  # no runtime for this machine
         path.mkdir(0o700, parents=True, exist_ok=True)
         return
     folder = library.gpt_cache_open(os.fsencode(os.path.abspath(path)), True, why)
@@ -83,12 +84,12 @@ def make_private(path: Path) -> None:
     elif why.reason:
         raise PermissionError(errno.EACCES, why.reason.decode(), os.fsdecode(why.where))
     else:
-        path.mkdir(0o700, exist_ok=True)  # which says why it can't
+        path.mkdir(0o700, exist_ok=True)  # raises the reason
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def key_of(parts: Iterable[bytes]) -> str:
-    """The name of what these led to."""
+    """Return a key for a result, made from all of its inputs."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -97,15 +98,15 @@ def key_of(parts: Iterable[bytes]) -> str:
 
 
 class Cache:
-    """A folder of results, at most `limit` bytes. Without a folder it keeps nothing."""
+    """A folder of results with a size limit. Without a folder it keeps nothing."""
 
     def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
         self._folder = os.fsencode(folder.absolute()) if folder and b"\0" not in os.fsencode(folder) else None
         self._limit = limit
-        self._room = ctypes.c_long(0)  # bytes that this process may write before the folder is looked at
+        self._room = ctypes.c_long(0)  # bytes that this process may still write before it checks the size of the folder
 
     def get(self, key: str) -> bytes | None:
-        """Return the result of a key; None if it was never put there, or is damaged."""
+        """Return the result for a key; None if there isn't one, or if it's damaged."""
         library = _library()
         if self._folder is None or library is None:
             return None
@@ -119,7 +120,7 @@ class Cache:
             library.gpt_cache_free(data)
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep something, unless it would take over an eighth of the room, or can't be written."""
+        """Keep a result, unless it takes over an eighth of the limit or can't be written."""
         library = _library()
         if self._folder is None or library is None:
             return
@@ -129,7 +130,7 @@ class Cache:
 
 
 def _say(why: _Distrust) -> None:
-    if why.reason and not _said.is_set() and "GPT_CACHE_SAID" not in os.environ:  # by gpt-hook
+    if why.reason and not _said.is_set() and "GPT_CACHE_SAID" not in os.environ:  # gpt-hook has said so
         _said.set()
         where = os.fsdecode(why.where)
         messages.say("gpt", "warning", where, f"{why.reason.decode()}; {ADVICE}")

@@ -1,7 +1,7 @@
-"""What all command lines share: options, and how a run ends.
+"""The parts that all command lines share: common options, running a stage, and reporting errors.
 
-A stage is a function with options (options.py, or typer's own), handed to `run`; what it reads and writes goes through
-a `Stage` (stage.py).
+A stage is a function with options (options.py, or typer's own) that's passed to `run`. It reads and writes through a
+`Stage` (gpt/stream/stage.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpt.base.printable import printable
 
 
 class Done(Exception):
-    """An option has answered, and the run ends with status 0."""
+    """Raised by an option that has printed its answer: exit with status 0."""
 
 
 def show(text: object) -> None:
-    """Writes text and, if it has none, a newline at its end to standard output. Raises OSError, signals.Terminated."""
+    """Write text to standard output, with a newline if it has none. Raises OSError, signals.Terminated."""
     data = str(text).encode(errors="surrogateescape")
     rest = memoryview(data if data.endswith(b"\n") else data + b"\n")
     try:
@@ -50,8 +50,8 @@ def _set_verbose(value: bool) -> bool:
     return value
 
 
-verbose = False  # whether a fault shows its traceback
-_tool = ""  # the name that --version prints
+verbose = False  # show tracebacks of errors
+_tool = ""  # name for --version
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object per line.")]
 Stream = Annotated[bool, Option("--stream", help="Write the stream, not tables.")]
@@ -74,16 +74,17 @@ def run(
     words_after: bool = False,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Runs a stage's command over sys.argv and returns its exit status. No exception leaves it.
+    """Run a stage's command with sys.argv and return its exit status. It doesn't raise exceptions.
 
-    With several commands the first word says which; `about` is what --help says of all of them, and `before` has the
-    options that may stand before it. With `words_after` what follows the first word that is not an option belongs to a
-    program that the stage runs, options and all. `defaults` are the values of options --NAME[=VALUE] that stand alone.
+    With several commands, the first word chooses one; `about` is the text of --help for all of them, and `before` has
+    the options that may precede the command. With `words_after`, everything from the first operand on belongs to a
+    program that the stage runs, including options. `defaults` has values for options --NAME[=VALUE] that are given
+    without one.
     """
     global _tool
     _tool = tool
     _occupy_closed()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads that no stage uses
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # stop numpy from starting threads that no stage uses
     try:
         signals.catch()
         try:
@@ -91,7 +92,7 @@ def run(
             return _call(tool, command, words, about, before or _no_command, words_after)
         except Done:
             return 0
-        except SystemExit:  # typer's answer to a pipe that breaks under --help, and to nothing else
+        except SystemExit:  # typer raises this only for a broken pipe under --help
             return signals.die(signal.SIGPIPE)
         except Exception as error:
             return _report(tool, error, list(command) if isinstance(command, Mapping) else [])
@@ -109,7 +110,7 @@ def _call(
     before: Callable[..., None],
     words_after: bool,
 ) -> int:
-    """Runs the command that the words name, with the arguments that they give: read plainly if they are plain."""
+    """Run the command for these words. A plain command line is read without typer."""
     plain: Callable[..., int | None] = before if isinstance(command, Mapping) else command
     rest = words
     if isinstance(command, Mapping) and words and words[0] in command:
@@ -136,9 +137,9 @@ def _call(
 
 
 def check_names(option: str, values: Iterable[str]) -> None:
-    """Raises UsageError for a filter that is empty, as a variable of a script may be.
+    """Raise UsageError for an empty filter, which may come from an empty variable in a script.
 
-    Depending on the tool it would mean every kernel, or none.
+    Some tools would take it for every kernel, others for none.
     """
     for value in values:
         if not value:
@@ -146,7 +147,10 @@ def check_names(option: str, values: Iterable[str]) -> None:
 
 
 def split_parts(option: str, values: Iterable[str]) -> list[str]:
-    """Return the parts of names that a repeatable NAME:... lists, as gpt-hook takes it. Raises UsageError for none."""
+    """Return all parts of the values NAME:...
+
+    Of a repeatable option, as in gpt-hook. Raises UsageError for an empty value.
+    """
     found = []
     for value in values:
         parts = [part for part in value.split(":") if part]
@@ -161,9 +165,9 @@ def _no_command(version: Version = False) -> None:
 
 
 def _occupy_closed() -> None:
-    """Fills standard descriptors that came closed, so that no file that is opened later takes their place.
+    """Open /dev/null for closed standard descriptors, so that no file opened later gets their numbers.
 
-    The modes are the wrong ones: using them fails as it does with a closed one.
+    The modes are deliberately wrong: using them still fails, as with a closed descriptor.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
@@ -173,9 +177,9 @@ def _occupy_closed() -> None:
 
 
 def _report(tool: str, error: Exception, commands: list[str]) -> int:
-    """One line on standard error for whatever went wrong, and the exit status that goes with it.
+    """Report an exception in one line on standard error, and return the exit status for it.
 
-    `commands` are the words that may come first.
+    `commands` are the words that the command line may begin with.
     """
     if verbose:
         import traceback
@@ -187,7 +191,7 @@ def _report(tool: str, error: Exception, commands: list[str]) -> int:
     if isinstance(error, GptError):
         messages.say(tool, "error", error.where, error.fact)
         return error.status
-    if hasattr(error, "format_message"):  # typer's own: a bad option or argument
+    if hasattr(error, "format_message"):  # from typer: a bad option or argument
         fact = error.format_message().rstrip(".")
         word = fact.startswith(("No such command", "Missing command"))
         hint = f"there are {', '.join(commands)}" if word else f"see {tool} --help"

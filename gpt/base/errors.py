@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit status that each kind of fault ends with (gpt(7), EXIT STATUS)."""
+"""Exceptions for expected errors, and the exit status of each (gpt(7), EXIT STATUS)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class GptError(Exception):
-    """Understood, and the answer is bad (exit 1). `where` is a location, printed before the fact."""
+    """The request was understood, but failed (exit 1). `where` is a location, printed before the fact."""
 
     status = 1
 
@@ -17,40 +17,40 @@ class GptError(Exception):
 
     @classmethod
     def of(cls, error: OSError, where: object = "") -> Self:
-        """An error of the system as one of these."""
+        """Convert an OSError."""
         return cls(error.strerror or str(error), str(where))
 
 
 class UsageError(GptError):
-    """The command line asks for something that makes no sense (exit 2)."""
+    """The command line makes no sense (exit 2)."""
 
     status = 2
 
 
 class MalformedError(GptError):
-    """The input is not what its format says (exit 3). Nothing was written for it."""
+    """The input violates its format (exit 3). Nothing was written for it."""
 
     status = 3
 
 
 class TruncatedError(MalformedError):
-    """The input ends in the middle of something (exit 3)."""
+    """The input ends too early (exit 3)."""
 
 
 class EmptyPipeError(MalformedError):
-    """Nothing came through a pipe (exit 3). The program before has failed and said why: one fault is one error."""
+    """A pipe was empty (exit 3). The program before it failed and has said why, so nothing more is printed."""
 
 
 class OutputError(GptError):
-    """What was to be written cannot be (exit 1). Whatever is read next changes nothing about that."""
+    """An output can't be written (exit 1), so there's no point in reading on."""
 
 
 class MissingError(GptError):
-    """A file, tool or device that is needed is not there (exit 4)."""
+    """A file, tool or device is missing (exit 4)."""
 
     status = 4
 
 
 def at(place: str, offset: int) -> str:
-    """A location as messages print it: `libfoo.so+0x1c40`."""
+    """Return a location for messages: `libfoo.so+0x1c40`."""
     return f"{place}+{offset:#x}"

@@ -1,8 +1,8 @@
-"""Say how to install a Python package that is missing, for the interpreter that is running.
+"""Tell the user how to install a missing Python package for the interpreter that's running.
 
-GPT itself may be in an environment of its own (`make install`, pipx, uv), in the user's site-packages, or in a folder
-that only PYTHONPATH names (`pip install --target` and `--prefix`). A bare `pip` is another interpreter's as often as
-not, so messages name the whole command.
+GPT may be in an environment of its own (`make install`, pipx, uv), in the user's site-packages, or in a folder that's
+only on PYTHONPATH (`pip install --target` and `--prefix`). A bare `pip` often belongs to another interpreter, so
+messages show the whole command.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpt.base.errors import MissingError
 
 
 def missing_package(name: str) -> MissingError:
-    """Return the error that says a package of PyPI is missing, and how to install it."""
+    """Return an error that says which package from PyPI is missing, and how to install it."""
     return MissingError(f"{name}: not installed; to install it: {install_command(name)}")
 
 
 def install_command(*names: str) -> str:
-    """Return the shell command that installs packages of PyPI where GPT finds them."""
+    """Return the shell command that installs packages from PyPI where GPT finds them."""
     python = sys.executable or "python3"
-    folder = Path(__file__).absolute().parents[2]  # that GPT was installed in
+    folder = Path(__file__).absolute().parents[2]  # where GPT is installed
     if find_spec("pip") or not shutil.which("uv"):
         command, can_bootstrap = [python, "-m", "pip", "install"], sys.prefix != sys.base_prefix
     else:
@@ -41,12 +41,12 @@ def install_command(*names: str) -> str:
 
 
 def _site(folder: Path) -> Path:
-    """Return the folder that packages go to."""
+    """Return the folder where packages are installed."""
     return folder if list(folder.glob("gpu_probe-*.dist-info")) else Path(sysconfig.get_path("purelib"))
 
 
 def _place(folder: Path) -> list[str]:
-    """Return pip's options for installing where GPT is."""
+    """Return pip's options for installing next to GPT."""
     in_environment = sys.prefix != sys.base_prefix
     is_user = bool(site.ENABLE_USER_SITE) and folder == Path(site.getusersitepackages())
     ours = {Path(path) for path in (*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib")))}
@@ -54,5 +54,5 @@ def _place(folder: Path) -> list[str]:
         return ["--target", str(folder)]
     options = ["--user"] if is_user else []
     if not in_environment and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
-        options.append("--break-system-packages")  # as GPT was installed (PEP 668)
+        options.append("--break-system-packages")  # GPT was installed with it too (PEP 668)
     return options

@@ -1,9 +1,9 @@
-"""GPT_KEEP: a folder where stages keep what they made of each kernel, for people to look into.
+"""GPT_KEEP: a folder in which stages keep their intermediate files of each kernel, for people to look at.
 
-A kernel with its probes has a folder in it, `NAME.DIGEST`: its mangled name, as far as that is harmless and not too
-long, and the beginning of the digest of name and probed text. So the stage that weaves and the one that assembles find
-the same one without knowing of each other. Only the user can read it; a file in it is whole or not there. A folder that
-another user could have put in its place isn't used.
+A probed kernel gets a folder NAME.DIGEST: its mangled name, sanitized and shortened, and the beginning of a digest of
+its name and the probed text. The weaving and the assembling stage thus choose the same folder without talking to each
+other. Only the user can read it, files appear in it complete, and a folder that another user could have put in its
+place isn't used.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 from gpt.base.cache import make_private
 from gpt.base.outputs import replacing
 
-MAX_NAME = 100  # characters of a kernel's name in that of its folder
+MAX_NAME = 100  # characters of a kernel's name in the name of its folder
 
 
 def keeping() -> bool:
-    """Whether anything is to be kept."""
+    """Return whether stages should keep files."""
     return bool(os.environ.get("GPT_KEEP"))
 
 
 def kept_in(top: Path, kernel: str, text: bytes) -> Path:
-    """The folder of a kernel with this text."""
+    """Return the folder for a kernel with this text."""
     digest = hashlib.sha256(kernel.encode(errors="surrogateescape") + b"\0" + text).hexdigest()[:16]
     name = re.sub(r"[^\w$]", "_", kernel, flags=re.ASCII)[:MAX_NAME] or "kernel"
     return top / f"{name}.{digest}"
 
 
 def keep(kernel: str, text: bytes, files: Mapping[str, bytes]) -> None:
-    """Keeps files of a kernel with this text, if that is asked for. Raises OSError, whose `filename` says where."""
+    """Keep files of a kernel with this text, if GPT_KEEP is set. Raises OSError, whose `filename` says where."""
     if not keeping():
         return
     folder = kept_in(Path(os.environ["GPT_KEEP"]), kernel, text)

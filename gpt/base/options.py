@@ -1,9 +1,9 @@
-"""Command lines as data, and a reader that's quicker than typer.
+"""Declarations of options, and a command line parser that starts faster than typer.
 
-Importing typer takes 46 ms, four times as long as Python takes to start and longer than everything else in a short run.
-So stages declare their options with the classes below, and a plain command line is read here: operands, and options
-written in full with a value of their type. Everything else (--help, mistakes, bundles like -rC) goes to typer, which
-gets the same declarations. tests/test_options.py checks that both read plain lines alike.
+Importing typer takes 46 ms, four times as long as Python takes to start, and longer than everything else in a short
+run. So stages declare their options with the classes below, and plain command lines are parsed here: operands, and
+options written in full with a value of their type. Everything else (--help, mistakes, bundles like -rC) goes to typer,
+which gets the same declarations. tests/test_options.py checks that both parse plain lines alike.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-MISSING = object()  # the default of a parameter that has none
+MISSING = object()  # for a parameter without a default
 
 
 class Option:
-    """An option, declared as typer.Option() takes it; without a name it is called after its parameter."""
+    """An option, declared like typer.Option(). Without a name, it's called like its parameter."""
 
     def __init__(self, *names: str, **settings: Any) -> None:
         self.names = names
@@ -26,11 +26,11 @@ class Option:
 
 
 class Argument(Option):
-    """The operands, declared as typer.Argument() takes them."""
+    """The operands, declared like typer.Argument()."""
 
 
 class _Parameter:
-    """A parameter of a command: its type without `| None` and `list`, its declaration (None if it is typer's)."""
+    """A parameter of a command: its type without `| None` and `list`, and its declaration (None if it's typer's)."""
 
     def __init__(self, name: str, annotation: Any, default: Any) -> None:
         self.name, self.annotation, self.default = name, annotation, default
@@ -46,7 +46,7 @@ class _Parameter:
             self.default = float(default)
 
     def convert(self, texts: list[str]) -> Any:
-        """Return the value that words stand for. Raises ValueError if it isn't clear that they are right."""
+        """Return the value of these words. Raises ValueError if they might be wrong, so that typer decides."""
         values = [self._convert(text) for text in texts]
         return values if self.several else values[-1]
 
@@ -67,7 +67,7 @@ class _Parameter:
 
 
 def _iter_parameters(command: Callable[..., Any]) -> Iterator[_Parameter]:
-    """Yield what a function takes; `inspect` would know too, but takes long to import."""
+    """Yield the parameters of a function. `inspect` could do this, but takes long to import."""
     code, given, hints = command.__code__, command.__defaults__ or (), get_type_hints(command, include_extras=True)
     names = code.co_varnames[: code.co_argcount]
     defaults = dict(zip(names[len(names) - len(given) :], given, strict=True)) | (command.__kwdefaults__ or {})
@@ -77,9 +77,9 @@ def _iter_parameters(command: Callable[..., Any]) -> Iterator[_Parameter]:
 
 
 def read(command: Callable[..., Any], words: list[str], words_after: bool = False) -> dict[str, Any] | None:
-    """Return the arguments of a command that a plain command line gives it; None if typer is to read it.
+    """Parse a plain command line into the arguments of a command; return None if typer must parse it.
 
-    With `words_after` all words from the first operand on are operands. Callbacks have run.
+    With `words_after`, every word from the first operand on is an operand. Runs the callbacks of options.
     """
     parameters = list(_iter_parameters(command))
     options: dict[str, _Parameter] = {}
@@ -132,7 +132,7 @@ def _convert(parameters: list[_Parameter], found: dict[_Parameter, list[str]]) -
 
 
 def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that typer reads as it stands: with its own options in place of ours."""
+    """Return the command with typer's declarations in place of ours."""
     import inspect
 
     import typer

@@ -1,13 +1,13 @@
-"""Files that appear under their name whole, or not at all.
+"""Output files that appear under their name complete, or not at all.
 
-What is written goes into a new file in the folder of its name. Where the file system can (O_TMPFILE) that file has no
-name until it is complete, so not even SIGKILL leaves anything; elsewhere, and for the moment between the two steps of
-replacing a file, it has one that nobody can foresee, is created exclusively, and follows no link. From then on the
-open descriptor is the file: what is written and checked goes through it, and the name is compared with it before and
-after the renaming. So a file that somebody left or put there is never taken for ours, nor written to.
+Each output is written to a new file in the same folder. Where the file system supports it (O_TMPFILE), that file has no
+name until it's complete, so not even SIGKILL leaves anything behind. Elsewhere, and for a moment while it replaces a
+file, it has a random name; it's created exclusively and follows no link. From then on we work with the open descriptor,
+never with the name: writing and checking go through it, and we compare it with the name before and after renaming. So a
+file that someone else put there is never taken for ours, nor written to.
 
-This holds in folders that others may write to, as /tmp. Against the owner of the folder nothing helps: a user who may
-rename our files may do so a moment later too.
+This is safe in folders that others may write to, such as /tmp. It doesn't protect against the owner of the folder, who
+could rename our files a moment later anyway.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _new_name() -> str:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A new file, open for reading and writing, that takes the name `path` if the block ends without an exception.
+    """Open a new file for reading and writing. It takes the name `path` if the block ends without an exception.
 
-    A link at `path` is replaced, not followed; one to anything but a regular file, such as /dev/stdout, is refused.
-    `mode` is that of open(2). Raises OSError, whose `filename` is `path`.
+    A link at `path` is replaced, not followed; a link to anything but a regular file, such as /dev/stdout, is refused.
+    `mode` is the same as for open(2). Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             except OSError as error:
                 error.filename = error.filename or str(path)
                 with suppress(OSError):
-                    file.close()  # which tries to write what is left, and says no name
+                    file.close()  # it tries to write its buffer, and its error has no name
                 raise
             with _named(path):
                 if nameless is not None:
@@ -67,9 +67,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def create(path: Path, mode: int = 0o666) -> IO[bytes]:
-    """Make a new, empty file that takes the name `path` at once, for a live stream that others read while it grows.
+    """Make a new, empty file with the name `path` right away, for a live stream that others read while it grows.
 
-    It replaces what `replacing` does. Raises OSError, whose `filename` is `path`.
+    It replaces the same files as `replacing`. Raises OSError, whose `filename` is `path`.
     """
     with replacing(path, mode) as file:
         return open(os.dup(file.fileno()), "wb")
@@ -78,7 +78,7 @@ def create(path: Path, mode: int = 0o666) -> IO[bytes]:
 def open_stream(path: Path) -> IO[bytes] | None:
     """Open an output that isn't a file: one of our descriptors, such as /dev/stdout, a named pipe, or a device.
 
-    Returns None for anything else, which `replacing` or `create` makes. A link is followed only from /dev/stdout and
+    Returns None for anything else: use `replacing` or `create`. Links are only followed from /dev/stdout and
     /dev/stderr. Opening a pipe waits for its reader. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
@@ -101,7 +101,7 @@ def _is_stream(found: os.stat_result) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Whether a file can be made at `path`, asked before the work whose result it gets.
+    """Check that a file can be created at `path`, before doing the work whose result goes there.
 
     Raises OSError, whose `filename` is `path`.
     """
@@ -112,23 +112,25 @@ def check_folder(path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder to write into, with its parents, if it isn't there.
+    """Make a folder and its parents, unless it exists.
 
-    A link in its place is followed if it's this user's or root's: in a folder that others may write to, any other one
-    leads where somebody else likes. Raises OSError, whose `filename` is `path`.
+    A link in its place is only followed if it belongs to this user or root; in a folder that others may write to, any
+    other link could lead anywhere. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         path.mkdir(mode, parents=True, exist_ok=True)
-        found = os.lstat(path)  # now, as a link may have come before the folder could be made
+        found = os.lstat(path)  # after mkdir, since a link may have appeared in the meantime
         if stat.S_ISLNK(found.st_mode) and not is_user(found.st_uid, 0, os.geteuid()):
             raise OSError(0, "is a symbolic link that another user may have made")
 
 
 @contextmanager
 def made_beside(path: Path, folder: bool = False) -> Iterator[Path]:
-    """A folder of its own beside `path`, for what others make by name and `take_name` moves; what is left in it goes.
+    """Make a temporary folder next to `path`, for tools that create files by name. `take_name` moves a result to
+    `path`.
 
-    `folder` is whether that is one. Raises OSError, whose `filename` is `path`, if nothing could take that name.
+    Removes the folder and everything left in it at the end. `folder` says whether the result is a folder. Raises
+    OSError, whose `filename` is `path`, if nothing could take that name.
     """
     with _named(path):
         _check_free(path, folder)
@@ -151,16 +153,16 @@ def _check_free(path: Path, folder: bool) -> None:
 
 
 def take_name(made: Path, path: Path) -> None:
-    """Moves what was made beside `path` there, whole. Raises OSError, whose `filename` is `path`."""
+    """Move a result of `made_beside` to its final name. Raises OSError, whose `filename` is `path`."""
     with _named(path):
         _check_free(path, made.is_dir())
         os.rename(made, path)
 
 
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
-    """Raises OSError unless what has the name may lose it to a file: a file, or a link to one or to nothing.
+    """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
 
-    A device, a pipe or a folder stays, and so does a link to one, or to a file that is open, as /dev/stdout: root would
+    Refuses devices, pipes and folders, and links to one of them or to an open file, such as /dev/stdout: root would
     replace it for the whole machine.
     """
     with suppress(FileNotFoundError):
@@ -174,20 +176,20 @@ def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
 
 
 def is_same(a: os.stat_result, b: os.stat_result) -> bool:
-    """Whether both are of one file."""
+    """Return whether both are the same file."""
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
 def is_user(user: int, *meant: int) -> bool:
-    """Whether a user id from the kernel is one of those that are meant; gpt_is_user() of the runtime is the same.
+    """Return whether a user id from the kernel is one of `meant`. gpt_is_user() in the runtime does the same.
 
-    In a user namespace all users without a mapping share one id, which is therefore nobody's.
+    In a user namespace, all unmapped users share one id, which therefore identifies nobody.
     """
     if user not in meant:
         return False
     with suppress(OSError):
         if Path("/proc/self/uid_map").read_text().split()[2:3] == [str((1 << 32) - 1)]:
-            return True  # in the first user namespace every user has a number of their own
+            return True  # in the initial user namespace, every user has an id of their own
     overflow = 65534
     with suppress(OSError, ValueError):
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -195,7 +197,7 @@ def is_user(user: int, *meant: int) -> bool:
 
 
 def _open_nameless(folder: int, mode: int) -> int | None:
-    """None if that cannot be, for whatever reason; /proc is needed to give it a name."""
+    """Open a file without a name, or return None if that's not possible. It needs /proc to get a name later."""
     with suppress(OSError):
         file = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
         if os.path.exists(f"/proc/self/fd/{file}"):
@@ -215,7 +217,7 @@ def _check_name(folder: int, name: str, file: int) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Faults name the output, not the name that it has meanwhile."""
+    """Report errors with the name of the output, not with its temporary name."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Regular expressions with possessive groups, `(...)*+`, that mean the same in every Python from 3.11 on."""
+"""Regular expressions with possessive quantifiers, `(...)*+`, that mean the same in every Python from 3.11 on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\)(?:([*+?]|\{\d*,?\d*\})\+
 
 
 def compiled(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """A pattern, compiled.
+    """Compile a pattern.
 
-    Until Python 3.11.5 (Debian 12 has 3.11.2) a possessive group goes wrong if its own parts go back over what they
-    read: https://github.com/python/cpython/issues/106052. There it is written as an atomic one, which is slower by 5 %.
+    Until Python 3.11.5 (Debian 12 has 3.11.2) a possessive group matches wrongly if its own parts backtrack:
+    https://github.com/python/cpython/issues/106052. For these versions it's rewritten as an atomic group, 5 % slower.
     """
     if sys.version_info >= (3, 11, 5):
         return re.compile(pattern, flags)
@@ -23,9 +23,9 @@ def compiled(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
 
 
 def atomic(pattern: str) -> str:
-    """The same pattern with `(?>(...)*)` in place of `(...)*+`."""
+    """Return the pattern with `(?>(...)*)` in place of `(...)*+`."""
     made: list[str] = []
-    opened: list[int] = []  # where in `made` the groups begin that are open
+    opened: list[int] = []  # where in `made` the open groups begin
     for part in _PARTS.finditer(pattern):
         if part[0] == "(":
             opened.append(len(made))

@@ -1,39 +1,40 @@
-"""Text that others chose, as it goes to a terminal: names of files, members, kernels and modules, reasons, messages.
+"""Make text from outside safe to print: names of files, members, kernels and modules, reasons, messages.
 
-Such a name can hold anything: escape sequences, line feeds, characters that reverse the text around them. Whatever
-prints one asks here first; nothing else decides what is safe.
+Such text can contain anything: escape sequences, line feeds, characters that reverse the text around them. Everything
+that prints it goes through this module, so that a single place decides what's safe.
 """
 
 from __future__ import annotations
 
 import re
 
-_FORMULA = re.compile("(^|;)([ \"']*[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # Excel in Japan takes the wide forms too
+_FORMULA = re.compile("(^|;)([ \"']*[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # Excel in Japan also accepts the wide forms
 
 
 def printable(text: str) -> str:
-    r"""The text on one line: whatever moves the cursor, hides or reorders text stands as Python writes it, `\x1b`."""
+    r"""Return the text on one line; characters that move the cursor, hide or reorder text become escapes: `\x1b`."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def as_cell(text: str) -> str:
-    """Return a text for a cell of CSV that no spreadsheet takes for a formula.
+    """Return the text as a CSV cell that no spreadsheet takes for a formula.
 
-    A single quote goes before a beginning that would make it one (OWASP, CSV injection), behind blanks and quotes too,
-    which spreadsheets drop; and behind a semicolon, which separates cells where a comma is in numbers.
+    Puts a single quote before a beginning that would make it a formula (OWASP, CSV injection). This also applies after
+    blanks and quotes, which spreadsheets skip, and after a semicolon, which separates cells in countries with a decimal
+    comma.
     """
     return _FORMULA.sub("\\1'\\2", printable(text))
 
 
 def valid(text: str) -> str:
-    """The text with U+FFFD for what UTF-8 does not have: bytes that were none, halves of pairs."""
+    """Return the text with U+FFFD for surrogates, which UTF-8 can't encode: invalid bytes and halves of pairs."""
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def shorten(text: str, width: int, middle: bool = True) -> str:
-    """The text in at most `width` columns, cut in the middle or at its end.
+    """Shorten the text to at most `width` columns, in the middle or at its end.
 
-    A path is always cut in the middle, and its last part stays whole if there is room.
+    A path is always shortened in the middle, and keeps its last part whole if there's room.
     """
     from rich.cells import cell_len, set_cell_size  # knows which characters take two columns
 
@@ -45,7 +46,7 @@ def shorten(text: str, width: int, middle: bool = True) -> str:
 
 
 def printable_json(line: str) -> str:
-    r"""The same for a line of JSON, which still reads back as what it was: `\u001b`."""
+    r"""Do the same for a line of JSON, which still parses to the original: `\u001b`."""
     return line if line.isprintable() else re.sub(r"[^ -~]", _json_escape, line)
 
 

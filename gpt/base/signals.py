@@ -1,4 +1,4 @@
-"""Signals that ask a stage to end: an exception in the main thread, whose unwinding removes what is half written."""
+"""Turn signals that ask a stage to end into an exception in the main thread, which cleans up half-written files."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from types import FrameType
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LOOK_SECONDS = 0.25
-AGAIN_SECONDS = 1.0  # for which nothing interrupts the unwinding: signals come in twos, from a shell and a terminal
+AGAIN_SECONDS = 1.0  # how long nothing interrupts the cleanup: a shell and a terminal may each send the signal
 
 _are_held = False
-_held: int | None = None  # the signal that came meanwhile
-_raised = float("-inf")  # when the last one was raised
+_held: int | None = None  # signal that arrived in the meantime
+_raised = float("-inf")  # when the last exception was raised
 
 
 class Terminated(BaseException):
-    """A signal asks the process to end, or would have."""
+    """A signal asks the process to end, or a broken pipe has the same effect."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def catch() -> None:
-    """From now on, until `release`, a signal raises Terminated in the main thread, between any two operations.
+    """Raise Terminated in the main thread when a signal arrives, between any two operations, until `release`.
 
-    One that comes just before an operation that waits, or to another thread, would wait as long; a timer ends the wait.
+    A signal just before a blocking operation, or to another thread, would only be noticed afterwards; a timer
+    interrupts the operation.
     """
     for number in CAUGHT:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+        if signal.getsignal(number) != signal.SIG_IGN:  # not ignored by nohup or for a background job
             signal.signal(number, _terminate)
     signal.signal(signal.SIGALRM, _look)
     signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
 
 
 def release() -> None:
-    """Ends the timer, which has to be before the process ends. A signal ends the process from now on."""
+    """Stop the timer, which must happen before the process ends. From now on a signal ends the process right away."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in CAUGHT:
         if signal.getsignal(number) is _terminate:
@@ -47,9 +48,9 @@ def release() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal waits for the end of the block, which should be soon.
+    """Delay signals until the end of the block, which should be short.
 
-    For locks of Python's own, as in threads, futures and pools: one that is taken at the wrong moment stays taken.
+    This protects Python's own locks in threads, futures and pools: an exception at the wrong moment leaves them locked.
     """
     global _are_held, _held
     _are_held = True
@@ -63,7 +64,7 @@ def held() -> Iterator[None]:
 
 
 def die(number: int) -> int:
-    """Ends the process by the signal itself, so that the shell sees what happened."""
+    """End the process with the signal itself, so that the shell sees the cause."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     return 128 + number
@@ -86,4 +87,4 @@ def _raise(number: int) -> None:
 
 
 def _look(number: int, frame: FrameType | None) -> None:
-    pass  # Python has looked by now
+    pass  # just waking Python up makes it notice the signal

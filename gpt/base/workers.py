@@ -1,7 +1,7 @@
-"""Work shared among forked processes, its results taken in order.
+"""Run tasks in forked processes and return their results in order.
 
-Threads would do where the work were all inside C, but reading half a million names is not, and waiting for the
-interpreter's lock costs more than a fork: a child has all that was read before, so nothing is sent but results.
+Threads would do if the work were all in C, but reading half a million names isn't, and waiting for the interpreter's
+lock costs more than a fork. A child already has everything that was read before, so only results are sent.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Generic, TypeVar
 from gpt.base.errors import GptError
 
 WINDOW = 64 << 20  # bytes of results that may wait for an earlier one
-_TOKEN = struct.Struct("<I")  # number of a task: written whole, so that each is read by one process
-_FRAME = struct.Struct("<IBQ")  # number of a task, whether it failed, bytes of the pickle that follows
+_TOKEN = struct.Struct("<I")  # number of a task; written at once, so that one process reads all of it
+_FRAME = struct.Struct("<IBQ")  # number of a task, whether it failed, size of the pickle that follows
 
 T = TypeVar("T")
 
 
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[T]:
-    """What each task returns, in order; an exception of one is raised in its place. Both are pickled.
+    """Yield the result of each task, in order, or raise its exception. Both are pickled.
 
-    Tasks run in `jobs` processes, which begin with the first `next()`; beside those that run, at most WINDOW
-    bytes of results wait. With one job or one task they run here. Raises GptError if a process is killed.
+    Tasks run in `jobs` processes, which start with the first `next()`. No new tasks start while WINDOW bytes of results
+    wait. With one job or one task, tasks run in this process. Raises GptError if a process is killed.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from (task() for task in tasks)
@@ -39,7 +39,7 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[T]:
 
 
 class _Crew(Generic[T]):
-    """The processes: they read the numbers of tasks from one pipe, and each answers on its own."""
+    """The worker processes: they read task numbers from a shared pipe, and each has a pipe for its results."""
 
     def __init__(self, tasks: Sequence[Callable[[], T]], jobs: int) -> None:
         self._total = len(tasks)
@@ -78,7 +78,7 @@ class _Crew(Generic[T]):
             yield result
 
     def close(self) -> None:
-        """Ends the processes: what they read is at its end, and nobody takes what they write."""
+        """End the processes by closing their pipes."""
         for pipe in (self._numbers, *self._answers):
             os.close(pipe)
         for pid in self._pids:
@@ -86,7 +86,7 @@ class _Crew(Generic[T]):
 
 
 def _work(tasks: Sequence[Callable[[], T]], numbers: int, answer: int, others: list[int]) -> None:
-    """The life of a child. Whatever ends it, nothing of the parent's is run: no handler at exit, no buffer."""
+    """Run tasks in a child, which never returns: exit handlers and buffers belong to the parent."""
     try:
         for pipe in others:
             os.close(pipe)
@@ -98,7 +98,7 @@ def _work(tasks: Sequence[Callable[[], T]], numbers: int, answer: int, others: l
                 failed, data = True, _pickled(error)
             _send(answer, _FRAME.pack(number, failed, len(data)))
             _send(answer, data)
-    except BaseException:  # a signal, or the parent is gone
+    except BaseException:  # a signal, or the parent has exited
         os._exit(1)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What an input is that is not what was expected, by its first bytes, and what reads it."""
+"""Recognize an unexpected input by its first bytes, and say which tool reads it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ _MAGIC = {
     b"\xfe\xff": "UTF-16 (make it UTF-8 first)",
 }
 _PTX = re.compile(rb"(?s:\s|//[^\n]*+|/\*.*?\*/)*+\.version\s")
-_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # no text has these
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # don't occur in text
 
 
 def find_form(head: bytes) -> str | None:
-    """What a file or stream with these first bytes is and what to do with it; None for a GPT stream and the unknown."""
+    """Return the format of a file or stream with these first bytes and what to do with it.
+
+    None for a stream or if unknown.
+    """
     for magic, form in _MAGIC.items():
         if head.startswith(magic):
             return form
@@ -38,8 +41,8 @@ def find_form(head: bytes) -> str | None:
 
 
 def is_stream(head: bytes) -> bool:
-    """Whether this may be the begin of a stream: a map in msgpack, perhaps after padding."""
+    """Return whether this may be the beginning of a stream: a msgpack map, perhaps after padding."""
     first = head.lstrip(b"\0")[:1]
-    if head.startswith(b"\x89PNG"):  # a map of 9, whose first key would be a number
+    if head.startswith(b"\x89PNG"):  # would be a map of 9 entries with a number as its first key
         return False
     return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf")

@@ -1,1 +1,1 @@
-"""What is in a file: regions, elements, kernels, PTX. Which files a command line names."""
+"""Find and list GPU code: which files a command line names, and their regions, elements, kernels and PTX."""

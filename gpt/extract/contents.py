@@ -1,10 +1,9 @@
-"""Elements with what they define.
+"""Elements and the symbols that they define.
 
-Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches that are worth a
-process's while. One is unpacked at a time, into a buffer that is used again. What needs no unpacking is not unpacked:
-of a cubin that is not compressed only the tables are read, of a large one that is compressed the first bytes, where
-they name all that is in it (cubin_prefix.py), and where elements are the same bytes (four of five in libcublasLt.so) a
-process unpacks the first one that it meets.
+Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches large enough for a
+process. Each process unpacks one element at a time into a buffer that it reuses, and unpacks no more than it must: only
+the tables of an uncompressed cubin, only the beginning of a large compressed cubin if all names are there
+(cubin_prefix.py), and only the first of several elements with the same bytes (four of five in libcublasLt.so).
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
 from gpt.ptx.names import parse_names
 
-MAX_KNOWN = 1 << 16  # functions that are remembered of elements that come again: some 20 MB
-TAIL = 64  # bytes at the end of a payload that hardly two have in common
-BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes unpacked, and elements, that a process does in one go
-FRONT = 8  # the part of a large cubin that its front is, about
+MAX_KNOWN = 1 << 16  # functions to remember, of elements that occur again: some 20 MB
+TAIL = 64  # bytes at the end of a payload that are compared first
+BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes to unpack, and elements, per task
+FRONT = 8  # the beginning with the names is about an eighth of a large cubin
 
 EMPTY = Contents([], [], 0)
 
 
 class Opened(NamedTuple):
-    """An element, what it defines, and its unpacked bytes if they were asked for (PTX without its NULs).
+    """An element, its symbols, and its unpacked bytes if they were requested (PTX without NULs at the end).
 
-    A cubin that lies in a library and in no region has a digest: the library loads it by itself, maybe from a copy.
+    A bare cubin in a section has a digest too, since the library loads it itself, maybe from a copy.
     """
 
     placed: Placed
@@ -45,7 +44,10 @@ class Opened(NamedTuple):
 
 
 class Opener:
-    """Opens the elements of a source, one after the other. `found` are those that will come: some are the same."""
+    """Opens elements of a source, one after the other.
+
+    `found` are all of them, to tell which ones may be duplicates.
+    """
 
     def __init__(self, source: Source, found: Iterable[Placed] = ()) -> None:
         self.source = source
@@ -55,7 +57,7 @@ class Opener:
         self._room = MAX_KNOWN
 
     def open(self, placed: Placed, keep: bool) -> Opened:
-        """The element with its bytes, if they are to be kept. Raises MalformedError with its location."""
+        """Return an element, with its bytes if `keep` is set. Raises MalformedError with its location."""
         element = placed.element
         if not keep and element.type not in ("cubin", "ptx", "tileir"):
             return Opened(placed, EMPTY, None)
@@ -75,7 +77,7 @@ class Opener:
         return Opened(placed, contents, kept, Source("", bytes(data)).sha256() if alone else None)
 
     def _name(self, element: Element) -> Contents:
-        """What an element defines, with no more of it unpacked than needs be."""
+        """Return the symbols of an element, and unpack no more than needed."""
         if element.type == "cubin" and element.codec == "none":
             return cubin.parse_cubin(self.source.sub(element.payload, element.packed_size))
         if self._sizes[_sizes(element)] < 2:
@@ -98,7 +100,7 @@ class Opener:
 
 
 def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
-    """Unpacks the cubins that were named by their first bytes, in `jobs` processes.
+    """Check cubins whose symbols were read from their first bytes, by unpacking them in `jobs` processes.
 
     Raises MalformedError if the section headers of one name something else.
     """
@@ -116,7 +118,7 @@ def _check(unpacker: Unpacker, source: Source, element: Element) -> None:
 
 
 def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Contents | None:
-    """What an element defines, if its first bytes say so."""
+    """Return the symbols of an element from its first bytes, or None if they don't tell."""
     if _has_front(element):
         for head in unpacker.iter_heads(source, element):
             with suppress(MalformedError):
@@ -126,7 +128,7 @@ def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Content
 
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Elements in groups of about BATCH bytes to unpack, or BATCH_LENGTH elements."""
+    """Yield groups of elements: about BATCH bytes to unpack, or BATCH_LENGTH elements."""
     batch: list[Placed] = []
     size = 0
     for placed in found:
@@ -140,12 +142,12 @@ def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 
 def _has_front(element: Element) -> bool:
-    """Whether an element may be named by its first bytes."""
+    """Return whether the first bytes of an element may tell its symbols."""
     return element.type == "cubin" and element.codec != "none" and element.size >= cubin_prefix.LEAST
 
 
 def _sizes(element: Element) -> tuple[object, ...]:
-    """What elements have in common that may be the same."""
+    """Return a key that is equal for elements that may have the same bytes."""
     return element.type, element.codec, element.packed_size, element.size
 
 
@@ -153,6 +155,6 @@ def _parse(element: Element, data: bytes | memoryview) -> Contents:
     if element.type == "cubin":
         return cubin.parse_cubin(data)
     if element.type == "tileir":
-        with suppress(MalformedError):  # a newer version perhaps: then it's one whose kernels aren't known
+        with suppress(MalformedError):  # perhaps a newer version: its kernels aren't known then
             return tileir.parse_tileir(data) or EMPTY
     return parse_names(bytes(data)) if element.type == "ptx" else EMPTY

@@ -1,4 +1,4 @@
-"""Which files a command line names: files, directories with everything in them, a pipe."""
+"""Find the files that a command line names: files, directories with everything in them, a pipe."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO
 from gpt.formats.paths import real_path
 from gpt.formats.source import Source
 
-BACKUP = ".gpt-orig"  # after the name of a library: its original, while a slimmed one has its place
+BACKUP = ".gpt-orig"  # suffix of the original of a library that was replaced by a slimmed one
 
 
 def iter_files(top: Path) -> Iterator[Path]:
-    """The regular files below a directory, sorted. One that several names or links lead to comes once, no backup."""
+    """Yield the regular files below a directory, sorted and without backups; a file with several names comes once."""
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(top):
         folders.sort()
@@ -25,7 +25,7 @@ def iter_files(top: Path) -> Iterator[Path]:
             if name.endswith(BACKUP):
                 continue
             if path.is_symlink() and Path(real_path(path)).is_relative_to(real_path(top)):
-                continue  # comes under its own name
+                continue  # it comes under its own name
             if path.is_file():
                 status = path.stat()
                 key = (status.st_dev, status.st_ino)
@@ -36,7 +36,7 @@ def iter_files(top: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """A file as a source; a pipe or device is read to its end first."""
+    """Open a file as a source. A pipe or device is first read to its end."""
     with open(path, "rb") as file, ExitStack() as stack:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             yield Source(str(path), file.fileno())
@@ -45,7 +45,7 @@ def opened(path: Path) -> Iterator[Source]:
 
 
 def spool(stack: ExitStack, file: IO[bytes], name: str) -> Source:
-    """What a pipe holds, as a source: a temporary file that `stack` closes."""
+    """Copy a pipe to a temporary file, which `stack` closes, and return that as a source."""
     import shutil
     import tempfile
 

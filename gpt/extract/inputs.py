@@ -1,6 +1,6 @@
-"""From what a command line names, or a pipe brings, to records: files, folders, wheels, what a trace saw, modules.
+"""Read inputs into records: files, folders, wheels, libraries that a trace saw, modules of a stream.
 
-What few runs need is imported where it is needed: the start of the executable is most of what a small file takes.
+Modules that few runs need are imported where they're used, since starting up is most of the time for a small file.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from gpt.stream.wire import Packed
 if TYPE_CHECKING:
     from gpt.extract.kernels import KernelFinder
 
-DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries that belong to the kernel module
-WISHES = ("only", "registers")  # of a module, for who makes code of its PTX
-BATCH = 4096  # names that are made readable at a time, which takes 2 s at most
+DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries of the NVIDIA driver
+WISHES = ("only", "registers")  # keys of a module that are passed on to the stage that assembles its PTX
+BATCH = 4096  # names to demangle at a time, which takes 2 s at most
 
 Records = Iterator[Output]
 
 
 class Extraction:
-    """One run: the inputs, each a source of records for the stage."""
+    """One run: turns each input into records."""
 
     def __init__(self, stage: Stage, listing: Listing) -> None:
         self._stage = stage
         self._listing = listing
-        self._found = False  # whether there was GPU code below a name of the command line
-        self._others: Counter[str] = Counter()  # what else was there
-        self._count = 0  # files that were read there
-        self._paths: list[str] = []  # those that hold GPU code
-        self._kernels: KernelFinder | None = None  # of the images that single kernels were asked of
+        self._found = False  # found GPU code in the current argument
+        self._others: Counter[str] = Counter()  # other contents of it, by description
+        self._count = 0  # files read in it
+        self._paths: list[str] = []  # files with GPU code
+        self._kernels: KernelFinder | None = None  # images in which single kernels were requested
 
     def read_source(self, files: list[Path], recursive: bool, loaded: bool) -> Records:
-        """The records of files, of what traces saw loaded, or of a pipe, and an error if nothing is as wanted."""
+        """Yield the records of files, of libraries in traces, or of a pipe, and an error if nothing was selected."""
         if loaded:
             yield from self.read_loaded(files)
         elif files:
@@ -59,13 +59,13 @@ class Extraction:
         yield from self._report_idle()
 
     def _report_idle(self) -> Records:
-        if not self._stage.status and (fact := self._listing.find_idle()):  # a file that is broken was an error
+        if not self._stage.status and (fact := self._listing.find_idle()):  # otherwise a broken file has been reported
             yield self._stage.error(GptError(fact, self._paths[0] if len(self._paths) == 1 else ""))
         elif self._listing.matched and (unmatched := self._listing.unmatched):
             yield self._stage.warn("--kernel", f"matches no kernel: {', '.join(map(repr, sorted(unmatched)))}")
 
     def write_names(self, produce: Records, demangled: bool) -> int:
-        """Writes the names of all kernels as text, each once, sorted. Returns the status."""
+        """Print the names of all kernels, sorted and without duplicates. Returns the exit status."""
         from gpt.screen.demangle import demangle
 
         names: set[str] = set()
@@ -83,7 +83,7 @@ class Extraction:
         return self._stage.close()
 
     def read_files(self, files: list[Path], recursive: bool) -> Records:
-        """The records of files. A broken one costs a `diag`; the rest goes on."""
+        """Yield the records of files. For a broken one it yields a `diag` and goes on."""
         for top in files:
             below = recursive and top.is_dir()
             self._found, self._others, self._count = False, Counter(), 0
@@ -105,7 +105,7 @@ class Extraction:
                 yield from self._report_none(str(top), self._stage.faults > faults)
 
     def _report_none(self, top: str, told: bool) -> Records:
-        """There is no GPU code below a name of the command line: what there is."""
+        """Yield warnings about an argument without GPU code, which say what there is."""
         for other, count in self._others.items():
             yield self._stage.warn(top, f"no GPU code found, and files skipped ({count}): {other}", ref=top)
         if self._count and not (self._others or told):
@@ -115,7 +115,7 @@ class Extraction:
             yield self._stage.warn(top, "no GPU code: the wheel has no members", ref=top)
 
     def _read_zip(self, source: Source) -> Records:
-        """The records of the members of a wheel. A broken one costs a `diag`; the rest goes on."""
+        """Yield the records of a wheel's members. For a broken one it yields a `diag` and goes on."""
         from gpt.formats.zips import Zip
 
         wheel = Zip(source)
@@ -131,9 +131,9 @@ class Extraction:
                 yield self._stage.error(error, ref=source.name)
 
     def read_loaded(self, traces: list[Path]) -> Records:
-        """The records of the libraries with GPU code that the processes of these traces loaded, each file once.
+        """Yield the records of all libraries with GPU code that these traces saw loaded, each file once.
 
-        Whether the traces are whole matters to whoever decides what is unused, not here.
+        The traces may be incomplete. That only matters to the stage that decides what's unused.
         """
         from gpt.trace.inputs import find_library
         from gpt.trace.used import Loaded, read_used
@@ -153,7 +153,7 @@ class Extraction:
                     seen.add((status.st_dev, status.st_ino))
                     source = Source(name, file.fileno())
                     if size not in (None, source.size):
-                        raise GptError("is not what was loaded: its size differs", name)
+                        raise GptError("the file has changed since it was loaded: its size differs", name)
                     yield from self._read(source, named=False, build_id=build_id)
             except GptError as error:
                 yield self._stage.error(error, ref=name)
@@ -161,12 +161,12 @@ class Extraction:
                 yield self._stage.error(MissingError(error.strerror or str(error), name), ref=name)
 
     def read_pipe(self) -> Records:
-        """The records of one raw file on standard input."""
+        """Yield the records of a single file on standard input."""
         with ExitStack() as stack:
             yield from self._read(spool(stack, self._stage.stdin, STDIN), named=True)
 
     def read_module(self, record: dict[str, Any]) -> Records:
-        """A record of a stream, and after a `module` what its image holds."""
+        """Pass a record on, and yield the contents of the image after a `module`."""
         if record["kind"] == "end":
             yield from self._report_idle()
         yield record
@@ -184,7 +184,7 @@ class Extraction:
                     rest = source.size - record["offset"]
                     source = source.sub(record["offset"], record.get("size", rest))
                 if "sha256" in record and record["sha256"] != source.sha256():
-                    raise MalformedError("is not what was loaded: its sha256 differs", name)
+                    raise MalformedError("the image has changed since it was loaded: its sha256 differs", name)
                 self._listing.wishes = {key: record[key] for key in WISHES if key in record}
                 if self._listing.ptx and "arch" in record:
                     yield from self._read_kernels(source, file.fileno() if file else None, record)
@@ -196,7 +196,7 @@ class Extraction:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
     def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
-        """The PTX of single kernels of a module."""
+        """Yield the PTX of single kernels of a module."""
         from gpt.extract.kernels import KernelFinder
 
         self._kernels = self._kernels or KernelFinder()
@@ -205,13 +205,16 @@ class Extraction:
             yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
-        """The records of one file; a fault if it was named itself and holds no GPU code, or has another build id."""
+        """Yield the records of one file.
+
+        It's an error if a file named by the user has no GPU code or the build id differs.
+        """
         progress = messages.Progress(Path(source.name).name)
         found = False
         try:
             image = parse_image(source) if named else find_image(source)
             if image and build_id not in (None, image.build_id):
-                raise GptError("is not what was loaded: its build id differs", source.name)
+                raise GptError("the file has changed since it was loaded: its build id differs", source.name)
             for record in self._listing.iter_records(image, progress.show) if image else ():
                 if not found:
                     found = True
@@ -238,10 +241,10 @@ class Extraction:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a file begins as a stream does."""
+    """Return whether a file begins like a stream."""
     if not path.is_file():
         return False
-    with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
+    with suppress(OSError), open(path, "rb") as file:  # reading it reports the error
         return wrong_input.is_stream(file.read(1))
     return False
 

@@ -1,11 +1,11 @@
-"""The PTX of single kernels, for programs that ask for one after the other while they run.
+"""Find the PTX of single kernels, for programs that ask for one after the other while they run.
 
-An image in a file that is asked about again is not read again: which element has which kernels is kept, and the text
-that a kernel was found in, both for a few images and texts, the least recently used going first. A file counts as the
-same one by its device, inode, size and time of change.
+We cache which element of an image has which kernels, and the text of elements. So an image in a file isn't read again
+when another kernel of it is requested. The least recently used entries are dropped first. A file is identified by its
+device, inode, size and modification time.
 
-Of several elements with a kernel the driver runs the one for the newest architecture that the device has; only that
-one is passed on, with what the kernel needs of it and nothing else. With GPT_KEEP the whole of it is (gpt-asm(1)).
+If several elements have a kernel, the driver runs the one for the newest architecture that the device supports. Only
+this one is returned, reduced to what the kernel needs, or complete with GPT_KEEP (gpt-asm(1)).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module
 
-MOST_NAMES = 1 << 20  # kernels of all images that are known: some 200 MB
-MOST_TEXT = 128 << 20  # characters of all texts that are kept, which take four times as much
+MOST_NAMES = 1 << 20  # kernel names in the cache: some 200 MB
+MOST_TEXT = 128 << 20  # characters of text in the cache, which takes four times as much memory
 
 V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """Values by key, each with a weight: those that were used least recently go when all weigh too much."""
+    """A cache of values with weights, limited by total weight. Drops the least recently used."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -42,14 +42,14 @@ class Recent(Generic[V]):
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
-        """The value, which counts as used; None if it is not there."""
+        """Return a value and mark it as used; None if there isn't one."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
 
     def put(self, key: Hashable, value: V, weight: int) -> V:
-        """Keeps a value, unless it is too large by itself."""
+        """Add a value, unless it's over the limit by itself, and return it."""
         if weight <= self._most:
             self._values[key] = value, weight
             self._weight += weight
@@ -60,7 +60,7 @@ class Recent(Generic[V]):
 
 @dataclass(frozen=True)
 class KernelPtx:
-    """The PTX of a kernel: the element that it is of, its architecture, the text."""
+    """The PTX of a kernel, with the index and architecture of its element."""
 
     index: int
     arch: str
@@ -68,16 +68,16 @@ class KernelPtx:
 
 
 class KernelFinder:
-    """What is known of the images that were asked about."""
+    """Finds kernels in images, and remembers the images."""
 
     def __init__(self) -> None:
         self._images: Recent[dict[str, list[Placed]]] = Recent(MOST_NAMES)
         self._texts: Recent[Module] = Recent(MOST_TEXT)
 
     def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx:
-        """The PTX of a kernel for a device. `file` is the one that the source lies in, None for memory.
+        """Return the PTX of a kernel for a device. `file` is the descriptor of the source, None if it's in memory.
 
-        Raises MalformedError, and GptError if there is no PTX of it that the device runs.
+        Raises MalformedError, and GptError if none of its PTX runs on the device.
         """
         key = _identify(source, file)
         names = self._images.get(key) if key else None
@@ -99,7 +99,7 @@ class KernelFinder:
 
 
 def _identify(source: Source, file: int | None) -> Hashable:
-    """What tells a source from others; None if nothing does."""
+    """Return a cache key for a source, or None if it's in memory."""
     if file is None:
         return None
     status = os.fstat(file)
@@ -107,7 +107,7 @@ def _identify(source: Source, file: int | None) -> Hashable:
 
 
 def _name_all(source: Source) -> dict[str, list[Placed]]:
-    """The elements with PTX of each kernel. A cubin has some only where it is alone: in fatbins nobody looks for it."""
+    """Return the elements with PTX, by kernel. In cubins it's only looked for if there's no other element."""
     names: dict[str, list[Placed]] = {}
     found = list(parse_image(source).iter_elements())
     for placed in found:

@@ -1,4 +1,4 @@
-"""The records of a file that holds GPU code: `library`, `element` or `ptx`, `library_end`."""
+"""Make the records of a file with GPU code: `library`, `element` or `ptx`, `library_end`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gpt.formats.source import Source
 from gpt.stream import records
 from gpt.stream.wire import Packed
 
-NAMED, LOOKED_INTO = 3, 64  # kernels that a message names, elements that are looked into for them
-FEW = 4  # batches that are not worth another process
-MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit the record too
+NAMED, LOOKED_INTO = 3, 64  # kernels to name in a message, elements to search for them
+FEW = 4  # with fewer batches, forking isn't worth it
+MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit into the record too
 
 _RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
 
@@ -36,9 +36,9 @@ Output = dict[str, Any] | Packed
 
 @dataclass
 class Listing:
-    """What is wanted of files. An empty selection selects all; `warn` makes a `diag` of a location and a fact.
+    """A selection of elements. Empty means all. `warn` makes a `diag` from a location and a fact.
 
-    `numbers` counts the elements of a type over all files of a name, as they are numbered in saved files.
+    `numbers` counts elements by file name and type, for the numbers in names of saved files.
     """
 
     jobs: int
@@ -51,20 +51,20 @@ class Listing:
     ptx: bool = False
     digest: bool = True  # hash the whole file, which takes as long as everything else
     save: Path | None = None
-    wishes: dict[str, Any] = field(default_factory=dict)  # of the module at hand, for its PTX
+    wishes: dict[str, Any] = field(default_factory=dict)  # keys of the current module that go into its PTX records
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
-    modules: int = 0  # elements of the files before
-    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that there are
-    named: dict[str, None] = field(default_factory=dict)  # some kernels that there are, as long as none was wanted
-    matched: bool = False  # whether anything was as wanted
-    unmatched: set[str] = field(init=False)  # of `kernels`, that chose nothing
+    modules: int = 0  # elements of earlier files
+    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that occur
+    named: dict[str, None] = field(default_factory=dict)  # some kernels that occur, collected while none was selected
+    matched: bool = False  # something was selected
+    unmatched: set[str] = field(init=False)  # globs of `kernels` without a match
 
     def __post_init__(self) -> None:
-        """Begin with no kernel seen."""
+        """Start with no glob matched."""
         self.unmatched = set(self.kernels)
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
-        """The records of a file; none if it holds no GPU code. Raises MalformedError."""
+        """Yield the records of a file; none if it has no GPU code. Raises MalformedError."""
         source = image.source
         found = list(image.iter_elements(self.scan))
         if not found and not image.has_fatbins:
@@ -98,7 +98,7 @@ class Listing:
             self._name_some(opener, found)
 
     def _name_some(self, opener: Opener, found: list[Placed]) -> None:
-        """Keeps a few names of kernels to say what there is."""
+        """Collect a few names of kernels for an error message."""
         for placed in islice(self._select(found), LOOKED_INTO):
             if len(self.named) >= NAMED:
                 return
@@ -107,7 +107,10 @@ class Listing:
             )
 
     def find_idle(self) -> str | None:
-        """Why nothing was found that is wanted, if so, and what there is; None if there was no GPU code at all."""
+        """Return why nothing was selected, and what there is.
+
+        None if something was, or if there's no GPU code at all.
+        """
         if self.matched or not self.found:
             return None
         types = {"ptx"} if self.ptx else self.types
@@ -122,7 +125,7 @@ class Listing:
         return f"no {what}{wanted}: there is {describe(self.found)}{hint}"
 
     def _pack(self, opener: Opener, batch: list[Placed], names: dict[int, str]) -> Packed:
-        """The records of a batch; what is to be saved is written."""
+        """Return the records of a batch, and save its elements if requested."""
         return Packed(record for placed in batch for record in self._open(opener, placed, names))
 
     def _open(self, opener: Opener, placed: Placed, names: dict[int, str]) -> Records:
@@ -134,10 +137,11 @@ class Listing:
         yield from self._ptx(opener.source, item) if self.ptx else self._element(opener.source, item)
 
     def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
-        """The name of each element's file, by its index, as cuobjdump gives it.
+        """Return the name of the file to save each element in, by index, as cuobjdump chooses it.
 
-        That numbers each type apart: in a member of an archive linked code before relocatable, wherever the
-        linker has put it; here what lies elsewhere comes last. A file that is a single element has no number.
+        cuobjdump numbers each type separately, and within an archive member counts linked code before relocatable code,
+        wherever the linker has put it. Code in other sections comes last here. A file that is a single element gets no
+        number.
         """
         stem = Path(source.name).stem or "module"
         names: dict[int, str] = {}
@@ -150,7 +154,7 @@ class Listing:
         return names
 
     def _select(self, found: Iterable[Placed]) -> Iterator[Placed]:
-        """The elements that are wanted by what their headers say."""
+        """Yield the elements with a selected type and architecture."""
         for placed in found:
             arch, type_ = placed.element.arch, placed.element.type
             if arch in (self.archs or {arch}) and type_ in (self.types or {type_}):
@@ -160,7 +164,7 @@ class Listing:
         return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))
 
     def wants_kernel(self, name: str) -> bool:
-        """Whether a kernel of this name is wanted."""
+        """Return whether a kernel of this name is selected."""
         return not self.kernels or any(fnmatchcase(name, glob) for glob in self.kernels)
 
     def _has_kernel(self, item: Opened) -> bool:
@@ -216,18 +220,18 @@ class Listing:
         )
 
     def one_kernel(self, source: Source, index: int, arch: str, kernel: str, text: bytes) -> dict[str, Any]:
-        """The record of the PTX of one kernel of an element of a file."""
+        """Return the record for the PTX of a single kernel."""
         number, self.modules, self.matched = self.modules, self.modules + 1, True
         module, wishes = f"{source.name}#{index}", self.wishes | {"only": [kernel]}
         return records.make("ptx", id=number, module=module, arch=arch, kernels=[kernel], **wishes, data=text)
 
 
 def _no_digest() -> None:
-    """Stand for the digest that nobody sees."""
+    """Replace the digest of a file if nobody needs it."""
 
 
 def _write(path: Path, item: Opened) -> None:
-    """Writes the unpacked bytes of an element, whole or not at all. Raises GptError."""
+    """Save the unpacked bytes of an element. Raises GptError."""
     assert item.data is not None
     try:
         with replacing(path) as file:

@@ -1,7 +1,7 @@
-"""GPU code that the driver won't find, though it's in the file: wrappers and regions that don't belong together.
+"""Find GPU code that the driver can't find although it's in the file: wrappers and regions that don't belong together.
 
-A wrapper that leads to no fatbin is always a fault. A region without a wrapper is one only if it has kernels, and if no
-other word, symbol or code refers to it: nvcc leaves such a region behind for a source without kernels.
+A wrapper that points to no fatbin is always a fault. A region without a wrapper is a fault only if it has kernels and
+no other word, symbol or code refers to it: nvcc leaves such regions behind for sources without kernels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpt.formats.elf import address_of
 from gpt.formats.image import Image, Placed, find_image
 from gpt.formats.wrappers import SECTION, Wrapper, find_stray
 
-NAMED = 3  # addresses in a message
-MOST = 64  # regions that are looked into for kernels
+NAMED = 3  # addresses to list in a message
+MOST = 64  # regions to search for kernels
 REASON = (
     "the driver won't find that code, and launches from it fail (cuLibraryLoadData gives 200); patchelf before 0.18 is"
     " known to do this: build or install the file again, and use patchelf 0.18"
@@ -23,7 +23,7 @@ REASON = (
 
 
 def iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
-    """Yield what's wrong, a line for a file or for each member of an archive; `found` are the elements of the image.
+    """Yield a line about each fault of a file or archive member; `found` are the elements of the image.
 
     Raises MalformedError.
     """
@@ -53,8 +53,8 @@ def _iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
 
 
 def _find_lost(image: Image, regions: set[int]) -> list[int]:
-    """Return those of the regions without a wrapper that nothing refers to."""
-    from gpt.formats.pointers import NotUnderstood, find_unreferenced  # numpy takes long to import
+    """Return the regions without a wrapper that nothing refers to."""
+    from gpt.formats.pointers import NotUnderstood, find_unreferenced  # importing numpy takes long
 
     assert image.elf
     try:

@@ -1,1 +1,1 @@
-"""Which elements a program never used: names, lists and traces against what libraries have."""
+"""Find the elements that a program never used: compare names, lists and traces with the contents of libraries."""

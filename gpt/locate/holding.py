@@ -1,7 +1,7 @@
-"""A filter that holds its output back until it knows whether the records that it added may be written.
+"""A filter that holds its output back until it knows whether the records that it added are valid.
 
-Held records stay in memory, and spill to a temporary file beyond SPOOL bytes. Each has a frame, {u16 target, u64 size},
-before its bytes. Records that the filter added belong to a target, numbered from 1; those that pass through have 0.
+Held records stay in memory and spill to a temporary file beyond SPOOL bytes. Each is preceded by a frame, {u16 target,
+u64 size}. Records that the filter added belong to a target, numbered from 1; records that pass through have target 0.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ FRAME = struct.Struct("<HQ")
 
 
 class Added(dict[str, Any]):
-    """A record that is left out if the verdict on its target is bad."""
+    """A record that's left out if its target is bad."""
 
     target = 1
 
 
 class Verdict(NamedTuple):
-    """The faults found so far, and the targets whose records are all left out."""
+    """The faults found so far, and the targets whose records must be left out."""
 
     faults: Sequence[GptError] = ()
     bad: Container[int] = ()
 
 
 class Holding(Stage):
-    """A stage that can hold its output back, until `judge` says which targets may be written."""
+    """A stage that can hold its output back until `judge` decides which targets are valid."""
 
     judge: Callable[[], Verdict] = Verdict
     _held: Any = None
 
     def hold(self) -> None:
-        """From now on nothing is written, until `release`, a sync, or the end of the stream."""
+        """Hold all output back until `release`, a sync, or the end of the stream."""
         self._held = self._held or SpooledTemporaryFile(SPOOL)
 
     def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, for it never changes
-        """Write the faults, then all held records but those of bad targets."""
+        """Write the faults, then all held records except those for bad targets."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -60,7 +60,7 @@ class Holding(Stage):
         held.close()
 
     def write(self, record: Output) -> None:
-        """See Stage. A sync asks for an answer now: what is not known by then is taken for wrong."""
+        """Write a record, or hold it. A sync forces a decision now, as if the stream ended here."""
         if self._held is None:
             super().write(record)
         elif isinstance(record, wire.Packed):
@@ -75,7 +75,10 @@ class Holding(Stage):
             self._held.write(FRAME.pack(target, len(data)) + data)
 
     def close(self) -> int:
-        """See Stage. If a stream ends too early, it is not known what else would have come."""
+        """Decide and finish the output.
+
+        If the stream was cut short, no added record is written, since we can't decide.
+        """
         cut = sys.exception() is not None
         if self._held is not None:
             self.release(Verdict(bad=range(MAX_TARGETS + 1)) if cut else self.judge())

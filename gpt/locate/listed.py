@@ -1,10 +1,10 @@
-"""Kernel names that a person wrote down: which kernel each one means, and those that mean none.
+"""Match kernel names that a person wrote down with the kernels of libraries, and report names that match none.
 
-A trace says what a program looked up, wherever that is. A list is written by hand or copied from a profiler, so a
-name that no kernel has is a mistake, and everything that the right name would have kept looks unused.
+A trace says what a program looked up, wherever that kernel is. A list is written by hand or copied from a profiler, so
+a name without a kernel is a mistake, and everything that the right name would have kept looks unused.
 
-A name means the kernel that is called so. If there is none, it is taken for a demangled name, which may lack its
-return type, its parameters, its template arguments and its namespaces; it has to fit exactly one kernel.
+A name means the kernel with exactly this name. Otherwise it's taken for a demangled name, which may lack its
+return type, parameters, template arguments and namespaces; then it must match exactly one kernel.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from gpt.base.errors import GptError
 from gpt.screen.demangle import demangle
 
-SHOWN, NAME_LENGTH = 3, 100  # names that a message lists, characters of each
-MAX_FUNCTIONS = 1 << 16  # that are remembered to be suggested
-PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # of a mangled name, up to its first identifier
+SHOWN, NAME_LENGTH = 3, 100  # names in a message, characters of each
+MAX_FUNCTIONS = 1 << 16  # to remember as suggestions
+PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # of a mangled name, before its first identifier
 LENGTH = re.compile(r"L?(\d{1,4})")
 ANONYMOUS = "(anonymous namespace)::"
 
 
 class Listed:
-    """The names of lists, each with the list that it stands in."""
+    """The names in lists, each with the path of its list."""
 
     def __init__(self, lists: Mapping[str, str]) -> None:
         self._lists = lists
-        self._missing = set(lists)  # names that no kernel so far has, as they are written
+        self._missing = set(lists)  # names without a kernel so far, as written
         self._readable: dict[str, list[str]] = {}
         for name in lists:
             if not name.startswith("_Z"):
                 self._readable.setdefault(_squeezed(name), []).append(name)
         self._words = {word for name in self._readable for word in re.findall(r"\w+", name)}
-        self._fits: dict[str, set[str]] = {}  # a name that is missing -> the kernels that it may mean
-        self._functions: dict[str, str] = {}  # a function's own name -> a kernel that is an instance of it
+        self._fits: dict[str, set[str]] = {}  # missing name -> kernels that it may mean
+        self._functions: dict[str, str] = {}  # bare function name -> one of its kernels
         self._no_kernels: set[str] = set()  # names of device functions
 
     @property
     def settled(self) -> bool:
-        """Whether every name is that of a kernel. A demangled one is not settled before the last library."""
+        """Return whether every name has a kernel. With demangled names this is only known after the last library."""
         return not self._missing
 
     def look(self, kernels: set[str], functions: set[str]) -> list[str]:
-        """Takes in what an element holds. Returns the kernels that `fit` has to look at."""
+        """Add the names of an element. Returns kernels that `fit` must compare with demangled names."""
         self._missing -= kernels
         if self.settled:
             return []
@@ -59,7 +59,7 @@ class Listed:
         return maybe
 
     def fit(self, kernels: Iterable[str]) -> set[str]:
-        """Those of the kernels that a demangled name may mean."""
+        """Return the kernels that a demangled name may mean."""
         ordered = sorted(set(kernels))
         found = set()
         for kernel, text in zip(ordered, demangle(ordered), strict=True):
@@ -70,7 +70,7 @@ class Listed:
         return found
 
     def faults(self) -> list[GptError]:
-        """What is wrong with the names, now that all libraries were there."""
+        """Return the faults of names, after the last library."""
         missing: dict[str, list[str]] = {}
         found: list[GptError] = []
         for name in sorted(self._missing):
@@ -94,7 +94,7 @@ class Listed:
 
 
 def function_of(name: str) -> str:
-    """What a function is called in its source, `k` of `_ZN2ns1kIfEEvPT_` and of `void ns::k<float>(float*)`."""
+    """Return the bare name of a function: `k` for `_ZN2ns1kIfEEvPT_` and for `void ns::k<float>(float*)`."""
     if start := PREFIX.match(name):
         function, position = "", start.end()
         while length := LENGTH.match(name, position):
@@ -106,7 +106,7 @@ def function_of(name: str) -> str:
 
 
 def forms(text: str) -> set[str]:
-    """How a demangled kernel may be written: with less and less of it, without blanks that say nothing."""
+    """Return all ways to write a demangled kernel name, with fewer and fewer parts and without superfluous blanks."""
     text = _squeezed(text)
     found = {text}
     for whole in (text, _before(text, "(", ")")):
@@ -120,7 +120,7 @@ def _squeezed(text: str) -> str:
 
 
 def _before(text: str, opening: str, closing: str) -> str:
-    """What stands before the parentheses that end a text; all of it if none do."""
+    """Return the text before the parentheses at its end; all of it if it doesn't end in one."""
     depth = 0
     for position in range(len(text) - 1, -1, -1) if text.endswith(closing) else ():
         depth += (text[position] == closing) - (text[position] == opening)
@@ -130,7 +130,7 @@ def _before(text: str, opening: str, closing: str) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """The first few names, shortened, and how many more there are."""
+    """Quote the first few names, shortened, and count the others."""
     ordered = sorted(names)
     shown = ", ".join(
         f"'{name if len(name) <= NAME_LENGTH else name[:NAME_LENGTH] + '...'}'" for name in ordered[:SHOWN]

@@ -1,4 +1,4 @@
-"""Decides for each library of a stream what is not needed, once all of its elements are there."""
+"""Decide which code of each library in a stream is unused, once all elements of the library have been read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class LocateOptions:
-    """What the command line asks for: gpt-locate(1) has the meaning of each option."""
+    """Options of the command line, explained in gpt-locate(1)."""
 
     targets: list[DeviceSet]
     keep: Sequence[str]
@@ -37,7 +37,10 @@ class LocateOptions:
 
     @cached_property
     def kept(self) -> dict[str, re.Pattern[str]]:
-        """The patterns of --keep. Not as one, for flags and groups are each one's own. Raises UsageError."""
+        """Return the patterns of --keep.
+
+        They aren't joined, since each has its own flags and groups. Raises UsageError.
+        """
         try:
             return {text: re.compile(text) for text in self.keep}
         except (re.error, RecursionError, OverflowError) as error:
@@ -46,41 +49,41 @@ class LocateOptions:
 
 @dataclass
 class Library:
-    """What came by of a library: its record and elements, and what is known of their use."""
+    """A library while its elements are read: its record, and facts about their use."""
 
     record: dict[str, Any]
     whole: set[int]  # regions whose elements are needed
-    listed: set[int]  # those of them that may need every kernel
+    listed: set[int]  # regions in which every kernel may be needed
     candidates: list[Candidate] = field(default_factory=list)
-    unused: dict[int, list[str]] = field(default_factory=dict)  # unused kernels of cubins that could be kept in part
+    unused: dict[int, list[str]] = field(default_factory=dict)  # unused kernels, by offset of their cubin
     maybe: list[tuple[Candidate, list[str]]] = field(default_factory=list)  # kernels that a demangled name may mean
 
     @property
     def path(self) -> str:
-        """As the stream calls it."""
+        """Return the path in the stream."""
         path: str = self.record["path"]
         return path
 
 
 class Search:
-    """One run: what was used against what libraries have."""
+    """One run: compares used kernels with the contents of libraries."""
 
     def __init__(self, stage: Holding, used: Used, wanted: LocateOptions) -> None:
         self._stage = stage
         stage.judge = self._judge
         self._used = used
         self._wanted = wanted
-        self._idle = dict(wanted.kept)  # patterns that matched nothing so far
-        self._there: set[tuple[str, str]] = set()  # types and architectures that there are
+        self._idle = dict(wanted.kept)  # patterns without a match so far
+        self._there: set[tuple[str, str]] = set()  # types and architectures that occur
         self._lists = Listed(used.lists)
-        self._files: list[tuple[str, Spans]] = []  # libraries and spans that are to be written to files
-        self._seen: set[str] = set()  # used names that some library holds
-        self._strange = dict(used.images)  # images from memory that no library so far holds
+        self._files: list[tuple[str, Spans]] = []  # libraries and spans that --spans-json hasn't written yet
+        self._seen: set[str] = set()  # used names with a kernel in some library
+        self._strange = dict(used.images)  # images loaded from memory that are in no library so far
         self._libraries: set[str] = set()
         self._library: Library | None = None
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """A record, and before the end of a library its spans and tallies."""
+        """Pass a record on, after the spans and tallies at the end of a library."""
         kind, library = record["kind"], self._library
         if kind in ("library", "element", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
@@ -101,7 +104,7 @@ class Search:
         self._libraries.add(path)
 
         def regions(places: Iterable[tuple[str, str | None, int]]) -> set[int]:
-            """The offsets of those places that are in this library."""
+            """Return the offsets of the places in this library."""
             return {
                 offset
                 for file, its_build_id, offset in places
@@ -131,7 +134,7 @@ class Search:
             library.unused[element["offset"]] = sorted(names - hits)
 
     def _match_kept(self, names: set[str]) -> set[str]:
-        """The names that --keep means."""
+        """Return the names that --keep matches."""
         found: set[str] = set()
         for text, pattern in self._wanted.kept.items():
             if hits := set(filter(pattern.search, names)):
@@ -140,7 +143,7 @@ class Search:
         return found
 
     def _decide(self, library: Library) -> Records:
-        """The spans of a library that is complete, for each target, and what they come to, reason by reason."""
+        """Yield the spans of a complete library for each target, and a tally for each reason."""
         self._find_demangled(library)
         if not self._settled and not self._wanted.allow_missing:
             self._stage.hold()
@@ -159,7 +162,7 @@ class Search:
     def _decide_for(self, target: DeviceSet, library: Library, linking: bool) -> Records:
         tallies: dict[str, Counter[str]] = {}
         spans = []
-        candidates = [replace(candidate) for candidate in library.candidates]  # what one target picks is its own
+        candidates = [replace(candidate) for candidate in library.candidates]  # each target picks its own
         for candidate, reason in iter_reasons(candidates, target.devices, linking):
             if self._wanted.keep_ptx and candidate.type == "ptx" and candidate.needed:
                 reason = KEPT
@@ -176,7 +179,7 @@ class Search:
                 spans.append((candidate.payload, candidate.end))
                 span = {"start": candidate.payload, "end": candidate.end, "reason": reason}
                 yield records.make("span", library=library.path, arch=target.arch, **span)
-        tallies[KEPT] = tallies.pop(KEPT, Counter())  # last
+        tallies[KEPT] = tallies.pop(KEPT, Counter())  # last in order
         if self._wanted.everything and candidates and all(c.arch for c in candidates) and not tallies[KEPT]:
             target.lost[library.path] = describe({(c.type, str(c.arch)) for c in candidates})
         for reason, tally in tallies.items():
@@ -186,7 +189,7 @@ class Search:
             self._files.append((library.path, spans))
 
     def _find_demangled(self, library: Library) -> None:
-        """Counts those kernels of the library as used that a demangled name of a list may mean."""
+        """Count kernels as used if a demangled name of a list may mean them."""
         found = self._lists.fit({name for _, names in library.maybe for name in names})
         self._seen |= found
         for candidate, names in library.maybe:
@@ -198,11 +201,11 @@ class Search:
 
     @property
     def _settled(self) -> bool:
-        """Whether nothing that comes can show that a list or --arch is wrong."""
+        """Return whether lists and --arch can't turn out to be wrong any more."""
         return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
     def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:
-        """Yield a fault for each name that no library so far has, and the targets that it concerns."""
+        """Yield each fault of lists and --arch so far, and the targets that it concerns."""
         for one in self._lists.faults():
             yield GptError(one.fact, one.where), self._wanted.targets
         for target in self._wanted.targets:
@@ -214,7 +217,10 @@ class Search:
         return f"--arch: no code for {names}: there is {describe(self._there)}"
 
     def _judge(self) -> Verdict:
-        """What is wrong with lists and --arch, as far as libraries came by. If nothing is, files of spans appear."""
+        """Return the faults of lists and --arch, as far as libraries have been read.
+
+        Without faults, write the files of spans.
+        """
         faults, bad = [], set[int]()
         for fault, targets in self._misfits():
             what = "nothing is cut" if targets == self._wanted.targets else "nothing is cut for that"
@@ -237,9 +243,12 @@ class Search:
                 self._stage.error(error, ref=library)
 
     def report_missing(self) -> None:
-        """Reports used kernels that no library of the stream has; those that a trace saw elsewhere are expected."""
+        """Report used kernels that no library of the stream has.
+
+        Kernels that a trace saw in other libraries are expected.
+        """
         if not self._libraries:
-            return  # as was said
+            return  # there was nothing to search
         if self._wanted.allow_missing:
             for fault, _ in self._misfits():
                 self._stage.warn(fault.where, fault.fact)

@@ -1,4 +1,4 @@
-"""The devices that code is for: those of each --arch, or of the traces."""
+"""The devices that code must run on: from each --arch, or from the traces."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from gpt.trace.used import Used
 
 @dataclass
 class DeviceSet:
-    """The devices of one --arch, or those of the traces, and what the code so far has for them."""
+    """The devices of one --arch, or of all traces, and the code found for them so far."""
 
     devices: list[Device]
     number: int = 1
-    asked: bool = False  # by --arch
-    arch: str | None = None  # what its records say, if they are to be told from those of others
-    idle: list[Device] = field(default_factory=list)  # asked for, and none of the code so far is for these
-    kept: set[str] = field(default_factory=set)  # used names that an element holds that stays
-    lost: dict[str, str] = field(default_factory=dict)  # libraries without code for any of them, and what they have
+    asked: bool = False  # from --arch
+    arch: str | None = None  # `arch` of its records, if they must be distinguished from records of other targets
+    idle: list[Device] = field(default_factory=list)  # requested devices without any code so far
+    kept: set[str] = field(default_factory=set)  # used names in elements that stay
+    lost: dict[str, str] = field(default_factory=dict)  # libraries without code for them -> the code they have
 
     def __post_init__(self) -> None:
         self.idle = list(self.devices) if self.asked else []
 
     @property
     def all_idle(self) -> bool:
-        """Whether no code so far is for any of the devices."""
+        """Return whether there's no code for any of the devices so far."""
         return self.asked and len(self.idle) == len(self.devices)
 
 
 def find_targets(archs: Sequence[Sequence[Arch]], used: Used, everything: bool) -> list[DeviceSet]:
-    """The devices of each --arch, otherwise those of the traces. Raises UsageError if there are none, MalformedError.
+    """Return the devices of each --arch, or else of the traces.
 
-    What only an --arch decides is named after it: `everything`, or several of them.
+    Raises MalformedError, and UsageError if there are no devices. Records get `arch` if only --arch decides
+    (`everything`), or if there are several.
     """
     if len(archs) > MAX_TARGETS:
         raise UsageError(f"--arch: given more than {MAX_TARGETS} times")

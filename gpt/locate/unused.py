@@ -1,32 +1,34 @@
-"""Which elements a set of devices never picks, or picks without using a kernel of them.
+"""Decide which elements a set of devices never loads, or loads without using one of their kernels.
 
-The driver chooses inside a region, for a device sm_XY: a cubin of the same major version and the highest minor
-not above Y; with none, the PTX with the highest target not above the device, compiled at load. A suffix `a`
-binds code to exactly that device, `f` to its family (same major version, from its minor on). A cubin of
-another major version never runs. Between Tegra and other GPUs NVIDIA promises nothing, and nvlink takes no cubin of
-the one for the other (sm_86 on sm_87, sm_87 on sm_89): it is kept, and so is what would be picked without it. Where
-sm_90 and sm_90a tie on an sm_90, driver 580 takes sm_90a whatever their order (seen on an H200), but that is documented
-nowhere: both are kept. LTO-IR and Tile IR are chosen as PTX is, Tile IR for itself where a region has both.
+The driver chooses within a region. For a device sm_XY it takes the cubin of the same major version with the highest
+minor version up to Y. Without one, it compiles the PTX with the highest target up to the device. Code with the suffix
+`a` only runs on exactly that device, with `f` on its family (same major version, from its minor version on). A cubin of
+another major version never runs. NVIDIA promises nothing between Tegra and other GPUs, and nvlink refuses such cubins
+(sm_86 on sm_87, sm_87 on sm_89), so we keep them, and also what the driver would take without them. If sm_90 and sm_90a
+tie on an sm_90, driver 580 takes sm_90a in whatever order they are (seen on an H200), but that isn't documented: we
+keep both. LTO-IR and Tile IR are chosen like PTX, and Tile IR separately if a region has both.
 
-Relocatable code (section `__nv_relfatbin`) is what nvlink read; it wrote the linked cubin into `.nv_fatbin`. The
-driver links the relocatable code again only where no linked cubin serves the device: a program built with
-`-rdc=true` runs on an H200 with all of it gone (tests/gpu). So it is unused when the linked cubins that the
-devices pick hold all used kernels that it holds.
+Relocatable code (section `__nv_relfatbin`) is the input of nvlink, which wrote the linked cubin to `.nv_fatbin`. The
+driver links relocatable code again only if there's no linked cubin for the device: a program built with `-rdc=true`
+runs on an H200 after all of it was removed (tests/gpu). So it's unused if the linked cubins for the devices have all of
+its used kernels.
 
-A bare cubin or PTX outside of any region is loaded by code that we cannot see: it is judged by its own architecture
-alone, and one that a trace saw loaded from memory, by its digest, is needed. PTX that a program holds as text is
-kept: the program may measure or change it, and Rust's CString::new() fails on a NUL in it. PTX and LTO-IR in a region
-outside of the fatbin sections may be handed to a linker (nvJitLink) instead of the driver, and the kernel that comes
-out may have another name: all of it that fits a device is needed where anything of its library is used, or where an
-image was loaded from memory that is in no library, which may be what came out: by the library itself, by one of its
-family, or by any other code. A library of nothing else is there to be linked by others (libmathdx, whose user nvmath
-loads the result by cuda.bindings), so that it does not matter who loaded the image.
+A bare cubin or PTX outside of any region is loaded by code that we can't see. So only its own architecture counts, and
+it's needed if a trace saw an image with its digest loaded from memory. PTX that a program stores as text is kept: the
+program may measure or change it, and Rust's CString::new() fails on a NUL in it.
 
-An element that is picked is needed when one of its kernels is used, when it defines variables or device
-functions but no kernel (code elsewhere may look them up or link against them), or when its module may need all
-that it holds; so is Tile IR whose kernels aren't known (tileir.py). Of unknown types everything is kept.
+PTX and LTO-IR in a region outside of the fatbin sections may be passed to a linker (nvJitLink) instead of the driver,
+and the kernel that comes out may have another name. So we keep all of it that fits a device if anything of its library
+is used, or if an image that's in no library was loaded from memory: it may be the linker's output. That only counts if
+the loader is the library itself, one of its family (libcudnn_graph and libcudnn), libcudart, which loads for others, or
+unknown. If a library has nothing but such code, others link it (libmathdx, whose user nvmath loads the result through
+cuda.bindings), so any loader counts.
 
-Where nothing is known of use (`--arch` alone), all that a device picks is needed.
+An element that a device picks is needed if one of its kernels is used, if it defines variables or device functions but
+no kernel (other code may look them up or link against them), or if its whole module may be needed. That also goes for
+Tile IR whose kernels aren't known (tileir.py). Elements of unknown types are kept.
+
+If nothing is known about use (`--arch` alone), everything that a device picks is needed.
 """
 
 from __future__ import annotations
@@ -48,15 +50,15 @@ SUPERSEDED = "a better one is there"
 PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)}
-BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that hold only if the names of kernels do
+BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that depend on kernel names being right
 
 RELOCATABLE = "__nv_relfatbin"
 OFFLOAD = ".llvm.offloading"
-FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; a file that is a fatbin has none
+FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; None in a file that is a fatbin
 
 
 class Device(NamedTuple):
-    """A device that the code shall run on; one that runs PTX only takes no cubin."""
+    """A device that code must run on. With `ptx_only` it takes no cubin."""
 
     arch: Arch
     ptx_only: bool = False
@@ -64,7 +66,7 @@ class Device(NamedTuple):
 
 @dataclass
 class Candidate:
-    """What is known of one element when its library is complete."""
+    """An element of a complete library, and the facts that decide about it."""
 
     arch: Arch | None
     type: str
@@ -73,38 +75,41 @@ class Candidate:
     end: int
     payload: int
     kernels: int
-    used: set[str]  # those of its kernels that are used
-    needed: bool  # some are used, or it is kept for another reason
-    whole: bool  # all that its module holds may be needed
+    used: set[str]  # its used kernels
+    needed: bool  # has used kernels, or is kept for another reason
+    whole: bool  # everything in its module may be needed
     bare: bool
     relocatable: bool
-    linkable: bool  # may be linked by the library itself
+    linkable: bool  # the library may link it itself
     picked: bool = False
-    linked: bool = False  # picked by a device, were it not for linked code that serves
+    linked: bool = False  # would be picked if there weren't linked code
 
 
 def may_link(library: str, loader: str | None, candidates: list[Candidate]) -> bool:
-    """Whether an image that `loader` loaded may be what the linker made of a library's code.
+    """Return whether an image that `loader` loaded may be linked from a library's code.
 
-    Both are paths, of which names alone count: a trace may come from another machine.
+    Both are paths. Only the file names count, since a trace may come from another machine.
     """
     if loader is None or all(c.linkable for c in candidates):
         return True
     family, others = _family(library), _family(loader)
-    if others == "libcudart":  # which loads on behalf of others
+    if others == "libcudart":  # loads on behalf of others
         return True
     return family.startswith(others) or others.startswith(family)
 
 
 def _family(path: str) -> str:
-    """`libcudnn` of `libcudnn_graph.so.9`, `_linalg` of `_linalg.so`."""
+    """Return `libcudnn` for `libcudnn_graph.so.9`, `_linalg` for `_linalg.so`."""
     return re.split("(?<=[A-Za-z])[^A-Za-z]", os.path.basename(path), maxsplit=1)[0]
 
 
 def iter_reasons(
     candidates: list[Candidate], devices: list[Device], linking: bool = False
 ) -> Iterator[tuple[Candidate, str]]:
-    """Each element of a library with KEPT or the reason why it is unused, in order. `linking`: see above."""
+    """Yield each element of a library, in order, with KEPT or the reason why it's unused.
+
+    With `linking`, an image was loaded that may be linked from the library's code.
+    """
     regions: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         regions.setdefault(candidate.region, []).append(candidate)
@@ -152,7 +157,7 @@ def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
 
 
 def surely_runs(cubin: Candidate, device: Device) -> bool:
-    """Whether NVIDIA promises that a cubin that fits runs."""
+    """Return whether NVIDIA guarantees that a fitting cubin runs."""
     code, card = cubin.arch and cubin.arch[:2], device.arch[:2]
     return code == card or not {code, card} & TEGRA
 
@@ -165,7 +170,7 @@ def _best(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def fits(candidate: Candidate, device: Device) -> bool:
-    """Whether the driver could run the element on the device if nothing better were there."""
+    """Return whether the driver could run the element on the device if there were nothing better."""
     code, card = candidate.arch, device.arch
     if code is None:
         return False
@@ -179,10 +184,10 @@ def fits(candidate: Candidate, device: Device) -> bool:
 
 
 def candidate_of(element: dict[str, Any], used: set[str], whole: bool, everything: bool = False) -> Candidate:
-    """The candidate that an `element` record describes. `used` are those of its kernels that are used.
+    """Make a candidate of an `element` record. `used` are its used kernels.
 
-    `whole` says that it is needed even without, `everything` that all is, if a device picks it. Raises MalformedError
-    on a nonsensical architecture.
+    With `whole` it's needed even without used kernels, with `everything` if a device picks it. Raises MalformedError on
+    an invalid architecture.
     """
     known = element["type"] in ("cubin", "ptx", "ltoir", "tileir")
     arch = find_arch(element["arch"])
@@ -190,7 +195,7 @@ def candidate_of(element: dict[str, Any], used: set[str], whole: bool, everythin
         raise MalformedError(f"element of architecture '{element['arch']}'", element["library"])
     section = element.get("section")
     if section == OFFLOAD or (section and element["type"] == "ptx" and element["header_size"] == 0):
-        known = False  # what a linker will take, and a constant of the program
+        known = False  # linker input, and PTX that the program stores as text
     lookup = not element["kernels"] and bool(
         element["variables"] or element["functions"] or element["type"] == "tileir"
     )

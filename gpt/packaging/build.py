@@ -1,8 +1,7 @@
-"""The runtime in C and the built-in probes as parts of the package: setuptools asks `make runtime` to build the one.
+"""Commands of setuptools that also build the C runtime, and package it with the built-in probes.
 
-These are setuptools' commands with that added. pyproject.toml names them, and says all the rest about the package. The
-wheel is for one platform and for any Python 3. `gpt-hook` goes to the executables as it is, for Python's start would
-cost more than all that it does.
+pyproject.toml names these commands and has everything else about the package. The wheel is for one platform and for any
+Python 3. `gpt-hook` is installed as a binary, since starting Python would take longer than all that it does.
 """
 
 import os
@@ -14,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools.command.bdist_wheel import bdist_wheel  # before distutils, which it brings along
+from setuptools.command.bdist_wheel import bdist_wheel  # must be imported before distutils, which it provides
 from setuptools.command.build_py import build_py
 from setuptools.command.dist_info import dist_info
 from setuptools.command.sdist import sdist
@@ -26,11 +25,11 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 PACKAGED = Path("gpt", "_runtime")
 PROBES = Path("gpt", "_probes")
-# Elsewhere the package reads, cuts and shows GPU code all the same, and has no gpt-hook.
+# On other platforms the package has no gpt-hook, but still reads, cuts and shows GPU code.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
-START = "gpt_start.py"  # as start.py is called once it's installed
-SOURCES = ("bin", "gpt", "man", "probes", "runtime", "Makefile", "CHANGELOG.md")  # of a source distribution
-SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the stages, which they find beside themselves
+START = "gpt_start.py"  # installed name of start.py
+SOURCES = ("bin", "gpt", "man", "probes", "runtime", "Makefile", "CHANGELOG.md")  # in a source distribution
+SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # use the stages next to them
 EDITABLE = """\
 #!/bin/bash
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
@@ -39,7 +38,7 @@ exec -a "$(readlink -f "$0")" {launcher} "$@" # the stages are beside this
 
 
 def find_compiler() -> list[str]:
-    """The words of the C compiler's command. Exits with one line where it or make is missing."""
+    """Return the command of the C compiler as words. Exits with a message if it or make is missing."""
     compiler = shlex.split(os.environ.get("CC", "cc")) or ["cc"]
     for tool, package in (("make", "make"), (compiler[0], "gcc libc6-dev")):
         if not shutil.which(tool):
@@ -48,25 +47,25 @@ def find_compiler() -> list[str]:
 
 
 def make_runtime(folder: Path) -> None:
-    """Builds the runtime into a folder. Exits with one line where a tool is missing."""
+    """Build the runtime into a folder. Exits with a message if a tool is missing."""
     compiler = find_compiler()
-    # As one word each: make would split a path at a blank.
+    # CC is a single word, but make would split a path at a blank.
     if any(character.isspace() for character in str(folder)):
         sys.exit(f"setup: error: {folder}: make takes no path with a blank: build elsewhere")
     command = ["make", "--no-print-directory", "runtime", f"RUNTIME={folder}", f"PYTHON={shlex.quote(sys.executable)}"]
     command.append(f"CC={shlex.join(compiler)}")
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL")}
-    # A compiler that warns of more than ours stops nobody's installation.
+    # A compiler with more warnings than ours must not prevent an installation.
     environment["CFLAGS"] = f"{environment.get('CFLAGS', '-O2')} -Wno-error"
     if subprocess.run(command, cwd=TOP, env=environment, check=False).returncode:
         sys.exit("setup: error: the runtime does not build: see above")
 
 
 class BuildPackage(build_py):
-    """Adds the runtime and the probes to the package; an editable install has them where the sources are."""
+    """Adds the runtime and the probes to the package; an editable install uses them from the source tree."""
 
     def run(self) -> None:
-        """Copies the package and builds."""
+        """Copy the package and build the runtime."""
         super().run()
         if not self.editable_mode:
             shutil.copy(HERE / "start.py", Path(self.build_lib) / START)
@@ -76,25 +75,25 @@ class BuildPackage(build_py):
 
 
 class BuildScripts(build_scripts):
-    """Puts the scripts and the launcher, a program, among the executables.
+    """Adds the scripts and the launcher to the executables.
 
-    In their place an editable install gets scripts that run those of the sources.
+    In an editable install, they're small scripts that run the ones in the source tree.
     """
 
     editable_mode = False
 
     def get_source_files(self) -> list[str]:
-        """None that a source distribution would need."""
+        """Return no files, since a source distribution needs none of them."""
         return []
 
     def run(self) -> None:
-        """Makes the executables."""
+        """Create the executables."""
         folder = Path(self.build_dir)
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "start.py", folder / START)
         for name in SCRIPTS:
             shutil.copy(TOP / "bin" / name, folder)
-            if self.editable_mode:  # read by a shell that is named as the executable: its folder has the stages
+            if self.editable_mode:  # sourced by a shell with the name of the executable, whose folder has the stages
                 (folder / name).write_text(f"#!/bin/bash\n. {shlex.quote(str(TOP / 'bin' / name))}\n")
         if not HAS_RUNTIME:
             return
@@ -109,10 +108,10 @@ class BuildScripts(build_scripts):
 
 
 class InstallData(install_data):
-    """Adds the completions of shells to the man pages, of which they are made."""
+    """Adds shell completions, which are made from the man pages."""
 
     def run(self) -> None:
-        """Copies and makes them."""
+        """Copy the man pages and write the completions."""
         super().run()
         sys.path.insert(0, str(TOP / "man"))
         from mkcompletion import write_all
@@ -121,7 +120,7 @@ class InstallData(install_data):
 
 
 def find_glibc(folder: Path) -> tuple[int, int] | None:
-    """Return the newest version of glibc that a file in a folder asks for, None if that is not known."""
+    """Return the newest version of glibc that the files in a folder need; None if it's unknown."""
     newest = (0, 0)
     for path in folder.rglob("*"):
         if not path.is_file() or path.read_bytes()[:4] != b"\x7fELF":
@@ -137,19 +136,19 @@ def find_glibc(folder: Path) -> tuple[int, int] | None:
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and any Python: nothing in it is linked to Python.
+    """A wheel for this platform and any Python 3, since nothing in it links to Python.
 
-    Its tag is manylinux_2_28 if what was built asks for no later glibc (runtime/portable.h).
+    Its tag is manylinux_2_28 if the binaries need no newer glibc (runtime/portable.h).
     """
 
     def finalize_options(self) -> None:
-        """Says that there is code of a platform in it."""
+        """Declare that the wheel has platform-specific code."""
         self.distribution.has_ext_modules = lambda: HAS_RUNTIME
         super().finalize_options()
         self.root_is_pure = not HAS_RUNTIME
 
     def get_tag(self) -> tuple[str, str, str]:
-        """py3-none-PLATFORM"""
+        """Return py3-none-PLATFORM."""
         platform = super().get_tag()[2]
         built = Path(self.bdist_dir or "", PACKAGED)
         if HAS_RUNTIME and (glibc := find_glibc(built)) and glibc <= (2, 28):
@@ -158,10 +157,10 @@ class PlatformWheel(bdist_wheel):
 
 
 class DistInfo(dist_info):
-    """Finds the compiler first: pip asks for this before it downloads what the package depends on."""
+    """Checks for the compiler first: pip runs this before it downloads dependencies."""
 
     def run(self) -> None:
-        """Checks, and writes the metadata."""
+        """Check, and write the metadata."""
         if HAS_RUNTIME:
             find_compiler()
         super().run()
@@ -171,7 +170,7 @@ class SourceDistribution(sdist):
     """Adds the sources of the runtime, the probes, the scripts and the man pages."""
 
     def make_distribution(self) -> None:
-        """Adds them to the list, and packs."""
+        """Add the sources, and pack them."""
         for name in SOURCES:
             if (TOP / name).is_dir():
                 self.filelist.graft(name)

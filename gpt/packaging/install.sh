@@ -1,8 +1,8 @@
 #!/bin/sh
-# make install, make uninstall: PREFIX/lib/gpt is a Python environment of GPT's own, with what EXTRAS names; PREFIX/bin
-# and PREFIX/share have links to its executables, and its man pages and completions. uninstall looks there for what to
-# remove, so that it may be another version's. DESTDIR goes before all paths while files are
-# written, for packages; nothing that is installed mentions it.
+# make install, make uninstall: PREFIX/lib/gpt is a Python environment of its own, including the EXTRAS. PREFIX/bin has
+# links to its executables, PREFIX/share has its man pages and completions. uninstall takes the list of files from the
+# environment, so it can remove another version. For packages, DESTDIR is put before all paths while files are written;
+# no installed file mentions it.
 set -eu
 
 say() { printf '%s\n' "$1" >&2; }
@@ -24,10 +24,10 @@ final=$PREFIX/lib/gpt
 folder=$prefix/lib/gpt
 own=$folder/bin/python
 
-# Anything else of that name is somebody else's, and so is not removed.
+# Anything else with this name isn't ours, so we don't remove it.
 is_ours() { [ ! -e "$1" ] || [ -f "$1/pyvenv.cfg" ]; }
 
-# The nearest folder that is there says whether others can be made in it.
+# The nearest existing folder decides whether we can create others in it.
 check_writable() {
     at=$1
     while [ ! -e "$at" ]; do at=$(dirname "$at"); done
@@ -35,7 +35,7 @@ check_writable() {
     [ -w "$at" ] || fail "$at: you can't write there: become $(stat -c %U "$at"), or choose another PREFIX=DIR"
 }
 
-list_installed() { # FOLDER: paths in it, which are those in PREFIX
+list_installed() { # FOLDER: relative paths, the same as in PREFIX
     (cd "$1" && find bin share \( -name 'gpt-*' -o -name neutrino -o -name 'gpt.*' -o -name '_gpt-*' \) -type f 2>/dev/null)
 }
 
@@ -57,7 +57,7 @@ uninstall() {
     check_writable "$folder"
     remove_installed "$folder"
     rm -rf "$folder"
-    # Folders that nothing else is in; the first that others use ends it.
+    # Remove empty folders, and stop at the first one that others use.
     (cd "$prefix" && rmdir -p share/man/man1 share/man/man5 share/man/man7 share/bash-completion/completions \
         share/zsh/site-functions share/fish/vendor_completions.d lib bin) 2>/dev/null || true
 }
@@ -72,7 +72,7 @@ if unknown:
 END
 }
 
-# Built from a copy: nothing is left in the checkout, which root may not own, nor does anything old get in.
+# Build from a copy: the checkout may not be root's and should stay clean, and old build outputs must not get in.
 make_environment() {
     for part in bin gpt man probes runtime Makefile pyproject.toml README.md CHANGELOG.md LICENSE; do
         cp -R "$here/$part" "$work/" || return
@@ -82,7 +82,7 @@ make_environment() {
         "$own" -m pip install -qq --disable-pip-version-check "$work${EXTRAS:+[$(printf %s "$EXTRAS" | tr -s ", " ,, | sed "s/^,//; s/,\$//")]}"
 }
 
-# Programs name their interpreter, and compiled files their source, by paths that are not there yet.
+# Programs contain the path of their interpreter, and compiled files the path of their source: remove DESTDIR from both.
 forget_destination() {
     "$own" - "$destination" "$folder" <<'END'
 import compileall, os, sys
@@ -125,7 +125,7 @@ install_all() {
     for part in lib/gpt bin share; do check_writable "$prefix/$part"; done
     check_extras
     mkdir -p "$prefix/lib"
-    # A version that is there works again if this one fails.
+    # Keep the old version, and restore it if this one fails.
     if [ -e "$folder.old" ]; then rm -rf "$folder"; elif [ -e "$folder" ]; then mv "$folder" "$folder.old"; fi
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
@@ -135,7 +135,7 @@ install_all() {
         put_back
         fail "$folder: not installed: see above"
     }
-    # From here on the new one stays: the old one goes.
+    # From here on the new version stays.
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     [ ! "$destination" ] || forget_destination

@@ -1,7 +1,7 @@
-"""Find the package for the executables that pip makes: `gpt_start:NAME` is `gpt.executables:NAME`.
+"""Find the package from the executables that pip makes: `gpt_start:NAME` is `gpt.executables:NAME`.
 
-`pip install --target DIR` puts the package into DIR, where Python does not look, and executables into DIR/bin, where it
-looks first. So this file is installed into both as gpt_start.py (build.py), and says where the package is.
+`pip install --target DIR` installs the package into DIR, where Python doesn't look, and executables into DIR/bin, which
+is first on their path. So this file is installed into both as gpt_start.py (build.py), and adds the package's folder.
 """
 
 import os
@@ -16,6 +16,6 @@ from gpt import executables  # noqa: E402
 
 
 def __getattr__(name: str) -> Callable[[], int]:
-    """The entry point of a stage."""
+    """Return the entry point of a stage."""
     main: Callable[[], int] = getattr(executables, name)
     return main

@@ -1,1 +1,1 @@
-"""A library without what is unused: the plan, the ways to carry it out, and how it is written and checked."""
+"""Remove unused code from libraries: plan the change, carry it out, check the result, and write it."""

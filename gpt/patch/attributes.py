@@ -1,8 +1,8 @@
-"""What a file has beside its bytes: owner, mode, access control list, capabilities, other extended attributes.
+"""Copy a file's attributes: owner, mode, access control list, capabilities, other extended attributes.
 
-Nobody may do more with the copy than with the original, at no moment: it is made for its owner alone, gets owner and
-group first, what the folder lets it inherit goes, and the mode comes last. Where the group cannot be kept its rights
-become those of everybody, and a set-ID bit never outlives the owner or group that it was for.
+At no moment may anybody have more access to the copy than to the original. So the copy is created for its owner alone,
+gets owner and group first, loses what it inherited from the folder, and gets its mode last. If the group can't be kept,
+everybody else's permissions apply to it; set-ID bits only survive together with their owner or group.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ SET_IDS = {"its set-user-ID bit": stat.S_ISUID, "its set-group-ID bit": stat.S_I
 
 
 def copy_attributes(source: int, new: int, every: bool) -> list[str]:
-    """Gives a file of mode 0600 the mode and ACL of another, and, if that is permitted, its owner and group.
+    """Give a new file with mode 0600 the mode and ACL of another file, and its owner and group if that's permitted.
 
-    With `every` also set-ID bits, capabilities and all other extended attributes. Returns what could not be kept.
+    With `every`, also copy set-ID bits, capabilities and all other extended attributes. Returns what couldn't be
+    copied.
     """
     status = os.fstat(source)
-    for owner in (status.st_uid, -1):  # only root gives files away; to a group that one is in anybody may
+    for owner in (status.st_uid, -1):  # only root may give files away, but everybody may choose one of their groups
         with suppress(OSError):
             os.fchown(new, owner, status.st_gid)
             break
@@ -35,7 +36,7 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
         lost.append("its group")
     names = _names(source)
     with suppress(OSError):
-        os.removexattr(new, ACL)  # which the folder gives to every new file
+        os.removexattr(new, ACL)  # inherited from the folder
     for name in names if every else set(names) & {ACL}:
         try:
             value = os.getxattr(source, name)
@@ -48,7 +49,7 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
     mode = stat.S_IMODE(status.st_mode)
     if not every or lost[:1] in (["its owner"], ["its group"]):
         mode &= 0o777
-    if not same_group or "its ACL" in lost:  # with an ACL the bits of the group are its mask
+    if not same_group or "its ACL" in lost:  # with an ACL, the group bits are its mask
         mode &= ~0o070 | mode << 3
     os.fchmod(new, mode)
     got = os.fstat(new)
@@ -56,7 +57,7 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
 
 
 def find_signature(fd: int) -> str | None:
-    """What vouches for the bytes of a file and refuses others in their place; None if nothing does."""
+    """Return the signature that protects a file's contents, so that changed contents are refused; None without one."""
     if names := [name for name in SIGNATURES if name in _names(fd)]:
         return names[0]
     with suppress(OSError):
@@ -67,7 +68,7 @@ def find_signature(fd: int) -> str | None:
 
 
 def _names(fd: int) -> list[str]:
-    """The extended attributes of a file; none if the file system has none."""
+    """Return the names of a file's extended attributes; none if the file system doesn't support them."""
     with suppress(OSError):
         return os.listxattr(fd)
     return []

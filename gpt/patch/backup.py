@@ -1,8 +1,8 @@
-"""Originals of libraries that were patched in place: `NAME.gpt-orig`, a second name of the file until it is replaced.
+"""Keep and restore the originals of libraries patched in place, as `NAME.gpt-orig`: a hard link until the replacement.
 
-Whoever may write to the folder can put something there first. In a folder of one's own that is somebody trusted; in
-one such as /tmp, where all may create files and none may remove those of others, a backup has to be of the library's
-owner, of root, or of the caller.
+Another user who may write to the folder could put a file there first. In a normal folder such users are trusted. In a
+folder such as /tmp, where everybody may create files but not remove others' files, a backup must belong to the owner of
+the library, to root, or to the caller.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from gpt.formats.source import Source
 
 
 def backup_of(path: Path) -> Path:
-    """Where the original of a library patched in place is kept."""
+    """Return the path for the original of a library that's patched in place."""
     return path.with_name(path.name + BACKUP)
 
 
 def check_unreplaced(path: Path, fd: int) -> None:
-    """Raises GptError unless an open file still has the name `path`."""
+    """Raise GptError unless `path` is still the open file."""
     if not is_same(os.lstat(path), os.fstat(fd)):
         raise GptError("somebody else replaced it meanwhile: extract it again", str(path))
 
 
 def keep_backup(path: Path, fd: int, image: Image) -> None:
-    """Gives the original, open as `fd`, a second name, once: one that is patched again keeps its first original.
+    """Link the original, open as `fd`, to its backup name, unless it has a backup: patching again keeps the first
+    original.
 
-    Raises GptError if the name is taken by another version of the library, of before an upgrade perhaps.
+    Raises GptError if the backup belongs to another version of the library, perhaps from before an upgrade.
     """
     backup = backup_of(path)
     try:
@@ -54,9 +55,9 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
 
 
 def restore(path: Path) -> None:
-    """Brings the original back, in place of the file that links lead to.
+    """Move the original back, to where all links at `path` lead.
 
-    Raises MissingError if there is none, GptError if the library is another one by now, after an upgrade.
+    Raises MissingError without a backup, and GptError if the library is another version now, after an upgrade.
     """
     path = Path(real_path(path))
     backup = backup_of(path)
@@ -64,20 +65,20 @@ def restore(path: Path) -> None:
         raise MissingError(f"no backup: {backup} is absent", str(path))
     with _opened(backup, path.stat().st_uid if path.exists() else os.geteuid()) as original:
         with suppress(MissingError, MalformedError, FileNotFoundError), open_regular(path) as file:
-            if _version_of(path, file.fileno()) != _version_of(backup, original):  # whatever is not a library may go
+            if _version_of(path, file.fileno()) != _version_of(backup, original):  # anything but a library may go
                 raise GptError(
                     f"is another version than its backup: remove '{backup}', or '{path.name}' first", str(path)
                 )
         check_unreplaced(backup, original)
         backup.replace(path)
         check_unreplaced(path, original)
-    # Two names of one file stay, as when patching ended before the new one took its name.
+    # If patching was interrupted before the replacement, both are the same file and rename() keeps both names.
     backup.unlink(missing_ok=True)
 
 
 @contextmanager
 def _opened(backup: Path, owner: int) -> Iterator[int]:
-    """A backup that may be trusted to be the one of a library of `owner`. Raises GptError."""
+    """Open the backup of a library that belongs to `owner`. Raises GptError if it can't be trusted."""
     try:
         with open_regular(backup, follow=False) as file:
             folder = os.stat(backup.parent)
@@ -90,8 +91,8 @@ def _opened(backup: Path, owner: int) -> Iterator[int]:
 
 
 def _version(image: Image) -> tuple[object, ...]:
-    """What stays when a library is slimmed, and changes when it is built anew."""
-    first: dict[str, tuple[int, int]] = {}  # further sections of a name may be parts of the first
+    """Return facts that slimming a library doesn't change, but building another version does."""
+    first: dict[str, tuple[int, int]] = {}  # later sections of the same name may be parts of the first
     for section in image.elf.sections if image.elf else []:
         first.setdefault(section.name, (section.type, section.addr))
     return image.type, image.build_id, first

@@ -1,19 +1,20 @@
-"""Which code of a cubin goes with its unused kernels, and which must stay for the others.
+"""Find the code of a cubin that only its unused kernels need.
 
-A kernel or device function is a section of code, `.text.NAME`; what one needs of another stands in
+A kernel or device function is a code section, `.text.NAME`. Two tables say which functions it needs:
 
-- relocations of its code and of the constants that belong to it: calls, and addresses that it takes;
-- `.nv.callgraph`, pairs of symbols in four groups, each begun by a pair (0, -N): (1) caller and callee,
+- relocations of its code and of constants that belong to it: calls, and addresses that it takes;
+- `.nv.callgraph`: pairs of symbols in four groups, each begun by a pair (0, -N): (1) caller and callee,
   (2) functions whose address is taken, each with a prototype, (3) callers through a pointer, each with a
-  prototype, (4) which function takes the address of which. Read from cubins of our own, beside cuobjdump's listing.
+  prototype, (4) which function takes the address of which. We learned this from cubins of our own and cuobjdump.
 
-Device code that is not linked with other code holds its functions once for each kernel, inside of the kernel's
-section. So what stays is what can be reached from a used kernel along both kinds of edges, and what no kernel
-reaches; what goes is the rest.
+Device code that isn't linked with other code has a copy of each function in every kernel's section.
 
-`KeptWhole` says why a cubin is left alone: where variables that all kernels share hold addresses of functions,
-where something is not understood (Mercury code of sm_100 and later lies beside the code and was never tried), and
-where tables contradict each other. Nothing here costs more than reading the tables once.
+We keep all code that can be reached from a used kernel through either table, and all code that no kernel reaches. The
+rest is dead.
+
+`KeptWhole` says why a cubin is left alone: variables that all kernels share hold addresses of functions, tables
+contradict each other, or something isn't understood. That includes Mercury code (sm_100 and later), which is stored
+next to the code and was never tried. Tables are read only once.
 """
 
 from __future__ import annotations
@@ -36,29 +37,29 @@ Data = bytes | bytearray | memoryview
 EXECUTABLE = 2  # e_type of linked code
 SHT_NULL, SHT_PROGBITS = 0, 1
 SHF_INFO_LINK = 0x40
-MAX_SECTIONS = 0xFF00  # beyond, section numbers of symbols stand elsewhere
+MAX_SECTIONS = 0xFF00  # beyond this, section numbers of symbols are stored elsewhere
 NVIDIA_INFO, CALLGRAPH, PROTOTYPE = 0x70000000, 0x70000001, 0x70000002
 CALL, ADDRESS_TAKEN, CALL_THROUGH, TAKES_ADDRESS = (1 << 32) - 1, (1 << 32) - 2, (1 << 32) - 3, (1 << 32) - 4
-EDGES = {CALL: True, ADDRESS_TAKEN: False, CALL_THROUGH: False, TAKES_ADDRESS: True}  # a group, and whether of edges
-NVIDIA = {  # NVIDIA's section types that say nothing of which code needs which, or say what is read here
+EDGES = {CALL: True, ADDRESS_TAKEN: False, CALL_THROUGH: False, TAKES_ADDRESS: True}  # group -> whether it has edges
+NVIDIA = {  # NVIDIA's section types that are read here, or that don't matter for reachability
     NVIDIA_INFO, CALLGRAPH, PROTOTYPE, 0x70000007, 0x70000008, 0x70000009, 0x7000000A, 0x7000000B, 0x70000086,
     *range(0x70000064, 0x70000076),
 }  # fmt: skip
-GENERIC = set(range(12))  # those of any ELF file
+GENERIC = set(range(12))  # section types of any ELF file
 
 SECTION, SYMBOL = elftables.SECTION.dtype, elftables.SYMBOL.dtype
 RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
 
 
 class KeptWhole(Exception):
-    """Why no code of a cubin is cut out."""
+    """Raised with the reason why nothing is cut from a cubin."""
 
 
 @dataclass(frozen=True)
 class DeadCode:
-    """Code that goes: `spans` are ranges of the cubin, sorted; the numbers of kernels and device functions in it.
+    """Dead code in a cubin: its byte ranges, sorted, and how many kernels and device functions they contain.
 
-    `sections` are the numbers of all sections of code that are not needed, those that are zeros already too.
+    `sections` are the numbers of all dead code sections, including sections that are already zeroed.
     """
 
     spans: list[Span]
@@ -68,17 +69,17 @@ class DeadCode:
 
     @property
     def size(self) -> int:
-        """Bytes of code."""
+        """Return the bytes of code."""
         return sum(end - start for start, end in self.spans)
 
 
 def find_cut(data: Data, unused: set[str]) -> DeadCode:
-    """The code that only kernels in `unused` need, without what is zeros already. Raises KeptWhole, MalformedError."""
+    """Find the code that only kernels in `unused` need and that isn't zeroed yet. Raises KeptWhole, MalformedError."""
     return _Cubin(data).cut(unused)
 
 
 class _Cubin:
-    """The tables of a cubin. `code` are the numbers of its sections of code, `edges` lead from one to others."""
+    """The tables of a cubin. `code` has the numbers of code sections, `edges` the sections that each of them needs."""
 
     def __init__(self, data: Data) -> None:
         self.data = memoryview(data)
@@ -90,8 +91,8 @@ class _Cubin:
         for type_ in np.unique(self.sections["type"]).tolist():
             if type_ not in GENERIC and type_ not in NVIDIA:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
-        self.room = SPACE + 2 * len(self.data)  # bytes of tables that are read: hostile ones lie over each other
-        self.is_code = np.zeros(1 << 16, bool)  # by number of a section
+        self.room = SPACE + 2 * len(self.data)  # bytes of tables to read: malicious tables may overlap
+        self.is_code = np.zeros(1 << 16, bool)  # by section number
         self.is_code[: len(self.sections)] = (self.sections["flags"] & SHF_EXECINSTR != 0) & (
             self.sections["type"] == SHT_PROGBITS
         )
@@ -102,7 +103,7 @@ class _Cubin:
         self._follow_relocations()
 
     def cut(self, unused: set[str]) -> DeadCode:
-        """See find_cut."""
+        """Implement find_cut."""
         kernels = self._kernels()
         going = {section for section, names in kernels.items() if names <= unused}
         reached = self._reach(set(kernels))
@@ -139,11 +140,11 @@ class _Cubin:
         return self._table(tables[0], SYMBOL)
 
     def _kernels(self) -> dict[int, set[str]]:
-        """The names of the kernels in each section of code that has some."""
+        """Return the names of the kernels in each code section that has any."""
         entries = (self.symbols["info"] & 15 == STT_FUNC) & (self.symbols["other"] & STO_CUDA_ENTRY != 0)
         strings = self._table(self.names, np.dtype("u1")).tobytes()
         kernels: dict[int, set[str]] = {}
-        room = SPACE + len(self.data)  # for names: hostile ones share their bytes
+        room = SPACE + len(self.data)  # bytes of names to read: malicious names may overlap
         for symbol in self.symbols[entries & (self.symbols["shndx"] != 0)]:
             name, section = int(symbol["name"]), int(symbol["shndx"])
             end = strings.find(0, name)
@@ -156,7 +157,7 @@ class _Cubin:
         return kernels
 
     def _sections_of(self, symbols: np.ndarray) -> np.ndarray:
-        """The sections in which symbols lie, by their numbers; 0 for what is defined elsewhere."""
+        """Return the section number of each symbol; 0 if it's defined elsewhere."""
         if len(symbols) and int(symbols.max()) >= len(self.symbols):
             raise KeptWhole("a symbol beyond the symbol table is used")
         found: np.ndarray = self.symbols["shndx"][symbols]
@@ -191,7 +192,7 @@ class _Cubin:
             if not 0 < place < len(self.sections):
                 raise KeptWhole("relocations of no section")
             if not self.sections["flags"][place] & SHF_ALLOC:
-                continue  # of what no kernel sees: debug information
+                continue  # debug information, which no kernel reads
             table = self._table(section, RELOCATION[int(row["type"])])
             targets = self._sections_of(table["symbol"])
             owner = place
@@ -203,7 +204,7 @@ class _Cubin:
                 raise KeptWhole("variables hold addresses of functions")
 
     def _reach(self, start: set[int]) -> set[int]:
-        """All sections of code that these need, themselves among them."""
+        """Return all code sections that these sections need, including themselves."""
         reached = set(start)
         pending = deque(reached)
         while pending:
@@ -213,7 +214,10 @@ class _Cubin:
         return reached
 
     def _spans(self, going: list[int]) -> list[tuple[int, Span]]:
-        """The ranges of sections that hold anything but zeros. Raises KeptWhole if others share their bytes."""
+        """Return the ranges of sections that aren't all zeros.
+
+        Raises KeptWhole if another section shares their bytes.
+        """
         starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
         in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS)) & (self.sections["size"] > 0)
         taken = [(0, elf.EHDR_SIZE), *self._header_tables()]
@@ -229,7 +233,7 @@ class _Cubin:
         return [(section, (a, b)) for section, (a, b) in ranges if any(self.data[a:b])]
 
     def _header_tables(self) -> list[Span]:
-        """Where the tables of program and section headers lie."""
+        """Return the ranges of the program and section header tables."""
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
         tables = [(phoff, phoff + phentsize * phnum), (shoff, shoff + SHDR_SIZE * len(self.sections))]

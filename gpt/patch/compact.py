@@ -1,35 +1,35 @@
-"""Compaction: the file really shrinks, and no address in it changes.
+"""Compaction: shrink the file without changing any address.
 
-The problem. A library's fatbins lie in the middle of its read-only data. Taking bytes out of the middle of a
-file would move all that follows; but code addresses data relative to itself, and thousands of tables hold
-addresses, so nothing that follows may move *in memory*. It may move *in the file*.
+The problem: a library's fatbins are in the middle of its read-only data. Removing bytes there would move everything
+after them. But code addresses data relative to itself, and thousands of tables hold addresses, so nothing may move *in
+memory*. It may move *in the file*.
 
-The choice. What stays of the fatbins is packed together at the start of their section. The whole pages that
-this frees, `[hole, hole_end)`, leave the file: the loadable segment around them is split there into two, the
-second with the same addresses as before and a lower file offset. Both ends of a hole lie on page boundaries,
-so that offsets and addresses stay congruent; the pages in between are mapped by nothing any more.
+The choice: kept elements are packed together at the start of their section. The whole pages that this frees, `[hole,
+hole_end)`, are removed from the file, and the loadable segment around them is split in two. The second part keeps its
+addresses but gets a lower file offset. A hole begins and ends on page boundaries so that offsets and addresses stay
+congruent. Nothing maps the pages in between any more.
 
     file before   | rodata | fatbins ........................... | eh_frame | data |
     file after    | rodata | kept |eh_frame | data |
     memory after  | rodata | kept |  (nothing)                   | eh_frame | data |
 
-A split needs one more program header, and there is rarely room after the table. The table moves into the
-space that became free, after the kept fatbins: that part of the file keeps its offset, so the rule by which
-Linux before 5.18 computes where the table of a program is (load address plus offset) holds there.
+Each split needs another program header, and there's rarely room for one. So the table of program headers moves into the
+free space after the kept fatbins. That part of the file keeps its offset, which matters because Linux before 5.18
+computes the address of a program's table as load address plus offset.
 
-What points to a region is moved with it (pointers.py); a library in which something is not understood, and
-one where nothing of a page can go, is not compacted: `CannotCompact` says why, and the caller makes holes.
-Every region stays, if only as a header, because its wrapper is registered when the library is loaded. One that lost
-something ends with an element of kind 0, which holds names of lost kernels (cut_names.py) and nothing else. By this
-gpt-hook knows that a missing kernel may have been there, and gpt-patch that the library is not the original.
+Pointers to regions are updated (pointers.py). If something in a library isn't understood, or no whole page would be
+freed, `CannotCompact` says why and the caller makes holes instead. Every region stays, at least as a header, because
+its wrapper is registered when the library is loaded. A region that lost elements ends with an element of kind 0, which
+holds the names of lost kernels (cut_names.py). From it gpt-hook can tell that a missing kernel may have been there, and
+gpt-patch that the library isn't the original.
 
-GPU code outside of the fatbin sections (outside.py) lies among the host's data, and none of it moves in memory. Whole
-pages of it that are dead leave the file all the same, and zeros are mapped in their place. So a section with such code
-is in several places of the file: its header describes the first part, and further headers of that name, after all
-others, the rest.
+GPU code outside of the fatbin sections (outside.py) is surrounded by host data and never moves in memory. Whole pages
+of dead code are removed from the file nevertheless, and zeros are mapped in their place. A section with such code then
+is in several places of the file: its header describes the first part, and additional headers with the same name, after
+all others, describe the rest.
 
-Alignment: segments that move keep `p_align` where their new offset allows it, else it becomes the page size;
-the first segment's, by which loaders align the library, stays.
+Segments that move keep `p_align` if their new offset allows it; otherwise it becomes the page size. The first segment,
+whose alignment loaders use for the whole library, always keeps it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from gpt.patch.cuts import MAX_SEGMENTS, Block, CannotCompact, Cuts, section_hea
 from gpt.patch.outside import find_gone
 from gpt.patch.plan import Copy, Data, Doomed, Fill, Laid, Piece, Plan, replacements, splice
 
-PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # the largest page of a machine's kernels
+PAGE = {"x86_64": 0x1000, "aarch64": 0x10000}  # largest page size of kernels for each machine
 PHDR = elftables.SEGMENT.struct
 EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """The new content of a fatbin section: pieces, their size, and where each region's address went."""
+    """A packed fatbin section: its new contents and their size, and the new address of each region."""
 
     section: Section
     pieces: list[Piece]
@@ -66,7 +66,7 @@ class Compacted:
 
 
 def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
-    """A plan for a smaller file. Raises CannotCompact."""
+    """Plan a smaller file. Raises CannotCompact."""
     if image.type == "fatbin":
         return _plan_fatbin(image, doomed, byte)
     tables = image.elf
@@ -81,7 +81,7 @@ def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
 
 
 def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compacted:
-    """Moves what is kept to the start of a section (or of a fatbin file)."""
+    """Pack kept elements at the start of a section, or of a fatbin file."""
     by_region: dict[int, list[fatbin.Element]] = {}
     for element in doomed.kept:
         by_region.setdefault(element.region, []).append(element)
@@ -119,7 +119,7 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compac
 
 
 def _without(pieces: list[Piece], parts: list[Laid]) -> Iterator[Piece]:
-    """The pieces with parts of elements that stay overwritten."""
+    """Yield the pieces, with the dead parts of kept elements overwritten."""
     for piece in pieces:
         if isinstance(piece, Copy):
             yield from splice(piece, [part for part in parts if piece.start <= part[0] < piece.end])
@@ -134,7 +134,7 @@ def _plan_fatbin(image: Image, doomed: Doomed, byte: int) -> Plan:
 
 
 class _Compaction:
-    """The steps, in order: pack, choose cuts, place the table, edit headers and pointers, lay out the pieces."""
+    """The steps of compaction: pack, choose cuts, place the table, edit headers and pointers, lay out the pieces."""
 
     def __init__(self, image: Image, tables: Elf, doomed: Doomed, byte: int) -> None:
         self.source = image.source
@@ -148,7 +148,7 @@ class _Compaction:
         self.cuts = self._choose_cuts()
 
     def plan(self) -> Plan:
-        """See plan_compact."""
+        """Implement plan_compact."""
         segments = self._split_segments()
         headers, last = self._headers(segments)
         edits = [*headers, *self._pointers(), *self.gone.emptied]
@@ -157,7 +157,9 @@ class _Compaction:
         return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.trimmed, self.doomed.scanned)
 
     def _check_apart(self) -> None:
-        """Nothing may share bytes with a fatbin section: not another section, not the header tables."""
+        """Raise CannotCompact if a section or a header table shares bytes with a fatbin section, or headers make no
+        sense.
+        """
         tables = self.tables
         if len(tables.segments) > MAX_SEGMENTS:
             raise CannotCompact(f"{len(tables.segments)} program headers")
@@ -182,7 +184,7 @@ class _Compaction:
         return Cuts(blocks, len(self.tables.segments), self.page)
 
     def _split_segments(self) -> list[Segment]:
-        """The program headers of the output, offsets already new."""
+        """Return the program headers of the output."""
         segments: list[Segment] = []
         for segment in self.tables.segments:
             rest = segment
@@ -210,7 +212,7 @@ class _Compaction:
         return [self._place(segment, len(segments)) for segment in segments]
 
     def _place(self, segment: Segment, count: int) -> Segment:
-        """A segment at its offset in the output."""
+        """Return a segment with its offset in the output."""
         if segment.type == elf.PT_PHDR:
             address, size = self._table_address(), count * PHDR.size
             return replace(
@@ -230,9 +232,10 @@ class _Compaction:
         return found
 
     def _headers(self, segments: list[Segment]) -> tuple[list[tuple[int, bytes]], list[Piece]]:
-        """Edits of the ELF header and the section headers, and what comes at the end of the file.
+        """Return edits of the ELF header and the header tables, and pieces to append to the file.
 
-        The old program headers become zeros; so do the old section headers where there are more of them than before.
+        The old program headers become zeros. If there are more section headers than before, they move to the end of the
+        file and the old ones become zeros too.
         """
         tables = self.tables
         if any(s.type == elf.PT_INTERP for s in segments):
@@ -257,14 +260,14 @@ class _Compaction:
         return edits, last
 
     def _pointers(self) -> list[tuple[int, bytes]]:
-        """Edits of the words that hold a region's address."""
+        """Return edits of the words that hold the address of a region."""
         moved = {old: new for packed in self.packed for old, new in packed.moved.items()}
         sections = [packed.section for packed in self.packed]
         found: list[Pointer] = find_pointers(self.source, self.tables, sections, set(moved))
         return [(p.at, struct.pack("<Q", moved[p.value])) for p in found]
 
     def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
-        """The output: the original with blocks replaced, cuts left out, edits laid over."""
+        """Return the pieces of the output: the original with replaced blocks, without cuts, with edits applied."""
         laid = [(block.start, block.end, self._content(block, segments)) for block in self.cuts.blocks]
         laid += [(offset, offset + len(data), [Data(data)]) for offset, data in edits]
         for new in replacements(self.source, self.doomed, True, self.byte):
@@ -274,7 +277,7 @@ class _Compaction:
         return splice(Copy(0, self.source.size), sorted(laid, key=itemgetter(0, 1)))
 
     def _content(self, block: Block, segments: list[Segment]) -> list[Piece]:
-        """What takes the place of a block."""
+        """Return the pieces that replace a block."""
         content, free = [*block.pieces], block.free
         if block is self.cuts.table_block:
             table = b"".join(_pack_segment(s) for s in segments)

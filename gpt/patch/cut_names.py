@@ -1,15 +1,15 @@
-"""Names of kernels that were cut, left in the file for gpt-hook.
+"""Leave the names of removed kernels in the file, for gpt-hook.
 
-When all code for a device is cut from a fatbin, the driver refuses the fatbin as a whole, and no call names the kernel
-that the program wanted. So the payload of one dead element of each region that lost an element begins with a block:
+If all code for a device is removed from a fatbin, the driver refuses the whole fatbin, and no call names the kernel
+that the program wanted. So in each region that lost elements, the payload of one dead element begins with a block:
 
     8 bytes   "gpt-cut" and a NUL
-    u32       how many kernels its elements had, names that are not listed included
+    u32       number of kernels in the lost elements, including names that aren't listed
     u32       bytes of the list
-    list      names, each ended by a NUL; padded with NULs to a multiple of 8
+    list      names, each followed by a NUL; padded with NULs to a multiple of 8
 
-Loaders step over dead elements, and `strip` leaves the section alone. A block takes at most MOST bytes, so that a
-library of hundreds of regions grows by some 100 kB. runtime/hook/watch/missing.c reads it.
+Loaders skip dead elements, and `strip` doesn't touch the section. A block takes at most MOST bytes, so a library with
+hundreds of regions grows by some 100 kB. runtime/hook/watch/missing.c reads it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from gpt.formats.fatbin import Element
 from gpt.formats.source import Source
 
 MAGIC = b"gpt-cut\0"
-MOST = 512  # bytes of a block
+MOST = 512  # of a block
 _HEAD = struct.Struct("<8sII")
 
 
 def pack(names: Sequence[str], count: int, room: int = MOST) -> bytes:
-    """Return the block for some of `count` names, as many as fit into `room` bytes; empty if it has no room."""
+    """Return a block for `count` kernels with as many names as fit into `room` bytes.
+
+    Empty if even the head doesn't fit.
+    """
     room = min(room, MOST) & ~7
     listed = b""
     for name in names:
@@ -38,7 +41,7 @@ def pack(names: Sequence[str], count: int, room: int = MOST) -> bytes:
 
 
 def parse(block: bytes) -> tuple[list[str], int]:
-    """Return the names of a block and how many there were; none of what is no block."""
+    """Return the names in a block and the number of kernels; nothing if it isn't a block."""
     if len(block) < _HEAD.size or not block.startswith(MAGIC):
         return [], 0
     _, count, size = _HEAD.unpack_from(block)
@@ -49,10 +52,10 @@ def parse(block: bytes) -> tuple[list[str], int]:
 def collect(
     source: Source, elements: Iterable[Element], dead: frozenset[int], kernels: Mapping[int, Sequence[str]]
 ) -> dict[int, tuple[list[str], int]]:
-    """Return, by region, the names of kernels that it has lost, and how many these are.
+    """Return the names of kernels that each region has lost, and their number.
 
-    `dead` are the offsets of elements that go, `kernels` the kernels of elements by offset. Those of elements that
-    went earlier are read from their blocks.
+    `dead` are offsets of elements to remove, `kernels` their kernels by offset. Names of elements that were removed
+    earlier come from their blocks.
     """
     lost: dict[int, tuple[dict[str, None], int]] = {}
     for element in elements:

@@ -1,4 +1,4 @@
-"""Which pages of a library's file go, and where that leaves everything else."""
+"""Choose which pages to remove from a library's file, and compute the new offsets of everything else."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gpt.formats.elf import PHDR_SIZE, SHDR_SIZE, Elf, Section
 from gpt.formats.source import Source
 from gpt.patch.plan import Piece
 
-MAX_SEGMENTS = 1000  # 13 are usual, and every relocation is looked up in them
+MAX_SEGMENTS = 1000  # 13 are usual; every relocation is looked up in them
 SHN_LORESERVE = 0xFF00
 
 
 class CannotCompact(Exception):
-    """Why a library is left with holes instead."""
+    """Raised with the reason why a library gets holes instead."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """File range of the original that goes, on page boundaries; `zeros` are mapped in its place, or nothing is."""
+    """A range of the original to remove, on page boundaries; `zeros` are mapped in its place, or nothing is."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Block:
-    """File range of the original of which some `pieces`, `size` bytes, stay at its start, and the rest is free."""
+    """A range of the original that's replaced by `pieces` of `size` bytes, with free space after them."""
 
     start: int
     end: int
@@ -42,25 +42,25 @@ class Block:
 
     @property
     def free(self) -> int:
-        """Where its free part begins."""
+        """Return the offset of the free space."""
         return self.start + self.size
 
 
 class Cuts:
-    """A cut in each block where whole pages are free, the largest if there are many, in file order.
+    """The cuts: one in each block with free whole pages, or in the largest if there are many. Iterates in file order.
 
-    One block has room for the new program header table too: `table_block`, at `table_offset` in the original. Raises
-    CannotCompact where none has.
+    One block also gets the new program header table: `table_block`, at `table_offset` in the original. Raises
+    CannotCompact if no block has room for it.
     """
 
     def __init__(self, blocks: list[Block], segments: int, page: int) -> None:
         self.blocks = sorted(blocks, key=attrgetter("start"))
         self.table_block: Block | None = None
         self.table_offset = 0
-        self._cuts: dict[int, Cut] = {}  # by the start of their block
+        self._cuts: dict[int, Cut] = {}  # by start of their block
         worth = [block for block in self.blocks if _cut(block, block.free, page)]
         worth = sorted(worth, key=lambda block: block.free - block.end)
-        fit = (worth[0].end - worth[0].free - page) // PHDR_SIZE if worth else 0  # into the largest
+        fit = (worth[0].end - worth[0].free - page) // PHDR_SIZE if worth else 0  # headers in the largest
         worth = worth[: max(1, min(MAX_SEGMENTS, fit) - segments)]
         room = (segments + len(worth)) * PHDR_SIZE
         for block in sorted(worth, key=attrgetter("start")):
@@ -79,15 +79,15 @@ class Cuts:
 
     @property
     def size(self) -> int:
-        """Bytes that go."""
+        """Return the number of bytes removed."""
         return self._gone[-1]
 
     def of(self, block: Block) -> Cut | None:
-        """The cut in a block."""
+        """Return the cut in a block, or None."""
         return self._cuts.get(block.start)
 
     def new_offset(self, offset: int) -> int:
-        """Where a byte of the original lies in the output. Raises CannotCompact inside of a cut."""
+        """Return the offset in the output of a byte of the original. Raises CannotCompact if it's inside a cut."""
         index = bisect_right(self._all, offset, key=attrgetter("end"))
         if index < len(self._all) and self._all[index].start < offset:
             raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
@@ -95,15 +95,16 @@ class Cuts:
 
 
 def _cut(block: Block, start: int, page: int) -> Cut | None:
-    """The whole pages of a block from `start` on."""
+    """Return the whole pages of a block from `start` on, or None."""
     cut = Cut(start + -start % page, block.end - block.end % page, block.zeros)
     return cut if cut.start < cut.end else None
 
 
 def section_headers(source: Source, tables: Elf, sizes: Mapping[int, int], cuts: Cuts) -> bytes:
-    """The section headers of the output. `sizes` are those of the sections that are packed, by number.
+    """Return the section headers of the output. `sizes` are the new sizes of packed sections, by number.
 
-    What follows a cut in another section has a header of its own, after all others. Raises CannotCompact.
+    If another section contains a cut, the part after it gets a header of its own, after all others. Raises
+    CannotCompact.
     """
     first, rest = bytearray(), bytearray()
     zeros = [cut for cut in cuts if cut.zeros]
@@ -128,6 +129,6 @@ def section_headers(source: Source, tables: Elf, sizes: Mapping[int, int], cuts:
 
 
 def _part(head: bytes, section: Section, start: int, size: int, cuts: Cuts) -> bytes:
-    """The header of a part of a section, which begins at `start` in the original."""
+    """Return the header for a part of a section. `start` is its offset in the original."""
     address = section.addr + start - section.offset
     return head[:16] + struct.pack("<QQQ", address, cuts.new_offset(start), size) + head[40:]

@@ -1,17 +1,16 @@
-"""A cubin without its unused kernels: their sections and all that speaks of them are gone, numbers stay.
+"""Drop unused kernels from a cubin: remove their sections and everything that refers to them, but keep all numbers.
 
-Zeroed code (trim.py) still takes room when a cubin is loaded. Here the sections of a function that goes, its
-`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name, become empty headers of
-type 0, and the bytes after them move up. Sections and symbols keep their numbers, so that nothing that names
-them by number changes: a symbol that goes becomes one like symbol 0. What lists functions loses its entries:
+Zeroed code (trim.py) still takes memory when a cubin is loaded. Here, the sections of a dropped function (`.text`,
+`.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name) become empty headers of type 0, and the
+bytes after them move up. Other sections and symbols keep their numbers, so nothing that refers to them by number
+changes. The symbol of a dropped function becomes a copy of symbol 0. Tables of functions lose its entries:
 
 - `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
 - `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}, in the former either may be the function;
-- relocations of debug information; the names of what is gone become zeros, for they pack to nothing.
+- relocations of debug information; dropped names become zeros, since these compress to nothing.
 
-Offsets in the file are counted anew, in the order that they had, aligned as sections ask; segments follow the
-sections in them. `KeptWhole` where a cubin is laid out in another way than those that were read: then its code is
-zeroed instead.
+File offsets are recomputed, in the same order and with the alignment of each section, and segments follow the sections
+inside them. `KeptWhole` is raised if a cubin isn't laid out like the cubins that we know; its code is zeroed instead.
 """
 
 from __future__ import annotations
@@ -43,30 +42,31 @@ from gpt.patch.callgraph import (
     KeptWhole,
 )
 
-OF_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # frame size, least and most stack, registers
+OF_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # frame size, minimum and maximum stack size, registers
 ATTRIBUTE = struct.Struct("<BBHI")
 SHT_STRTAB = 3
-SIZED = 4  # an attribute whose third field is the size of what follows; of others it is the value
+SIZED = 4  # form of attributes whose third field is the size of a value after it; in other forms it's the value itself
 SEGMENT = elftables.SEGMENT.dtype
 PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
 HEADERS_ALIGN = 8
-MAX_ALIGN = 1 << 12  # 128 is what code asks for
+MAX_ALIGN = 1 << 12  # code needs 128
 MAX_SEGMENTS = 64  # 6 are usual
 
 
 def without(data: Data, code: Iterable[int]) -> bytes:
-    """The cubin without the functions whose code is in these sections. Raises KeptWhole.
+    """Return the cubin without the functions in these code sections. Raises KeptWhole.
 
-    The sections are those that find_cut returned for this cubin, which has checked that tables lie inside of it.
+    The sections must come from find_cut for this cubin, which has checked that tables are inside of it.
     """
     return _Dropping(data, set(code)).build()
 
 
 def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
-    """What is wrong with a cubin that `without` made of another, or None.
+    """Check the output of `without`, and return a fault or None.
 
-    Every section that is left has the header that it had but for offset and size, and the same bytes unless it
-    lists functions; what is gone belongs to `code`; every kernel and function that is left has its name and size.
+    Every remaining section must have the same header except for offset and size, and the same bytes unless it lists
+    functions. All that's missing must belong to `code`. Every remaining kernel and function must have its name and
+    size.
     """
     old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
     if len(old) != len(new):
@@ -115,9 +115,9 @@ def _bytes(data: Data, row: np.void) -> bytes:
 
 @dataclass
 class _Part:
-    """A range of the file, `size` bytes at `offset`, and the range that it has now.
+    """A range of the original file, `size` bytes at `offset`, and its range in the output.
 
-    `section` is the number of the section that it is, None of a table of headers.
+    `section` is its section number, or None for a table of headers.
     """
 
     offset: int
@@ -128,12 +128,12 @@ class _Part:
 
     @property
     def old_end(self) -> int:
-        """The end of the range that it had."""
+        """Return the end of the range in the original."""
         return self.offset + self.size
 
 
 class _Dropping:
-    """One cubin, and the sections of code that it loses."""
+    """A cubin, and the code sections to drop."""
 
     def __init__(self, data: Data, code: set[int]) -> None:
         self.data = memoryview(data)
@@ -148,7 +148,7 @@ class _Dropping:
         self.lost = np.isin(self.symbols["shndx"], sorted(self.gone)) & (self.symbols["shndx"] != 0)
 
     def build(self) -> bytes:
-        """See without."""
+        """Implement without."""
         self._edit_lists()
         self._edit_names()
         self.symbols[self.lost] = np.zeros(1, SYMBOL)
@@ -168,7 +168,7 @@ class _Dropping:
         return bytes(self.data[offset : offset + size])
 
     def _owned(self, code: set[int]) -> set[int]:
-        """The sections of code, those that belong to them, and the relocations of either."""
+        """Return the code sections, the sections that belong to them, and the relocations of all of these."""
         gone = set(code)
         for _ in range(2):
             linked = np.isin(self.sections["info"], sorted(gone)) & (self.sections["info"] != 0)
@@ -177,7 +177,7 @@ class _Dropping:
         return gone
 
     def _edit_lists(self) -> None:
-        """Takes what is lost out of the tables that list functions."""
+        """Remove dropped functions from the tables that list functions."""
         for number in range(len(self.sections)):
             if number in self.gone:
                 continue
@@ -225,19 +225,19 @@ class _Dropping:
         lost = self._is_lost(pairs["first"])
         if graph:
             marks = (pairs["first"] == 0) & (pairs["second"] >= TAKES_ADDRESS)
-            group = pairs["second"][marks][np.cumsum(marks) - 1]  # find_cut saw that the first pair begins one
+            group = pairs["second"][marks][np.cumsum(marks) - 1]  # find_cut checked that the first pair begins one
             lost |= np.isin(group, [mark for mark, edges in EDGES.items() if edges]) & self._is_lost(pairs["second"])
             lost &= ~marks
         out: bytes = pairs[~lost].tobytes()
         return out
 
     def _is_lost(self, numbers: np.ndarray) -> np.ndarray:
-        """Which symbols of these numbers are lost; a number may not be that of a symbol."""
+        """Return which of these symbol numbers are dropped. Numbers may be out of range."""
         lost: np.ndarray = (numbers < len(self.lost)) & self.lost[np.minimum(numbers, len(self.lost) - 1)]
         return lost
 
     def _edit_names(self) -> None:
-        """Makes zeros of all names that neither a section nor a symbol has any more."""
+        """Zero all names that no remaining section or symbol has."""
         stay = np.ones(len(self.sections), bool)
         stay[sorted(self.gone)] = False
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
@@ -252,7 +252,10 @@ class _Dropping:
             self.content[number] = _only(self.content[number], starts)
 
     def _lay_out(self) -> bytes:
-        """The file: what lies after the header in the order that it had, each at its alignment."""
+        """Return the file.
+
+        Everything after the header in its original order, with the alignment that each part needs.
+        """
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
         if phnum > MAX_SEGMENTS or (phnum and phentsize != PHDR_SIZE):
@@ -282,10 +285,10 @@ class _Dropping:
         return bytes(out)
 
     def _append(self, out: bytearray, part: _Part) -> None:
-        """Gives a part its place: of a section its bytes are there then, of a table of headers so many zeros."""
+        """Append a part to the output: the bytes of a section, or zeros for a table of headers."""
         number = part.section
         content = bytes(part.size) if number is None else self.content[number]
-        align = HEADERS_ALIGN if number is None else int(self.sections["align"][number])  # 0 of a section that is gone
+        align = HEADERS_ALIGN if number is None else int(self.sections["align"][number])  # 0 if the section was dropped
         if align > MAX_ALIGN:
             raise KeptWhole(f"an alignment of {align}")
         out += bytes(-len(out) % max(align, 1))
@@ -296,7 +299,7 @@ class _Dropping:
             self.sections["offset"][number] = part.start
 
     def _place_empty(self, old: np.ndarray, parts: list[_Part]) -> None:
-        """Gives sections without bytes in the file the place after what was before them."""
+        """Place sections without bytes at the end of the part that preceded them."""
         offsets = np.array([part.offset for part in parts])
         empty = (old["type"] != SHT_NULL) & ((old["type"] == SHT_NOBITS) | (old["size"] == 0))
         for number in np.flatnonzero(empty).tolist():
@@ -312,9 +315,9 @@ def _entries(content: bytes, dtype: np.dtype) -> np.ndarray:
 
 
 def _only(names: bytes, starts: list[int]) -> bytes:
-    """A string table with the strings at these places; the rest of it is zeros."""
+    """Return a string table in which only the strings at these offsets remain; the rest is zeros."""
     out = bytearray(len(names))
-    room = 2 * len(names) + (1 << 16)  # strings may end alike and share that
+    room = 2 * len(names) + (1 << 16)  # strings may share their ends
     for start in set(starts):
         end = names.find(0, start)
         room -= end - start
@@ -325,7 +328,7 @@ def _only(names: bytes, starts: list[int]) -> bytes:
 
 
 def _move(segment: np.void, parts: list[_Part]) -> None:
-    """Gives a segment the range that its parts have now; its parts were all that lay in it."""
+    """Move a segment to the new place of its parts."""
     start, end = int(segment["offset"]), int(segment["offset"]) + int(segment["filesz"])
     if any(part.offset < edge < part.old_end for part in parts for edge in (start, end)):
         raise KeptWhole("a segment cuts through a section")

@@ -1,4 +1,4 @@
-"""One library without what is unused: checked against what was extracted, planned, written, checked, named."""
+"""Patch one library: check that it hasn't changed since it was extracted, plan, write, check, rename the new file."""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ from gpt.patch.trim import ZSTD_LEVEL, Packing, Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
 from gpt.stream import records
 
-NOTHING = "there is nothing to cut"  # of a library with GPU code
+NOTHING = "there is nothing to cut"  # for a library with GPU code
 NO_SMALLER = "there is nothing to cut, and zstd makes nothing smaller"
 
 
 @dataclass(frozen=True)
 class PatchOptions:
-    """How libraries are patched: gpt-patch(1) has the meaning of each option."""
+    """Options of the command line, explained in gpt-patch(1)."""
 
     mode: str
     fill: int
-    dropping: bool  # unused kernels of a cubin that stays; otherwise their code becomes zeros
+    dropping: bool  # drop unused kernels from cubins that stay; otherwise zero their code
     in_place: bool
     dry_run: bool
     once: bool
     backup: bool
-    listing: Path | None  # a file that gets the path of each library written
+    listing: Path | None  # a file to which the path of each written library is appended
     jobs: int
-    level: int | None = None  # of zstd, by which what stays is packed again
-    zstd_sizes: bool = False  # say what it would take packed with zstd, before and after
+    level: int | None = None  # level for recompressing everything that stays with zstd
+    zstd_sizes: bool = False  # report sizes if everything were packed with zstd, before and after
 
 
 @dataclass
 class Request:
-    """What a stream says of a library: its record, spans to go, where those of each reason begin, kernels to go and
-    all kernels by offset of their element, tallies.
+    """The records about a library in a stream.
+
+    `spans` are ranges to remove, and `reasons` their starts by reason. `unused` are kernels to remove and `kernels` all
+    kernels, both by offset of their element.
     """
 
     library: dict[str, Any]
@@ -67,16 +69,16 @@ class Request:
 
 @dataclass
 class Outcome:
-    """The records that say what was done, and warnings about the library."""
+    """Records of the changes made, and warnings about the library."""
 
     records: list[dict[str, Any]]
     notes: list[str]
 
 
 def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
-    """Patches one library. Raises GptError, OSError; then nothing was written."""
+    """Patch one library. Raises GptError or OSError without having written anything."""
     with open_regular(place.source) as file:
-        if place.is_member:  # and large
+        if place.is_member:  # it may be large, and the open file is enough
             place.source.unlink()
         image = _open_image(place, file, request.library)
         near = Path(tempfile.gettempdir()) if way.dry_run else place.target.parent
@@ -117,7 +119,7 @@ def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
 
 
 def choose_plan(image: Image, doomed: Doomed, way: PatchOptions) -> Plan:
-    """The plan of the mode that was asked for; holes, with the reason, if a file cannot be made smaller."""
+    """Return a plan for the requested mode, or for holes, with the reason, if the file can't be made smaller."""
     mode, reason = way.mode, None
     if mode == "compact":
         if doomed.changed or any(element.dead for element in doomed.all):
@@ -137,20 +139,20 @@ def choose_plan(image: Image, doomed: Doomed, way: PatchOptions) -> Plan:
 
 
 def _open_image(place: PatchPaths, file: BufferedReader, library: dict[str, Any]) -> Image:
-    """The library, which has to be the one that was extracted. Raises GptError if it is another."""
+    """Open the library. Raises GptError if it has changed since it was extracted."""
     source = Source(str(place.path), file.fileno())
     if source.size != library["size"] or library.get("sha256", digest := source.sha256()) != digest:
         raise GptError("has changed since it was extracted: extract it again", str(place.path))
     image = parse_image(source)
     if library.get("build_id", image.build_id) != image.build_id:
-        raise GptError("has another build id than the one that was extracted", str(place.path))
+        raise GptError("has another build id than when it was extracted", str(place.path))
     return image
 
 
 def _find_doomed(
     image: Image, request: Request, way: PatchOptions
 ) -> tuple[Doomed, list[Trimmed], dict[int, set[str]]]:
-    """What goes, the elements that were to be trimmed, and by their offset the kernels that were to go there."""
+    """Return the elements to remove, the trimmed elements, and the kernels to remove from these, by offset."""
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
         raise GptError("all of it is unused, and it cannot be made smaller", image.source.name)
@@ -164,8 +166,9 @@ def _find_doomed(
 
 
 def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -> list[Recompressed]:
-    """What becomes of elements that stay whole and are to be packed again: those in the usual sections, which no
-    library unpacks by itself.
+    """Recompress whole elements in the usual sections.
+
+    Code elsewhere is unpacked by the library itself, so it stays.
     """
     if way.level is None:
         return []
@@ -181,7 +184,7 @@ def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -
 def _measure(
     image: Image, doomed: Doomed, way: PatchOptions, recompressed: list[Recompressed]
 ) -> tuple[int, int] | None:
-    """What the GPU code takes packed with zstd at level 19, before and after the cut, if somebody wants to know."""
+    """Return the size of the GPU code packed with zstd at level 19, before and after; None unless it was requested."""
     if not way.zstd_sizes:
         return None
     sizes = {r.done.element.offset: r.done.size for r in recompressed} if way.level == ZSTD_LEVEL else {}
@@ -193,7 +196,10 @@ def _measure(
 
 
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
-    """The elements by whose kernels it was decided that code goes: of linked code the ones that stay, too."""
+    """Return the elements whose kernel names decided what's removed.
+
+    For linked code that includes elements that stay.
+    """
     if LINKED in reasons:
         return doomed.live
     starts = set().union(*(reasons.get(reason, ()) for reason in BY_NAME))
@@ -201,7 +207,7 @@ def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
 
 
 def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptions) -> tuple[int, list[str]]:
-    """Writes the new file, whole or not at all; returns its bytes on disk, and the attributes that were not copied.
+    """Write the new file. Returns its bytes on disk, and the attributes that couldn't be copied.
 
     Raises GptError.
     """
@@ -210,7 +216,7 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
         check_output(image, plan, output, str(place.target))
         os.fsync(output)
         disk = _disk(output)
-        if way.listing and not place.is_member:  # first: what is listed and not there does no harm
+        if way.listing and not place.is_member:  # first: a listed path without a file does no harm
             append(way.listing, os.fsencode(os.path.abspath(place.target)) + b"\0")
         lost = copy_attributes(fd, output, every=way.in_place)
         if way.in_place:
@@ -221,7 +227,7 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
 
 
 def _check_in_place(path: Path, fd: int, way: PatchOptions, slimmed: bool) -> list[str]:
-    """Says what else happens to a file's names. Raises GptError on one that is signed, or was replaced before."""
+    """Return notes about other names of the file. Raises GptError if it's signed, or was replaced before."""
     if signature := find_signature(fd):
         raise GptError(f"is signed ({signature}), and the new file would not be: use -o DIR", str(path))
     backup = backup_of(path)
@@ -237,7 +243,7 @@ def _check_in_place(path: Path, fd: int, way: PatchOptions, slimmed: bool) -> li
 
 
 def _iter_trimmed(library: str, trimmed: list[Trimmed], unused: dict[int, set[str]]) -> Iterator[dict[str, Any]]:
-    """What became of each element whose unused kernels were to go."""
+    """Yield a record for each element that was trimmed."""
     for one in trimmed:
         yield records.make(
             "trimmed",
@@ -255,7 +261,7 @@ def _iter_trimmed(library: str, trimmed: list[Trimmed], unused: dict[int, set[st
 
 
 def _iter_recompressed(library: str, recompressed: list[Recompressed]) -> Iterator[dict[str, Any]]:
-    """What became of each element that was to be packed again."""
+    """Yield a record for each element that was recompressed."""
     for one in recompressed:
         element = one.done.element
         yield records.make(

@@ -1,13 +1,13 @@
-"""GPU code outside of the fatbin sections: which bytes of it can leave the file of a library.
+"""Remove dead GPU code outside of the fatbin sections from a library's file.
 
-Such code lies among the host's data, and what leads to it is not known: tables with sizes, addresses in code, offsets
-from some start. So none of it moves in memory. But where all of a region is dead, or a bare cubin is, its bytes can
-be zeros, which no file need hold: a loadable segment ends before them in the file and after them in memory, as it
-does where zero-initialised data begins, and the loader maps zeros. Ranges with only zeros between them are one.
+Such code is surrounded by host data, and we don't know what refers to it: tables with sizes, addresses in code, offsets
+from some start. So none of it moves in memory. But if a whole region or a bare cubin is dead, its bytes can be zeros
+that aren't in the file: a loadable segment ends before them in the file and after them in memory, as it does before
+zero-initialised data, and the loader maps zeros. Ranges with only zeros between them are merged.
 
-A region that a relocation or an exported symbol leads to keeps its header, which says that the region is empty:
-whoever walks over a table of regions, or hands all of them to the driver, finds what a fatbin section leaves of one.
-A region in which something stays is left to the caller, who makes holes.
+If a relocation or an exported symbol refers to a region, its header stays and says that the region is empty. Code that
+walks over a table of regions, or passes all of them to the driver, then finds the same as in a fatbin section. If only
+part of a region is dead, the caller makes holes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpt.formats.source import Source
 from gpt.patch.plan import Doomed, Span
 
 EMPTY = fatbin.REGION.pack(fatbin.MAGIC, 1, fatbin.REGION.size, 0)
-MAX_GAP = 4096  # bytes between two ranges, all of them zeros, that are one range
+MAX_GAP = 4096  # ranges with at most this many zeros between them are merged
 
 
 @dataclass(frozen=True)
 class Gone:
-    """`ranges` of the file that become zeros, in order; `emptied` are the headers in front of them that stay."""
+    """`ranges` of the file that become zeros, in order; `emptied` are region headers to rewrite in front of them."""
 
     ranges: list[Span]
     emptied: list[tuple[int, bytes]]
 
 
 def find_gone(source: Source, tables: Elf, doomed: Doomed) -> Gone:
-    """What of the dead code outside of the fatbin sections a shared library can be without."""
+    """Find the dead code outside of the fatbin sections that can be removed from a shared library."""
     if not doomed.scanned or tables.type != "shared":
         return Gone([], [])
     edges = _edges(tables)
@@ -61,7 +61,7 @@ def find_gone(source: Source, tables: Elf, doomed: Doomed) -> Gone:
 
 
 def _dead_regions(tables: Elf, doomed: Doomed) -> list[tuple[int, int, bool]]:
-    """Start and end of each region outside of the sections of which nothing stays, and whether it is a bare cubin."""
+    """Return start and end of each dead region outside of the fatbin sections, and whether it's a bare cubin."""
     sections = [(s.offset, s.end) for s in iter_sections(tables)]
     found = []
     for region, group in groupby(doomed.all, key=lambda element: element.region):
@@ -73,7 +73,7 @@ def _dead_regions(tables: Elf, doomed: Doomed) -> list[tuple[int, int, bool]]:
 
 
 def _edges(tables: Elf) -> list[int]:
-    """Every offset at which something of the file begins or ends."""
+    """Return all offsets at which some part of the file begins or ends."""
     spans = [(s.offset, s.end) for s in tables.sections if s.in_file]
     spans += [(s.offset, s.offset + s.filesz) for s in tables.segments]
     spans.append((tables.phoff, tables.phoff + elf.PHDR_SIZE * len(tables.segments)))

@@ -1,4 +1,4 @@
-"""Which file is read for a library of the stream, and where the patched one goes: a folder, its own place, a wheel."""
+"""Choose the file to read for each library of a stream, and the file to write: in a folder, in place, or in a wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpt.patch.wheel import Wheels, split
 
 
 class PatchPaths(NamedTuple):
-    """The path of a library in the stream, the file to read, the file to write, how that is called in the end."""
+    """The path of a library in the stream, the files to read and to write, and the final name of the output."""
 
     path: Path
     source: Path
@@ -24,17 +24,17 @@ class PatchPaths(NamedTuple):
 
     @property
     def is_member(self) -> bool:
-        """Whether it was unpacked for this, out of a wheel."""
+        """Return whether the library was unpacked from a wheel."""
         return self.source != self.path
 
 
 class Places:
-    """The outputs of one run. `output` is the folder for them, None to replace each library in its place."""
+    """The outputs of one run. `output` is the folder for them; None replaces each library in place."""
 
     def __init__(self, output: Path | None, parents: bool = False, dry_run: bool = False, label: str = "") -> None:
         self.output = output
-        self.renaming = Renaming(label)  # of wheels
-        self.wheels: Wheels | None = None  # those that libraries of the stream lie in
+        self.renaming = Renaming(label)  # for wheels
+        self.wheels: Wheels | None = None  # wheels with libraries of the stream
         self._parents = parents
         self._dry_run = dry_run
         self._taken: dict[Path, str] = {}  # output -> library
@@ -42,11 +42,11 @@ class Places:
 
     @property
     def all(self) -> list[Places]:
-        """These, and those of each --arch."""
+        """Return these places, and the ones for each --arch."""
         return [self, *self._by_arch.values()]
 
     def for_arch(self, arch: str) -> Places:
-        """The places of what is cut for the devices of one --arch: wheels are named after it, unless they have a label.
+        """Return the places for the output for one --arch, whose wheels are named after it unless there's a label.
 
         Raises MalformedError.
         """
@@ -57,14 +57,17 @@ class Places:
         return self._by_arch[arch]
 
     def find(self, library: str) -> PatchPaths:
-        """The place of a library. Raises MissingError if it is absent, GptError if its output is impossible."""
+        """Return the place of a library.
+
+        Raises MissingError if it doesn't exist, GptError if it can't be written there.
+        """
         path = Path(library)
         if path.exists():
             target = self.take(path)
             return PatchPaths(path, path, target, str(target))
         if not (found := split(library)):
             raise MissingError(os.strerror(errno.ENOENT), library)
-        # A member of a wheel: it is patched outside, and put into a new wheel when all of its libraries are.
+        # Patch members of a wheel outside of it, and write the new wheel once all of its libraries are done.
         if self.output is None:
             raise GptError("lies in a wheel: use -o DIR", library)
         wheel, member = found
@@ -77,9 +80,9 @@ class Places:
         )
 
     def take(self, path: Path, is_wheel: bool = False) -> Path:
-        """Where the output for a file goes: a name in the folder, or the file itself, through all links.
+        """Return and reserve the output path for a file: in the folder, or the file that all links lead to.
 
-        Raises GptError if it has that name already, or another file of this run has.
+        Raises GptError if that's the input, or the output for another file of this run.
         """
         target = self._destination(path, is_wheel)
         if self.output and real_path(target) == real_path(path):
@@ -91,7 +94,7 @@ class Places:
         return target
 
     def close(self) -> None:
-        """Removes what is temporary."""
+        """Remove temporary files."""
         for places in self.all:
             if places.wheels:
                 places.wheels.close()

@@ -1,9 +1,9 @@
-"""What the file without the spans looks like: a list of pieces, to be written one after the other.
+"""Plan the output: a list of pieces to write one after the other.
 
-Three modes share this form. *fill* overwrites each dead payload and neutralises its header, so that readers
-step over the element; *hole* does the same and leaves whole pages of it unwritten, so that they take no disk;
-*compact* (compact.py) moves what is left together. A plan never changes a byte by itself: it says which bytes
-of the original go where, and which few words are new.
+There are three modes. *fill* overwrites each dead payload and changes its header so that readers skip the element.
+*hole* also leaves whole pages unwritten, so that they take no disk space. *compact* (compact.py) moves
+kept elements together. A plan doesn't change anything itself: it says which bytes of the original go where, and which
+few words are new.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """Bytes `start` to `end` of the original."""
+    """Copy bytes `start` to `end` of the original."""
 
     start: int
     end: int
 
     @property
     def size(self) -> int:
-        """Bytes in the output."""
+        """Return the size in the output."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Data:
-    """These bytes."""
+    """Write these bytes."""
 
     data: bytes | memoryview
 
     @property
     def size(self) -> int:
-        """Bytes in the output."""
+        """Return the size in the output."""
         return len(self.data)
 
 
 @dataclass(frozen=True)
 class Fill:
-    """One byte again and again; zeros in a `hole` are left unwritten."""
+    """Write one byte repeatedly; with `hole`, leave zeros unwritten."""
 
     size: int
     byte: int = 0
@@ -64,15 +64,15 @@ class Fill:
 
 
 Piece = Copy | Data | Fill
-Laid = tuple[int, int, list[Piece]]  # start and end in the original, and what comes in their place
+Laid = tuple[int, int, list[Piece]]  # start and end in the original, and the pieces that replace this range
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`pieces` make the output, in which `kept` are the elements.
+    """The output: its `pieces`, and the elements `kept` in it.
 
-    `changed` are the ranges of the original whose bytes are others in the output, `trimmed` those of the kept
-    elements that stay in part or are packed otherwise, by their offset.
+    `changed` are ranges of the original whose bytes differ in the output, `trimmed` kept elements that were trimmed or
+    recompressed, by offset.
     """
 
     mode: str
@@ -80,53 +80,53 @@ class Plan:
     kept: list[Element]
     changed: list[Span]
     trimmed: dict[int, Trimmed]
-    scanned: bool = False  # some elements lie outside of the fatbin sections
-    reason: str | None = None  # why the mode is another than the one asked for
+    scanned: bool = False  # some elements are outside of the fatbin sections
+    reason: str | None = None  # why it isn't the requested mode
 
     @property
     def size(self) -> int:
-        """Bytes of the output."""
+        """Return the size of the output."""
         return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Doomed:
-    """What the spans of a library come to: elements that go altogether, and parts of others."""
+    """The elements of a library, and which of them, or which parts, to remove."""
 
-    all: list[Element]  # in file order, those already dead among them
-    dead: frozenset[int]  # offsets of the elements to go
-    parts: list[Span]  # ranges inside payloads of raw elements that stay
-    scanned: bool  # some elements lie outside of the fatbin sections
-    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # those that stay, but not as they were, by offset
-    names: dict[int, tuple[list[str], int]] = field(default_factory=dict)  # kernels lost by region: some, how many
+    all: list[Element]  # in file order, including elements that are already dead
+    dead: frozenset[int]  # offsets of elements to remove
+    parts: list[Span]  # ranges to overwrite in payloads of uncompressed elements that stay
+    scanned: bool  # some elements are outside of the fatbin sections
+    trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that are trimmed or recompressed, by offset
+    names: dict[int, tuple[list[str], int]] = field(default_factory=dict)  # lost kernels by region: names, number
 
     @property
     def live(self) -> list[Element]:
-        """The elements before the cut."""
+        """Return the live elements before the cut."""
         return [e for e in self.all if not e.dead]
 
     @property
     def changed(self) -> list[Span]:
-        """Ranges whose bytes do not stay."""
+        """Return the ranges whose bytes change."""
         gone = [(e.offset, e.end) for e in self.all if e.offset in self.dead]
         return gone + self.parts + [(t.element.offset, t.element.end) for t in self.trimmed.values()]
 
     @property
     def kept(self) -> list[Element]:
-        """The elements after the cut."""
+        """Return the live elements after the cut."""
         return [e for e in self.all if not e.dead and e.offset not in self.dead]
 
     def not_recompressed(self) -> Doomed:
-        """Return the same without what only was to be packed otherwise."""
+        """Return the same without elements that would only be recompressed."""
         return replace(self, trimmed={offset: t for offset, t in self.trimmed.items() if t.loses})
 
     @property
     def kept_size(self) -> int:
-        """Bytes of the elements after the cut, headers included."""
+        """Return the bytes of the elements after the cut, including headers."""
         return sum(self.trimmed[e.offset].size if e.offset in self.trimmed else e.end - e.offset for e in self.kept)
 
     def overwritten(self, holes: bool, byte: int) -> list[Laid]:
-        """What takes the place of parts of raw elements. Code becomes zeros, always holes."""
+        """Return replacements for parts of uncompressed elements. Code becomes zeros, which are always holes."""
         laid: list[Laid] = [(start, end, list(_filled(start, end, holes, byte))) for start, end in self.parts]
         zeroed = [span for trimmed in self.trimmed.values() for span in trimmed.zeroed]
         laid += [(start, end, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
@@ -134,10 +134,10 @@ class Doomed:
 
 
 def find_doomed(image: Image, spans: list[Span]) -> Doomed:
-    """Matches spans with elements. Raises MalformedError on spans that overlap or hold anything but GPU code.
+    """Find the elements that spans cover. Raises MalformedError if spans overlap or contain anything but GPU code.
 
-    A span covers payloads whole (with or without their headers, several in a row allowed), or lies inside the
-    payload of an element that is not compressed. It begins in no header: of an element, or of a cubin's ELF tables.
+    A span covers whole payloads (with or without their headers, also several in a row), or is inside the payload of an
+    uncompressed element. It can't begin inside a header, or touch the ELF tables of a cubin.
     """
     ordered = sorted(spans)
     following_starts = [start for start, _ in ordered[1:]] + [image.source.size]
@@ -182,7 +182,7 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
 
 
 def _tables(source: Source, element: Element) -> list[Span]:
-    """Where the headers of a cubin that is not compressed lie: without them nothing in it is found."""
+    """Return the ranges of an uncompressed cubin's headers, without which nothing in it can be found."""
     if element.type != "cubin" or element.end - element.payload < EHDR_SIZE:
         return []
     head = source.pread(element.payload, EHDR_SIZE)
@@ -195,7 +195,7 @@ def _tables(source: Source, element: Element) -> list[Span]:
 
 
 def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
-    """The first span with a byte outside of all elements (headers of regions count as outside)."""
+    """Return the first span with a byte outside of all elements (headers of regions count as outside)."""
     starts = [element.offset for element in elements]
     for start, end in spans:
         position = start
@@ -208,16 +208,16 @@ def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
 
 
 def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
-    """A plan in which no offset moves: `fill`, or `hole` with whole pages of it left out."""
+    """Plan an output in which no offset changes: `fill`, or `hole`, which leaves whole pages unwritten."""
     new = list(replacements(image.source, doomed, mode == "hole", byte))
     pieces = splice(Copy(0, image.source.size), new)
     return Plan(mode, pieces, doomed.kept, doomed.changed, doomed.trimmed, doomed.scanned)
 
 
 def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[Laid]:
-    """What takes the place of dead elements where they are, sorted."""
+    """Yield replacements for dead and trimmed elements that don't move, sorted."""
     found: list[Laid] = []
-    unnamed = set(doomed.names)  # regions whose dead elements don't hold names yet
+    unnamed = set(doomed.names)  # regions whose lost names haven't been written yet
     for element in doomed.all:
         if element.offset in doomed.dead and not element.dead:
             pieces: list[Piece] = []
@@ -239,7 +239,7 @@ def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iter
 
 
 def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
-    """A trimmed element where it was, and a dead one in what it leaves free."""
+    """Return the pieces of a shorter element, with a dead element after it."""
     element = trimmed.element
     start = element.offset + trimmed.size
     dead = fatbin.dead_element(trimmed.header, element.end - start)
@@ -258,7 +258,7 @@ def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:
 
 
 def splice(whole: Copy, new: Iterable[Laid]) -> list[Piece]:
-    """The range `whole` of the original with pieces laid over it, sorted."""
+    """Return the pieces of the range `whole` of the original with sorted replacements in it."""
     pieces: list[Piece] = []
     position = whole.start
     for start, end, laid in new:

@@ -1,11 +1,11 @@
-"""Elements packed again with zstd, whatever they were packed by.
+"""Recompress elements with zstd, whatever their codec is.
 
-nvcc packs with LZ4 by default, or not at all, and zstd at level 19 makes half to a fifth of it. The driver unpacks
-whatever codec an element's header names; zstd it knows since CUDA 12.4 (driver 550). A level changes the time that
-packing takes and the size, not what a reader needs: windows stay below the limit of readers (128 MiB).
+By default nvcc compresses with LZ4 or not at all; zstd at level 19 yields half to a fifth of that. The driver chooses
+the codec from an element's header, and knows zstd since CUDA 12.4 (driver 550). The level affects the time for
+compression and the size, but not readers: windows stay below their limit (128 MiB).
 
-Only elements in fatbin sections, and of types that are known, are touched: what lies elsewhere is unpacked by the
-library itself perhaps, by a codec that it knows. An element that isn't smaller by a header stays as it was.
+Only elements of known types in fatbin sections are recompressed. Elsewhere, the library itself may unpack them, with a
+codec that it knows. An element that doesn't become smaller by at least a header stays as it is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpt.formats.fatbin import KINDS, Element, Unpacker
 from gpt.formats.source import Source
 from gpt.patch.trim import ZSTD_LEVEL, Trimmed, packed_as
 
-LEVELS = (1, 22)  # of zstd
+LEVELS = (1, 22)  # for zstd
 
 
 @dataclass(frozen=True)
 class Recompressed:
-    """An element after it was packed again, and the CPU time that this took, ns."""
+    """A recompressed element, and the CPU time for it in ns."""
 
     done: Trimmed
     time: int
@@ -38,10 +38,10 @@ class Recompressed:
 def recompress_all(
     source: Source, elements: Iterable[Element], level: int, jobs: int, folder: Path
 ) -> list[Recompressed]:
-    """Pack elements again, in `jobs` processes, and return them in file order.
+    """Recompress elements in `jobs` processes, and return them in file order.
 
-    The new payloads are kept in a temporary file in `folder`, for they may take as much memory as the library. Raises
-    MalformedError if an element is corrupt.
+    The new payloads are stored in a temporary file in `folder`, since they may take as much memory as the library.
+    Raises MalformedError if an element is corrupt.
     """
     packer = _Packer(source, level)
     largest_first = sorted(elements, key=attrgetter("size"), reverse=True)  # or one process ends long after the others
@@ -63,7 +63,7 @@ def recompress_all(
 
 
 def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[int, int]:
-    """Return what each element would take at most packed with zstd at ZSTD_LEVEL, by its offset."""
+    """Return the size of each element packed with zstd at ZSTD_LEVEL, or its own if that's smaller, by offset."""
     packer = _Packer(source, ZSTD_LEVEL)
     largest_first = sorted(elements, key=attrgetter("size"), reverse=True)
     tasks = [partial(packer.measure, element) for element in largest_first]
@@ -72,7 +72,7 @@ def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[
 
 
 def can_recompress(element: Element) -> bool:
-    """Return True if an element has a header that says its codec, and its type is one that drivers read."""
+    """Return True if the type of an element is known and it has a header for the codec."""
     return element.type in KINDS.values() and element.header_size > 0 and element.payload_size > 0
 
 

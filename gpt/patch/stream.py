@@ -1,4 +1,4 @@
-"""From what a stream says of libraries to libraries rewritten, and wheels with them."""
+"""Read what a stream says about libraries, and rewrite the libraries and their wheels."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gpt.stream.stage import Stage
 NO_SPANS = "no spans in the stream: gpt-locate finds them"
 NO_ELEMENTS = "no spans in the stream, nor a list of GPU code: 'gpt-extract LIBRARY | gpt-locate' makes both"
 TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate --used TRACE' does"
-FIND_NONE = {"gpt-asm", "gpt-dump", "gpt-patch", "gpt-ptx-probe"}  # filters that make no spans
+FIND_NONE = {"gpt-asm", "gpt-dump", "gpt-patch", "gpt-ptx-probe"}  # filters that add no spans
 
 Records = Iterator[dict[str, Any]]
 
 
 class Patcher:
-    """Collects what the stream says of a library, and rewrites it when all is said."""
+    """Collects the records of a library, and rewrites it at the last one."""
 
     def __init__(self, stage: Stage, places: Places, way: PatchOptions) -> None:
         self._stage = stage
         self._places = places
         self._way = way
-        self._request: Request | None = None  # for the library that the stream is at
-        self._by_arch: dict[str, Request] = {}  # the same, for the devices of one --arch each
-        self._decided = False  # somebody said of a library what stays and what goes
+        self._request: Request | None = None  # for the current library
+        self._by_arch: dict[str, Request] = {}  # for the same library, by --arch
+        self._decided = False  # the stream has decisions about what to remove
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """A record, and before the end of a library what was done to it."""
+        """Pass a record on, and yield the changes to a library before its end."""
         kind, of = record["kind"], self._request.library["path"] if self._request else None
         if kind in ("library", "span", "trim", "tally", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
@@ -56,7 +56,7 @@ class Patcher:
             case Request(), "trim":
                 self._request_of(record).unused.setdefault(record["offset"], set()).update(record["kernels"])
             case Request(), "tally" if record["library"] == of:
-                self._request_of(record).tallies.append(record)  # until it is known what was cut
+                self._request_of(record).tallies.append(record)  # held back until the cut is done
                 return
             case Request(), "library_end" if record["path"] == of:
                 request, self._request = self._request, None
@@ -76,7 +76,7 @@ class Patcher:
         yield record
 
     def report_unfinished(self) -> None:
-        """Says that a library was not patched because the stream never said that it is complete."""
+        """Report a library that wasn't patched because the stream ended before it was complete."""
         if self._request:
             if self._stage.told:
                 self._stage.status = max(self._stage.status, MalformedError.status)
@@ -86,7 +86,7 @@ class Patcher:
             self._request = None
 
     def _request_of(self, record: dict[str, Any]) -> Request:
-        """The request that a span, trim or tally belongs to."""
+        """Return the request that a span, trim or tally belongs to."""
         base = self._request
         assert base
         if not (arch := record.get("arch")):
@@ -104,7 +104,7 @@ class Patcher:
         return None
 
     def _find_forgotten(self, request: Request) -> str | None:
-        """Return which stage is missing if no stage that could find spans was there, or None."""
+        """Return which stage is missing if no stage could have found spans, or None."""
         if self._way.level is not None or self._way.zstd_sizes:
             return None
         if request.spans or request.unused or self._by_arch or set(self._stage.header.get("via", [])) - FIND_NONE:
@@ -112,7 +112,7 @@ class Patcher:
         return NO_SPANS if request.kernels else NO_ELEMENTS
 
     def _patch(self, request: Request, places: Places) -> Records:
-        """The library rewritten. Faults become `diag`s."""
+        """Rewrite a library. Errors become `diag`s."""
         path = request.library["path"]
         try:
             done = rewrite(request, places.find(path), self._way)
@@ -125,7 +125,7 @@ class Patcher:
             yield from done.records
 
     def _finish_wheels(self, places: Places, wheels: Wheels) -> Records:
-        """Writes the wheels of which libraries were patched. Faults become `diag`s."""
+        """Write the wheels whose libraries were patched. Errors become `diag`s."""
         for wheel, replaced in wheels.take_complete().items():
             try:
                 located = places.renaming.label or "gpt-locate" in self._stage.header.get("via", [])

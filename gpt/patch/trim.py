@@ -1,10 +1,10 @@
-"""Elements that stay, but not as they were: without unused kernels, packed by another codec, or both.
+"""Change elements that stay: remove unused kernels, use another codec, or both.
 
-Kernels are dropped where the cubin is understood and what is left stands up to a second look (drop.py). Elsewhere,
-and where nothing else is asked for, their code becomes zeros, which are not an instruction, so that a launch of such a
-kernel ends with an error; everything else of the cubin stays where and as it is. What was packed is packed again by
-the same codec, and its header says the new sizes. What was not packed keeps its size if code is zeroed: the zeros
-become holes. With a level for zstd all of it is packed by that instead, whatever it was packed by (recompress.py).
+Kernels are dropped if the cubin is understood and the result passes a check (drop.py). Otherwise, or if dropping wasn't
+requested, their code is zeroed. Zeros aren't an instruction, so launching such a kernel ends with an error; the rest of
+the cubin stays unchanged. A compressed element is compressed again with the same codec, and its header gets the new
+sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. If a level for zstd is
+given, all of them are compressed with that instead, whatever their codec was (recompress.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpt.locate.unused import KEPT, KERNEL_UNUSED
 from gpt.patch import drop
 from gpt.patch.callgraph import DeadCode, KeptWhole, Span, find_cut
 
-ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # about the sizes that NVIDIA's tools reach
-SIZES = struct.Struct("<QI")  # of payload and packed payload, in an element's header at
+ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # give about the sizes of NVIDIA's tools
+SIZES = struct.Struct("<QI")  # sizes of payload and compressed payload, at an offset in an element's header
 SIZES_AT = 8
 FLAGS = struct.Struct("<Q")
 FLAGS_AT = 40
@@ -36,19 +36,18 @@ NOTHING = DeadCode([], 0, 0)
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What became of an element. `reason` says why it stays whole; then nothing is cut. `zeroed_for` says why code
-    became zeros where kernels were to be dropped.
+    """An element after trimming.
 
-    `cut` has ranges of the unpacked cubin. Where it was packed, kernels were dropped, or its codec is another now,
-    `header` and `payload` take the place of its own. `zstd` is the size that the element would have if it were packed
-    with zstd, 0 if nobody asked.
+    `reason` says why it stays whole, and `zeroed_for` why code was zeroed although kernels were to be dropped. `cut`
+    has ranges of the unpacked cubin. If the payload has changed, `header` and `payload` replace the original ones.
+    `zstd` is the size of the element packed with zstd, or 0 if that wasn't requested.
     """
 
     element: Element
     cut: DeadCode = NOTHING
     header: bytes = b""
     payload: bytes | memoryview = b""
-    codec: str = ""  # that it has now, if that is another
+    codec: str = ""  # the new codec, if it has changed
     reason: str | None = None
     dropped: bool = False
     zeroed_for: str | None = None
@@ -56,26 +55,26 @@ class Trimmed:
 
     @property
     def size(self) -> int:
-        """Bytes of header and payload in the output."""
+        """Return the bytes of header and payload in the output."""
         return len(self.header) + len(self.payload) or self.element.end - self.element.offset
 
     @property
     def flags(self) -> int:
-        """Flags of its header in the output."""
+        """Return the flags of its header in the output."""
         return fatbin.with_codec(self.element.flags, self.codec or self.element.codec)
 
     @property
     def loses(self) -> bool:
-        """Whether kernels of it are gone, and not only packed otherwise."""
+        """Return whether it loses kernels, and isn't only recompressed."""
         return bool(self.cut.spans) or self.dropped
 
     def left(self, wanted: Mapping[int, set[str]]) -> int:
-        """How many of its unused kernels stay, `wanted` being those of each element."""
+        """Return how many of its unused kernels stay; `wanted` has the unused kernels of all elements."""
         return max(0, len(wanted[self.element.offset]) - self.cut.kernels)
 
     @property
     def zeroed(self) -> list[Span]:
-        """Ranges of the file that become zeros where they are, of an element that is not packed."""
+        """Return the ranges of the file to zero in place, for an element that isn't replaced."""
         if self.payload:
             return []
         return [(self.element.payload + start, self.element.payload + end) for start, end in self.cut.spans]
@@ -83,8 +82,9 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Packing:
-    """How elements that stay are packed: by their own codec, or with zstd at `level`. `measured`: say what they would
-    take packed with zstd at ZSTD_LEVEL.
+    """The compression of changed elements: their own codec, or zstd at `level`.
+
+    With `measured`, also compute their size packed with zstd at ZSTD_LEVEL.
     """
 
     level: int | None = None
@@ -99,10 +99,10 @@ def trim_all(
     jobs: int,
     packing: Packing = Packing(),
 ) -> list[Trimmed]:
-    """What becomes of the elements at the offsets `wanted`, each with its unused kernels, in file order.
+    """Trim the elements at the offsets in `wanted`, which has the unused kernels of each. Returns them in file order.
 
-    `elements` are those of the file; one that is dead already is passed over. The work is shared by `jobs`
-    processes. Raises MalformedError if no cubin is there, or it is corrupt.
+    `elements` are all elements of the file; elements that are already dead are skipped. The work is shared by `jobs`
+    processes. Raises MalformedError if there's no cubin at an offset, or it's corrupt.
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
@@ -115,8 +115,10 @@ def trim_all(
 def amended(
     tallies: Iterable[dict[str, Any]], trimmed: Iterable[Trimmed], wanted: Mapping[int, set[str]]
 ) -> Iterator[dict[str, Any]]:
-    """The tallies of a library with what was cut in place of what was to be: kernels that stay are among the kept,
-    what trimming freed is not. Without any trimmed element they are passed on as they are.
+    """Yield the tallies of a library, corrected for the actual cut.
+
+    Kernels that had to stay count as kept, and bytes that trimming saved don't. Without trimmed elements nothing
+    changes.
     """
     done = list(trimmed)
     stay = sum(one.left(wanted) for one in done)
@@ -159,7 +161,7 @@ class _Trimmer:
 
     def _dropped(self, element: Element, cut: DeadCode, data: memoryview) -> Trimmed:
         if not element.header_size:
-            raise KeptWhole("it stands in no fatbin")
+            raise KeptWhole("it is in no fatbin")
         left = drop.without(data, cut.sections)
         if fault := drop.find_fault(data, left, cut.sections):
             raise KeptWhole(fault)
@@ -187,9 +189,9 @@ class _Trimmer:
 
 
 def packed_as(source: Source, element: Element, data: bytes | memoryview, codec: str, level: int) -> Trimmed:
-    """Return an element of `source` with this content, packed by this codec; or why that's no use."""
+    """Pack data as an element of `source` with this codec; the result has a `reason` if it doesn't become smaller."""
     payload, size = _pack(data, codec, level)
-    if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for what marks the rest as dead
+    if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for the header of the dead element after it
         return Trimmed(element, reason="compressed again it is not smaller")
     header = bytearray(source.pread(element.offset, element.header_size))
     done = Trimmed(element, payload=payload, codec=codec)
@@ -198,7 +200,7 @@ def packed_as(source: Source, element: Element, data: bytes | memoryview, codec:
 
 
 def _set_sizes(header: bytearray, flags: int, payload: int, packed: int, unpacked: int) -> None:
-    """Puts flags and sizes into an element's header; the latter two are those of packed elements, or 0 is packed."""
+    """Set flags and sizes in an element's header. `packed` is 0 for an uncompressed element."""
     FLAGS.pack_into(header, FLAGS_AT, flags)
     SIZES.pack_into(header, SIZES_AT, payload, packed)
     if packed:
@@ -213,7 +215,7 @@ def _zeroed(data: memoryview, spans: list[Span]) -> bytearray:
 
 
 def _pack(data: bytes | bytearray | memoryview, codec: str, level: int) -> tuple[bytes, int]:
-    """The payload, padded to 8 bytes, and its size without padding (0 if it is not compressed)."""
+    """Return the payload, padded to 8 bytes, and its compressed size without padding (0 for no compression)."""
     if codec == "none":
         return bytes(data).ljust(len(data) + -len(data) % 8, b"\0"), 0
     if codec == "lz4":
@@ -228,9 +230,7 @@ def _pack(data: bytes | bytearray | memoryview, codec: str, level: int) -> tuple
 
 
 def check_trimmed(source: Source, trimmed: Trimmed, output: Source, element: Element) -> None:
-    """Unpacks both again: all bytes but those of the cut are equal, and those are zeros, or what is left of it is as
-    it was. Raises GptError.
-    """
+    """Unpack both versions of an element and compare them. Raises GptError if more has changed than the cut."""
     where = f"check failed: the element at {trimmed.element.offset:#x}"
     before = bytes(Unpacker().unpack(source, trimmed.element))
     after = bytes(Unpacker().unpack(output, element))

@@ -1,10 +1,10 @@
-"""Wheels under another version: `foo-1.2-...whl` as `foo-1.2+sm90-...whl`.
+"""Give wheels another version: `foo-1.2-...whl` becomes `foo-1.2+sm90-...whl`.
 
-A wheel without the code for some GPUs is another file than the one that its authors published, so it has to be called
-otherwise. The label of a local version (packaging specifications, "Version specifiers") is what indexes of GPU wheels
-use for it. `foo==1.2` still accepts it; two of them can't be installed at once; PyPI itself takes none, other indexes
-do. The version is in three places, which pip compares: the file's name, the names of the folders `foo-1.2.dist-info`
-and `foo-1.2.data`, and the line `Version:` of METADATA.
+A wheel without the code for some GPUs isn't the file that its authors published, so it needs another name. Indexes of
+GPU wheels use the label of a local version for this (packaging specifications, "Version specifiers"). `foo==1.2` still
+accepts such a wheel, and two of them can't be installed at once. PyPI refuses local versions, but other indexes accept
+them. pip compares the version in three places: the file name, the names of the folders `foo-1.2.dist-info` and
+`foo-1.2.data`, and the line `Version:` in METADATA.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ METADATA = ".dist-info/METADATA"
 
 
 def parse_label(text: str) -> str:
-    """Return a label as file names have it, `cu128.sm90`. Raises UsageError."""
+    """Return a label in the form for file names, `cu128.sm90`. Raises UsageError."""
     if text and not _LABEL.fullmatch(text):
         raise UsageError(f"--label: '{text[:100]}' is not the label of a local version, such as sm90")
     return re.sub("[-_]", ".", text.lower())
 
 
 def label_of(arch: str) -> str:
-    """Return the label for the devices of an --arch: `sm80.sm90a` for `sm_80,sm_90a`. Raises MalformedError."""
+    """Return the label for the value of an --arch: `sm80.sm90a` for `sm_80,sm_90a`. Raises MalformedError."""
     names = arch.split(",")
     if not all(map(find_arch, names)):
         raise MalformedError(f"span of architecture '{arch}'")
@@ -42,9 +42,10 @@ def label_of(arch: str) -> str:
 
 
 def with_label(version: str, label: str) -> str:
-    """Return a version with a label, once.
+    """Add a label to a version, unless it has it.
 
-    Architectures take the place of those that it ends with: what a wheel for sm_80 and sm_90 has left is for sm_90.
+    Architectures replace the architectures at its end: what's left for sm_90 of a wheel for sm_80 and sm_90 is for
+    sm_90.
     """
     public, _, local = version.partition("+")
     if _LOCAL_ARCHS.fullmatch(label):
@@ -55,14 +56,14 @@ def with_label(version: str, label: str) -> str:
 
 
 class Renaming(NamedTuple):
-    """Renames a wheel, its members and the version in its METADATA. Without a label it changes nothing."""
+    """Renames a wheel, its members and the version in its METADATA. Does nothing without a label."""
 
     label: str = ""
 
     def file(self, name: str) -> str:
-        """Return the new name of the wheel itself. Raises MalformedError if a wheel can't be called so.
+        """Return the new name of the wheel. Raises MalformedError if it can't have one.
 
-        Downloads may have `%2B` for `+`. A `_` in its place, as old tools wrote it, is refused by pip too.
+        Downloads may have `%2B` instead of `+`. Old tools wrote `_` in its place, which pip refuses too.
         """
         if not self.label:
             return name
@@ -76,14 +77,14 @@ class Renaming(NamedTuple):
         return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
 
     def member(self, name: str) -> str:
-        """Return the new name of a member, or of a line of RECORD."""
+        """Return the new name of a member, also for lines of RECORD."""
         found = _FOLDER.fullmatch(name) if self.label else None
         if not found:
             return name
         return f"{found['before'] or ''}{with_label(found['folder'], self.label)}{found['rest']}"
 
     def metadata(self, data: bytes, where: str) -> bytes:
-        """Return METADATA that says the new version. Raises MalformedError if it says none."""
+        """Return METADATA with the new version. Raises MalformedError if it has no version."""
         if not self.label:
             return data
         head, blank, body = data.partition(b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n")

@@ -1,11 +1,11 @@
-"""Wheels with some members replaced: the other members as they were, RECORD with the new digests and sizes.
+"""Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
 
-What stays is copied packed, byte for byte, with what stands before and between the members; only the directory is
-written anew, so that it says where they are. RECORD is CSV, a line a member, `PATH,sha256=DIGEST,SIZE` with the digest
-in URL-safe base 64 without padding (the packaging specifications, "Recording installed projects"); lines of what stays
-are not touched. It is the one of the wheel itself, `NAME.dist-info/RECORD`: those of packages inside of packages are
-members as any other. One that is signed (`.jws`, `.p7s`) is refused. With a label (versions.py) the members that have
-the version in their names are written anew too.
+Other members are copied byte for byte, compressed, together with the bytes before and between them. Only the directory
+is written anew, with the new offsets. RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest
+in URL-safe base64 without padding (packaging specifications, "Recording installed projects"). Lines of other members
+aren't changed. Only the wheel's own RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages
+are ordinary members. A signed wheel (`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version
+in their name are written anew too.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ RECORD = ".dist-info/RECORD"
 SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
 MAX_RECORD_FILE = 16 << 20  # bytes; a line has about 100
 BLOCK = 1 << 20
-FOLDER = ".gpt-wheel."  # how the name of a folder of unpacked members begins
-ZIP64 = 1  # the extra field with sizes of 64 bits, which zipfile writes by itself
+FOLDER = ".gpt-wheel."  # prefix of folders with unpacked members
+ZIP64 = 1  # extra field with 64-bit sizes, which zipfile writes itself
 
 
 def split(path: str) -> tuple[Path, str] | None:
-    """The wheel and the member that a path of gpt-extract means, `X.whl/MEMBER`; None if no wheel is in it.
+    """Split a path from gpt-extract, `X.whl/MEMBER`, into wheel and member; None if there's no wheel in it.
 
-    The member's name is whatever the wheel says, `/x` and `./x` among others.
+    The member's name is taken from the wheel as it is, and may be `/x` or `./x`.
     """
     at = path.find("/", 1)
     while at > 0:
@@ -61,19 +61,19 @@ def split(path: str) -> tuple[Path, str] | None:
 
 
 class Wheels:
-    """Members that were patched, until all of their wheels are; in a temporary folder, which `close` removes."""
+    """Patched members that wait for the rest of their wheel, in a temporary folder that `close` removes."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._lock = -1  # on the folder, as long as this process lives
+        self._lock = -1  # held on the folder while this process lives
         self._count = 0
         self._replaced: dict[Path, dict[str, Path]] = {}
-        self._status: dict[Path, tuple[int, ...]] = {}  # of the wheels, when their first member was unpacked
+        self._status: dict[Path, tuple[int, ...]] = {}  # of each wheel, when its first member was unpacked
 
     def add(self, wheel: Path, member: str, near: Path) -> tuple[Path, Path]:
-        """Unpacks a member; returns where it is and where the patched one goes. `near` is on a large disk.
+        """Unpack a member. Returns its path, and the path for the patched one. `near` is a folder on a large disk.
 
-        Raises GptError if the wheel changes meanwhile, or a member comes twice.
+        Raises GptError if the wheel has changed in the meantime, or a member occurs twice.
         """
         members = self._replaced.setdefault(wheel, {})
         if member in members:
@@ -91,7 +91,7 @@ class Wheels:
         return source, target
 
     def take_complete(self) -> dict[Path, dict[str, Path]]:
-        """What is to be replaced in the wheels so far, each of which has something; they count as done then."""
+        """Return the patched members of each wheel that has any, and forget them."""
         found, self._replaced = self._replaced, {}
         there = {
             wheel: {name: path for name, path in members.items() if path.exists()} for wheel, members in found.items()
@@ -99,7 +99,7 @@ class Wheels:
         return {wheel: members for wheel, members in there.items() if members}
 
     def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> None:
-        """Writes a wheel with members replaced, whole or not at all. Raises GptError."""
+        """Write a wheel with members replaced. Raises GptError."""
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with open_regular(wheel) as file:
@@ -113,14 +113,14 @@ class Wheels:
             raise GptError.of(error, error.filename or out) from None
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Remove the folder."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
 
 
 def _make_folder(near: Path) -> tuple[Path, int]:
-    """Make a folder for members and lock it. Nobody holds the lock of one that a killed process left: it goes."""
+    """Make a folder for members and lock it. Removes old folders without a lock, left behind by killed processes."""
     for old in near.glob(f"{FOLDER}*"):
         with suppress(OSError):
             lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -134,7 +134,7 @@ def _make_folder(near: Path) -> tuple[Path, int]:
     while True:
         made = Path(tempfile.mkdtemp(prefix=FOLDER, dir=near))
         lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # of a file system without locks: then nobody can take it for abandoned either
+        with suppress(OSError):  # without locks in the file system, nobody can take it for abandoned either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if made.exists():
             return made, lock
@@ -142,7 +142,7 @@ def _make_folder(near: Path) -> tuple[Path, int]:
 
 
 def unpack(wheel: Source, member: str, out: Path) -> None:
-    """Writes a member to a file. Raises MalformedError, and GptError if the file cannot be written."""
+    """Unpack a member to a file. Raises MalformedError, and GptError if the file can't be written."""
     found = Zip(wheel)
     if member not in found.by_name:
         raise MalformedError(f"zip: no member '{member}'", wheel.name)
@@ -154,7 +154,7 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
 
 
 def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> None:
-    """Writes a wheel with these members replaced by files. Raises GptError."""
+    """Write a wheel with these members replaced by files. Raises GptError."""
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
         fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
@@ -210,12 +210,12 @@ def _status(file: IO[bytes]) -> tuple[int, ...]:
 
 
 def _is_own(name: str, ends: tuple[str, ...]) -> bool:
-    """Whether a member belongs to the wheel's own metadata."""
+    """Return whether a member belongs to the wheel's own metadata."""
     return _plain(name).count("/") == 1 and name.endswith(ends)
 
 
 def _plain(name: str) -> str:
-    """A name without `./`, and as a relative one."""
+    """Normalize a name: relative, and without `./`."""
     return posixpath.normpath(f"./{name.lstrip('/')}")
 
 
@@ -225,7 +225,7 @@ def _copy(source: Source, start: int, end: int, out: IO[bytes]) -> None:
 
 
 def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes], name: str) -> None:
-    """Adds a member with all that another has but its bytes and its name."""
+    """Add a member with new bytes and a new name, but with all other attributes of an existing one."""
     new = copy.copy(info)
     new.filename = name
     new.extra = _without_zip64(wheel.local_extra(info))
@@ -237,7 +237,7 @@ def _add(made: zipfile.ZipFile, wheel: Zip, info: ZipInfo, file: IO[bytes], name
 
 
 def _without_zip64(extra: bytes) -> bytes:
-    """Extra fields, each a kind, a size and as many bytes; anything else stays."""
+    """Remove the zip64 field from extra fields, each a kind, a size and that many bytes. Keeps anything else."""
     kept, at = b"", 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)
@@ -247,7 +247,7 @@ def _without_zip64(extra: bytes) -> bytes:
 
 
 def _is_same(path: Path, info: ZipInfo) -> bool:
-    """Whether a file, a library of which nothing went perhaps, has the bytes of a member."""
+    """Return whether a file has the same bytes as a member, such as a library from which nothing was removed."""
     if path.stat().st_size != info.file_size:
         return False
     crc = 0
@@ -258,7 +258,7 @@ def _is_same(path: Path, info: ZipInfo) -> bool:
 
 
 def _line_of(path: Path) -> list[str]:
-    """The digest and size of a file, for RECORD."""
+    """Return the digest and size of a file, for RECORD."""
     with open(path, "rb") as file:
         return _line(hashlib.file_digest(file, "sha256").digest(), file.tell())
 
@@ -270,7 +270,7 @@ def _line(digest: bytes, size: int) -> list[str]:
 def _iter_record(
     data: bytes, lines: Mapping[str, list[str]], name: str, renaming: Renaming = SAME_NAMES
 ) -> Iterator[bytes]:
-    """RECORD with the lines of some members replaced, and others renamed."""
+    """Yield the lines of RECORD, with new digests for some members and new names for others."""
     raw: list[str] = []
 
     def read() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, checked before they take their name."""
+"""Write a plan to a file, and check the result before it gets its name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpt.patch.trim import check_trimmed
 
 @contextmanager
 def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
-    """Writes a plan to a file that only its owner may read; returns it, open, to be checked.
+    """Write a plan to a file that only its owner may read, and yield its descriptor for checks.
 
-    It takes the name `path` when the block ends without an exception, and is gone otherwise. Raises GptError.
+    The file gets the name `path` if the block ends without an exception, and is removed otherwise. Raises GptError.
     """
     try:
         with replacing(path, mode=0o600) as file:
@@ -35,7 +35,7 @@ def written(path: Path, source_fd: int, plan: Plan) -> Iterator[int]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Adds bytes to the end of a file. Raises GptError."""
+    """Append bytes to a file. Raises GptError."""
     try:
         with open(path, "ab") as file:
             file.write(data)
@@ -67,14 +67,14 @@ def _put(out: int, data: bytes | memoryview, position: int) -> None:
 
 
 def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range that are not holes: those of a library that was patched before stay holes."""
+    """Yield the parts of a range that aren't holes, so that holes from an earlier patch stay holes."""
     while start < end:
         try:
             start = os.lseek(file, start, os.SEEK_DATA)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            return  # a hole to the end
+            return  # nothing but a hole up to the end
         stop = min(end, os.lseek(file, start, os.SEEK_HOLE))
         if start < stop:
             yield start, stop
@@ -82,7 +82,7 @@ def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
-    """Copies inside the kernel if the file systems can, which also shares blocks if they can."""
+    """Copy within the kernel, sharing blocks, if the file systems support it."""
     while size:
         try:
             count = os.copy_file_range(source, out, size, start, position)
@@ -98,10 +98,10 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
-    """Reads the output back and compares what must have stayed. Raises GptError if it has not.
+    """Read the output back and compare all that must not change. Raises GptError if something has.
 
-    Every kept element has the same kind and payload; every section of the host has the same name and address
-    and, but for what the plan changes, the same bytes; what has an address is mapped there.
+    Every kept element must have the same kind and payload. Every section of the host must have the same name, address
+    and, except for planned changes, bytes. Everything with an address must be mapped there.
     """
     output = parse_image(Source(name, fd))
     found = [placed.element for placed in output.iter_elements(scan=plan.scanned)]
@@ -143,14 +143,14 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
 
 
 class _Ranges:
-    """Half-open ranges, which may lie over each other, that answer which of many offsets lie in one."""
+    """Half-open ranges, which may overlap, for asking about many offsets at once."""
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
         array = np.array(sorted(ranges), np.int64).reshape(-1, 2)
         self._starts, self._ends = array[:, 0], np.maximum.accumulate(array[:, 1])
 
     def hold_all(self, offsets: np.ndarray) -> bool:
-        """Whether every offset lies in one of the ranges."""
+        """Return whether every offset is in one of the ranges."""
         if not len(offsets):
             return True
         index = np.searchsorted(self._starts, offsets, side="right") - 1
@@ -158,7 +158,7 @@ class _Ranges:
 
 
 def _equal(a: Source, start_a: int, b: Source, start_b: int | None, size: int, changed: _Ranges) -> bool:
-    """Whether two ranges are equal but for offsets (of `a`) that were to change. Without `start_b`, `b` is zeros."""
+    """Return whether two ranges are equal, except at offsets (in `a`) that were to change. No `start_b` means zeros."""
     for done in range(0, size, BLOCK):
         count = min(BLOCK, size - done)
         block_a = a.pread(start_a + done, count)
@@ -171,9 +171,9 @@ def _equal(a: Source, start_a: int, b: Source, start_b: int | None, size: int, c
 
 
 def _parts(tables: Elf, section: Section) -> Iterator[tuple[int | None, int]]:
-    """Offset and size of each part of a section of the original, up to the first byte that nothing maps.
+    """Yield offset and size of each part of a section of the original, up to the first byte that isn't mapped.
 
-    Zeros that are in no file have no offset.
+    Zeros that aren't in the file have no offset.
     """
     address, end = section.addr, section.addr + section.size
     for segment in sorted((s for s in tables.segments if s.type == elf.PT_LOAD), key=lambda s: s.vaddr):
@@ -187,7 +187,7 @@ def _parts(tables: Elf, section: Section) -> Iterator[tuple[int | None, int]]:
 
 
 def _mapped(tables: Elf, section: Section) -> bool:
-    """Whether a loadable segment maps the section's bytes to its address."""
+    """Return whether a loadable segment maps the section's bytes to its address."""
     if not section.in_file or not section.size or not section.flags & elf.SHF_ALLOC or not tables.segments:
         return True
     return any(

@@ -1,1 +1,1 @@
-"""What a person sees: tables that fit the terminal, lines of events, names as their source has them."""
+"""Output for people: tables that fit the terminal, event lines, pictures, readable names."""

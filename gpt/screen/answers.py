@@ -1,8 +1,8 @@
-"""Answers as people read them: tables on a screen, Markdown to paste, CSV for other programs.
+"""Print answers of analyses: tables on a screen, Markdown to paste, CSV for other programs.
 
-What an answer says is in its columns: of which type and unit they are, and how a table shows them. So nothing here
-knows an analysis. Tables and Markdown have readable numbers and names, and the first rows of many; CSV has all of
-them, as they are.
+The columns of an answer say what their type and unit are and how a table shows them, so nothing here depends on an
+analysis. Tables and Markdown have readable numbers and names, and only the first rows of many. CSV has all rows, with
+exact values.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gpt.screen.grid import GAP, LEAST, Grid, fold, render
 from gpt.screen.units import UNITS, amount, exact_count, human_count
 from gpt.stream import packed, records
 
-MOST, CELLS = 10_000, 200_000  # rows of a table, and cells of all its columns
-COLUMNS = 64  # of a table
-INDENT = "    "  # of a text that has lines of its own
+MOST, CELLS = 10_000, 200_000  # limits of a table
+COLUMNS = 64  # limit of a table
+INDENT = "    "  # before a text that has lines of its own
 TITLE = 32  # columns of a title
-TOLD = 16  # values of a single row that stand below its table
-MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # of an answer: as many as there is room for
-MARKDOWN_SIZE = 8000  # bytes of all answers together
-COUNTS = ("u8", "u16", "u32", "u64")  # types of columns that can be added up
+TOLD = 16  # most values of a single row to list below its table
+MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits of rows, tried in this order until all answers fit
+MARKDOWN_SIZE = 8000  # limit in bytes for all answers
+COUNTS = ("u8", "u16", "u32", "u64")  # columns of these types can be summed
 MARKDOWN_NAME = 80  # columns of a text
 Record = Mapping[str, Any]
 
@@ -43,11 +43,11 @@ Record = Mapping[str, Any]
 class AnswerTable:
     """The cells of the first rows of an answer.
 
-    `texts` of the columns are text and stand first. A row is bold where it is the sum of those that follow it.
+    The first `texts` columns are text. A row is bold if it's the sum of the rows after it.
     """
 
     def __init__(self, answer: Record, most: int = MOST) -> None:
-        """Raises MalformedError if the rows make no sense."""
+        """Raise MalformedError if the rows make no sense."""
         fields, rows = packed.unpack_rows(answer)
         first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
         columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))
@@ -74,7 +74,7 @@ class AnswerTable:
                 sum_ if row[under] is None else "  " + row[under] for sum_, row in zip(cells[0], first, strict=True)
             ]
         self.rows = [list(row) for row in zip(*cells, strict=True)]
-        self.hidden = answer.get("top") == 0 or not answer["rows"]  # a picture's, or titles of nothing
+        self.hidden = answer.get("top") == 0 or not answer["rows"]  # only for a picture, or no rows to put titles on
         if not (answer["rows"] or self.verdict):
             self.verdict.append(f"{answer['name']}: no rows")
         if len(answer["rows"]) > len(first) * answer["stride"]:
@@ -82,10 +82,11 @@ class AnswerTable:
             self.verdict.insert(0, _describe_rest(answer, len(first), counts, None if under is None else fields[under]))
 
     def lines(self, width: int) -> Iterator[Text]:
-        """What to print on a screen of so many columns.
+        """Yield the lines of the table for a screen of this width.
 
-        Columns that are equal in all rows stand above the table if it's too wide, and titles on two lines if all
-        columns fit then. What is left out of a table after that is named; of a single row, the values are, too.
+        A table that's too wide first loses the columns with equal values, which go above it. Then titles are split over
+        two lines if that makes all columns fit. Columns that still don't fit are named below the table, with their
+        values if there's only one row.
         """
         if self.hidden:
             yield from (line for text in self.verdict for line in fold(text, width))
@@ -120,7 +121,7 @@ class AnswerTable:
             yield from fold(line, width)
 
     def _find_equal(self, width: int) -> list[int]:
-        """Return the columns to fold: those equal in all rows where some don't fit, ids where a text would be cut."""
+        """Return the columns to fold: those with equal values if some don't fit, ids if a text would be shortened."""
         everything = list(range(len(self.titles)))
         equal = [at for at in everything[1:] if len(self.rows) > 1 and len({row[at] for row in self.rows}) == 1]
         ids = [at for at in equal if at in self._ids]
@@ -134,13 +135,16 @@ class AnswerTable:
         return ids if is_cut else []
 
     def _count_fitting(self, columns: Sequence[int], width: int, heads: Sequence[Sequence[str]]) -> int:
-        """Return how many of these columns there's room for if texts are cut as far as possible."""
+        """Return how many of these columns fit if texts are shortened as far as possible."""
         sizes = zip(columns, self._widths(columns, heads), strict=True)
         least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
 
     def _split_titles(self, columns: Sequence[int], width: int) -> list[list[str]] | None:
-        """Return titles on two lines, as few of them as possible and the last ones, if all columns fit then."""
+        """Split as few titles as possible over two lines, beginning with the last, so that all columns fit.
+
+        None if they can't.
+        """
         parts = [*map(_split_title, _iter_titles(self.titles, self.rows))]
         heads = [[""] * len(parts), [*self.titles]]
         is_left_out = self._count_fitting(columns, width, heads) < len(columns)
@@ -158,7 +162,7 @@ class AnswerTable:
         return [max(cell_len(row[at]) for row in (*heads, *self.rows)) for at in columns]
 
     def markdown(self) -> Iterator[str]:
-        """The lines of a table in Markdown, and what is to be said below it."""
+        """Yield the lines of the table in Markdown, with the verdict below it."""
         marks = ["---" if at < self.texts else "---:" for at in range(len(self.titles))]
         for row in () if self.hidden else ([*map(_escape, self.titles)], marks):
             yield f"| {' | '.join(row)} |"
@@ -178,13 +182,13 @@ class AnswerTable:
 
 
 def _iter_titles(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, int]]:
-    """Yield each title, and how wide the cells below it are."""
+    """Yield each title with the width of the cells below it."""
     for at, title in enumerate(titles):
         yield title, max((cell_len(row[at]) for row in rows), default=0)
 
 
 def _split_title(column: tuple[str, int]) -> tuple[str, str]:
-    """Return a title on two lines where that makes its column narrower."""
+    """Split a title over two lines if that makes its column narrower."""
     title, cells = column
     cuts = [at for at, letter in enumerate(title) if letter == " "]
     if cell_len(title) <= cells or not cuts:
@@ -199,7 +203,7 @@ def _is_shown(at: int, field: packed.RowField, told: Record, rows: list[list[Any
 
 
 def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]:
-    """The values of a column as they are shown."""
+    """Return the values of a column as text."""
     if field.type == packed.TEXT:
         known = ["-" if value is None else value for value in values]
         return readable(known) if told.get("unit") == "kernel" else known
@@ -208,7 +212,7 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 
 
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
-    """How many rows follow the first, and what they count together, sums aside."""
+    """Return the line about further rows: how many there are, and the sum of their first count, without sums."""
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
         return f"{answer['name']}: {hidden}, which only CSV and JSON have"
@@ -226,7 +230,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
         return np.ndarray((len(rows) // stride,), "<" + field.code, rows, field.offset, (stride,))
 
     values = column(counts[0])
-    known = values == values  # no NaN
+    known = values == values  # False for NaN
     for field in (counts[0], under):
         if field and field.optional and field.code not in "efd":
             known &= column(field) != field.none
@@ -236,26 +240,29 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
 
 
 def _escape(text: str) -> str:
-    """Text in Markdown that means itself."""
+    """Escape text for Markdown."""
     return "".join(f"\\{c}" if c in r"\`*_{}[]<>()#+-!|~&" else c for c in printable(text))
 
 
 def _code(text: str, bold: bool) -> str:
-    """A name in Markdown, which may hold anything."""
+    """Return a name as code in Markdown, whatever it contains."""
     name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'")
-    name = re.sub(r"\\*\|", r"\\|", name)  # `\\|` would end the cell: GitHub reads a backslash that is escaped
+    name = re.sub(r"\\*\|", r"\\|", name)  # `\\|` would end the cell: GitHub reads an escaped backslash there
     return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
 
 
 class AnswerTables:
-    """Collects the answers of a stream, the last of each name, and makes a table of each."""
+    """Collects the answers of a stream and prints them as tables.
+
+    A later answer replaces an earlier one of the same name.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[str, AnswerTable] = {}
-        self._missing: dict[str, list[str]] = {}  # what is missing for them
+        self._missing: dict[str, list[str]] = {}  # incomplete input, by answer
 
     def add(self, record: Record) -> str | None:
-        """Takes a record in, and passes over what is not an answer. Returns what is wrong with one, if anything."""
+        """Add a record if it's an answer. Returns an error message if it's malformed."""
         if record["kind"] != "answer":
             return None
         if fault := records.check(record):
@@ -267,16 +274,16 @@ class AnswerTables:
         return None
 
     def take(self, record: Record) -> None:
-        """Takes in an answer that was checked. Raises MalformedError."""
+        """Add an answer that was checked. Raises MalformedError."""
         self._tables[record["name"]] = AnswerTable(record)
         self._missing[record["name"]] = find_missing([record])
 
     def text(self) -> str:
-        """All of them."""
+        """Return all tables as text."""
         return render(self.lines)
 
     def lines(self, width: int) -> Iterator[Text]:
-        """The tables, an empty line between them, and what is missing below them all."""
+        """Yield the lines of the tables, with an empty line between them and everything that's missing at the end."""
         for number, table in enumerate(self._tables.values()):
             if number:
                 yield Text()
@@ -290,35 +297,35 @@ class AnswerTables:
 
 
 class AnswerReport:
-    """Collects the answers of a stream, the last of each name, and writes them as Markdown or CSV."""
+    """Collects the answers of a stream and writes them as Markdown or CSV. A later answer replaces an earlier one."""
 
     def __init__(self, form: str) -> None:
         self._write = _markdown if form == "md" else _csv
         self._answers: dict[str, Record] = {}
 
     def add(self, record: Record) -> str | None:
-        """Takes a record in, and passes over what is not an answer. Returns what is wrong with one, if anything."""
+        """Add a record if it's an answer. Returns an error message if it's malformed."""
         if record["kind"] == "answer":
             try:
-                deque(packed.unpack_rows(record)[1], maxlen=0)  # each row: a fault must not cost the other answers
+                deque(packed.unpack_rows(record)[1], maxlen=0)  # check rows now: others stay good
             except MalformedError as error:
                 return error.fact
             self._answers[record["name"]] = record
         return None
 
     def text(self) -> str:
-        """All of them."""
+        """Return all answers as text."""
         return self._write(list(self._answers.values()))
 
 
 def find_missing(answers: Iterable[Record]) -> list[str]:
-    """What of the input of these answers is missing: lines, each once."""
+    """Return a line for each missing part of the input, without duplicates."""
     return [*dict.fromkeys(f"incomplete: {line}" for answer in answers for line in answer.get("incomplete", ()))]
 
 
 def _markdown(answers: list[Record]) -> str:
     text = ""
-    missing = [[f"**{_escape(line)}**"] for line in find_missing(answers)]  # first: what follows may be cut
+    missing = [[f"**{_escape(line)}**"] for line in find_missing(answers)]  # first, since the end may be cut off
     for most in MARKDOWN_ROWS:
         blocks = [["## " + _escape(answer["name"]), "", *AnswerTable(answer, most).markdown()] for answer in answers]
         text = "\n\n".join("\n".join(block) for block in missing + blocks) + "\n"
@@ -326,11 +333,14 @@ def _markdown(answers: list[Record]) -> str:
             return text
     more = "\n\n*There is more than fits.*\n"
     start = text.encode(errors="replace")[: MARKDOWN_SIZE - len(more)].decode(errors="ignore")
-    return start[: start.rfind("\n") + 1] + more  # whole lines: half a name in `` could be HTML
+    return start[: start.rfind("\n") + 1] + more  # whole lines, because half a name in backquotes could be HTML
 
 
 def _csv(answers: list[Record]) -> str:
-    """Each with the names of its columns above, an empty line between them, and what is missing as one more."""
+    """Return a block for each answer, with column names on top, and one for missing input.
+
+    An empty line separates them.
+    """
     blocks = []
     for answer in answers:
         fields, rows = packed.unpack_rows(answer)

@@ -1,9 +1,9 @@
-"""Names of kernels for which there is little room.
+"""Shorten names of kernels.
 
     at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)
     vectorized_layer_norm_kernel<float, float, false>
 
-Parameters go first, then namespaces, then the end. Names that would look alike keep the part in which they differ.
+Parameters are dropped first, then namespaces, then the end. Names that would become equal keep the part that differs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ WORD = string.ascii_letters + string.digits + "_"
 
 
 def brief_name(kernel: str) -> str:
-    """A name as a sentence has it: as its source has it, without parameters and namespaces."""
+    """Return a kernel's name for use in a sentence: demangled, without parameters and namespaces."""
     return _without_spaces(_without_parameters(readable([kernel])[0]))
 
 
 def fit_names(names: Sequence[str], width: int) -> list[str]:
-    """Readable names in at most `width` columns each. Spaces before a name are kept."""
+    """Shorten readable names to at most `width` columns each. Keeps leading spaces."""
     indents = [len(name) - len(name.lstrip()) for name in names]
     told = _tell_apart([name.lstrip() for name in names], width - max(indents, default=0))
     return [" " * indent + told[name.lstrip()] for name, indent in zip(names, indents, strict=True)]
 
 
 def fit_paths(paths: Sequence[str], width: int) -> list[str]:
-    """Return paths in at most `width` columns each, cut in the middle, or where those that would look alike differ."""
+    """Shorten paths to at most `width` columns each, in the middle, or where equal results would otherwise differ."""
     found = {path: shorten(path, width, middle=True) for path in paths}
     for alike in _groups(found):
         found |= _cut_apart({path: path for path in alike}, width)
@@ -41,7 +41,7 @@ def fit_paths(paths: Sequence[str], width: int) -> list[str]:
 
 
 def _without_parameters(name: str) -> str:
-    """`f<int>` of `f<int>(char*)`."""
+    """Return `f<int>` for `f<int>(char*)`."""
     depth = 0
     for at in range(len(name) - 1, 0, -1) if name.endswith(")") else ():
         depth += (name[at] == ")") - (name[at] == "(")
@@ -55,7 +55,7 @@ def _without_spaces(name: str) -> str:
 
 
 def _tell_apart(names: Sequence[str], width: int) -> dict[str, str]:
-    """Each name in so many columns."""
+    """Return each name in at most `width` columns."""
     bare = {name: _without_parameters(name) for name in names}
     forms = {name: (name, bare[name], _without_spaces(bare[name])) for name in names}
     found = {name: shorten(_choose(forms[name], width), width, middle=False) for name in names}
@@ -72,7 +72,7 @@ def _choose(forms: Sequence[str], width: int) -> str:
 
 
 def _groups(found: dict[str, str]) -> list[list[str]]:
-    """The names that look alike."""
+    """Return groups of names with the same short form."""
     groups: dict[str, list[str]] = {}
     for name, text in found.items():
         groups.setdefault(text, []).append(name)
@@ -80,7 +80,7 @@ def _groups(found: dict[str, str]) -> list[list[str]]:
 
 
 def _cut_apart(texts: dict[str, str], width: int) -> dict[str, str]:
-    """Texts without what several have in common before they differ; it grows until all do."""
+    """Drop a prefix that several texts share, more and more of it until all short forms differ."""
     same = os.path.commonprefix([*texts.values()])  # noqa: RUF071 - by character
     begin = len(same.rstrip(WORD))
     begin = begin if len(same) - begin < width // 3 else len(same)

@@ -1,7 +1,7 @@
-"""Names of kernels as they stand in the source: `matmul<float>(float*, int)` for `_Z6matmulIfEvPT_i`.
+"""Demangle kernel names: `_Z6matmulIfEvPT_i` is `matmul<float>(float*, int)`.
 
-The C++ runtime knows how. A name can be made to stand for a text that fills any memory, so the work is done in a
-process whose memory and time are bounded; names that it does not come to stay as they are.
+The C++ runtime does the work. A name can be crafted to expand to any amount of memory, so this happens in a child
+process with limited memory and time. Names that it doesn't get to stay mangled.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import resource
 from collections.abc import Sequence
 
-MEMORY = 256 << 20  # bytes, beyond what the process has
+MEMORY = 256 << 20  # bytes on top of current usage
 SECONDS = 2  # of CPU time
-MAX_TEXT = 1 << 16  # bytes of a name that is worth it
+MAX_TEXT = 1 << 16  # bytes of a name that's worth the effort
 
 
 def demangle(names: Sequence[str]) -> list[str]:
-    """The names, those that are mangled in their readable form."""
+    """Demangle the names; others are returned unchanged."""
     if not any(name.startswith("_Z") for name in names):
         return list(names)
     ours, theirs = os.pipe()
@@ -38,10 +38,10 @@ def demangle(names: Sequence[str]) -> list[str]:
 
 
 def _answer(names: Sequence[str], pipe: int) -> None:
-    """Writes the readable form of each name and a NUL; nothing but that for one that has none."""
+    """Write each demangled name and a NUL; just a NUL if it can't be demangled."""
     runtime = ctypes.CDLL("libstdc++.so.6")
     function = runtime.__cxa_demangle
-    function.restype = ctypes.c_char_p  # never freed: the process ends soon
+    function.restype = ctypes.c_char_p  # never freed, since the process exits soon
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY,) * 2)
@@ -55,5 +55,5 @@ def _answer(names: Sequence[str], pipe: int) -> None:
 
 
 def readable(kernels: list[str]) -> list[str]:
-    """Names of kernels as their source has them, without the type that they return, which is always the same."""
+    """Demangle names of kernels, and drop the return type, which is always void."""
     return [name.removeprefix("void ") for name in demangle(kernels)]

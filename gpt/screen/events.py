@@ -1,6 +1,6 @@
-"""Calls as lines for a person, made of their JSON form.
+"""Print calls as lines, made from their JSON form.
 
-The name of a kernel comes last, for it is the one thing of a line that may be cut.
+A kernel's name goes last, because it's the only part of a line that may be shortened.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpt.screen.units import human_time
 FORM = "{:>11} {:>7} {:>13} {:>6} {}"
 HEADER = FORM.format("seconds", "took", "pid/tid", "result", "call") + "\n"
 SAID = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "pid", "tid", "kernel")  # not as KEY=VALUE
-LEAST = 24  # columns of a kernel's name
-KNOWN = 1 << 16  # names of kernels that are kept
+LEAST = 24  # columns that a kernel's name keeps
+KNOWN = 1 << 16  # limit of the name cache
 
 
 CSV = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "host", "pid", "rank", "tid", "size", "ptr",
@@ -29,14 +29,14 @@ CSV = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "host", "p
 
 
 class EventCsv:
-    """Makes CSV of lines of JSON: their keys are its columns, sizes of a grid are joined by x."""
+    """Converts JSON lines to CSV. Keys are columns, and the sizes of a grid are joined with x."""
 
     def head(self) -> str:
-        """The first line."""
+        """Return the line with the column names."""
         return ",".join(CSV) + "\n"
 
     def iter_lines(self, lines: str) -> Iterator[str]:
-        """The line of each line of JSON."""
+        """Yield a CSV line for each JSON line."""
         for line in lines.splitlines():
             event, file = json.loads(line), io.StringIO()
             cells = (event.get(key, "") for key in CSV)
@@ -51,14 +51,14 @@ def _as_cell(value: Any) -> Any:
 
 
 class EventText:
-    """Makes text of lines of JSON."""
+    """Converts JSON lines to text."""
 
     def __init__(self) -> None:
         self._width = screen_width()
-        self._names: dict[str, str] = {}  # of kernels, readable
+        self._names: dict[str, str] = {}  # readable names of kernels
 
     def iter_lines(self, lines: str) -> Iterator[str]:
-        """The line of each line of JSON."""
+        """Yield a text line for each JSON line."""
         events = [json.loads(line) for line in lines.splitlines()]
         self._learn({event["kernel"] for event in events if "kernel" in event})
         for event in events:

@@ -1,4 +1,4 @@
-"""Forms of plots: each is a function from the columns that a `plot` names to what is drawn in a panel."""
+"""Forms of plots: for each, a function that draws the columns of a `plot` in a panel."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from gpt.screen.marks import (
     unit_of,
 )
 
-FILLED = 0.35  # how opaque a histogram is
-GROWS, WIDE = 8, 1000  # ratios of the columns of a histogram, in width and height, with which an axis is logarithmic
-BARS = 30  # that are drawn
-SEEN = 1 / 500  # of the longest bar: one that is shorter is not seen
-SIDE = 5  # columns left and right of the only one of a histogram
-ROOM = 0.1  # right of the longest bar, for what it says
-LABELS = 40  # of rows, at most
-NUMBER = 16  # columns of what a bar says
-MANY = 20_000  # spans that an .svg has as shapes; of more it has a picture
-BAR = 0.9  # height of the bars of a row
-COLORS, EDGES = "viridis", 1 / 200  # spans have edges where half of them are so long, of all the time
-LARGEST, TICKS = 4096, 16  # columns of a heat map; labels of its rows
-FEW = 20  # accesses of a place up to which colors are not logarithmic
-PALEST = 0.25  # how much of its color the least has
+FILLED = 0.35  # opacity of a histogram
+GROWS, WIDE = 8, 1000  # a histogram gets a logarithmic axis above these ratios of column widths and heights
+BARS = 30  # limit
+SEEN = 1 / 500  # of the longest bar; shorter bars are invisible
+SIDE = 5  # margin of a histogram with a single column, in columns
+ROOM = 0.1  # space for text on the right of the longest bar
+LABELS = 40  # limit of row labels
+NUMBER = 16  # columns of the text at a bar
+MANY = 20_000  # above this, spans in an .svg are a bitmap instead of shapes
+BAR = 0.9  # height of all bars in a row
+COLORS, EDGES = "viridis", 1 / 200  # spans have edges if the median is longer than this share of the time
+LARGEST, TICKS = 4096, 16  # limit of columns in a heat map; limit of row labels
+FEW = 20  # colors are logarithmic above this number of accesses
+PALEST = 0.25  # opacity of the smallest value
 GRAY = "#4a5568"
 
 Record = Mapping[str, Any]
-Columns = dict[str, Any]  # an array each, NaN for no value; of text a list
+Columns = dict[str, Any]  # arrays with NaN for no value, or lists of text
 
 
 def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
-    """Return the rows that get a bar, and those that are drawn together as one more.
+    """Return the rows that get a bar of their own, and the rows that share one more bar.
 
-    Where each bar is one value, the longest come first, what has no value has no bar, and what nobody would see is
-    drawn together.
+    If each bar is a single value, the longest come first, rows without a value get no bar, and bars that are too short
+    to see are combined.
     """
     import numpy as np
 
-    rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # the others are sums
+    rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # other rows are sums
     if len(plot["y"]) > 1:
         return rows[:BARS], rows[BARS:]
     size = np.abs(np.nan_to_num(columns[plot["y"][0]]))
@@ -62,7 +62,7 @@ def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
 
 
 def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw bars with names and values, and what is left as one gray bar."""
+    """Draw bars with names and values, and one gray bar for the rest."""
     import numpy as np
 
     places, rest = choose_bars(plot, columns)
@@ -102,7 +102,7 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
 
 
 def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """One bar of parts that follow each other, with a name and a share for each."""
+    """Draw one bar that is divided into parts, each with a name and a share."""
     import numpy as np
 
     values = np.nan_to_num(columns[plot["y"][0]])
@@ -122,9 +122,9 @@ def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
-    """What stands beside each bar: of a part of what is above it, its name."""
+    """Return the label of each bar. If it's a part of the row above, that's the name of the part."""
     texts = [columns[plot["x"]][at] for at in places]
-    whole = told[plot["x"]].get("shown") == "never"  # it is there for the picture
+    whole = told[plot["x"]].get("shown") == "never"  # the column exists for the picture only
     under = next((name for name, of in told.items() if of.get("shown") == "under" and not whole), plot["x"])
     names = labels_of(texts) if told[plot["x"]].get("unit") == "kernel" else {name: _cut(name) for name in texts}
     parts = [columns[under][at] if under != plot["x"] else None for at in places]
@@ -136,7 +136,7 @@ def _cut(text: str) -> str:
 
 
 def _draw_levels(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Lines of values that stay until the next one."""
+    """Draw values over time; each holds until the next one."""
     _draw_lines(axes, plot, columns, told)
     for line in axes.get_lines():
         line.set_drawstyle("steps-post")
@@ -149,7 +149,7 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     unit_x, scale_x = unit_of(told[plot["x"]].get("unit", ""), float(np.nanmax(x, initial=0)))
     most = max(float(np.nanmax(columns[name], initial=0)) for name in plot["y"])
     unit_y, scale_y = unit_of(first.get("unit", ""), most)
-    if "color" in plot:  # a line for each of its values
+    if "color" in plot:  # a line for each value of this column
         series, value = columns[plot["color"]], columns[plot["y"][0]] / scale_y
         labels = labels_of(series)
         for number, name in enumerate(dict.fromkeys(series if isinstance(series, list) else series.tolist())):
@@ -174,12 +174,12 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _mark(points: int) -> dict[str, Any]:
-    """How a line is drawn: one of a point would not be seen."""
+    """Return the style of a line. A single point needs a marker to be visible."""
     return {"lw": 1, "marker": "o" if points == 1 else None, "ms": 4}
 
 
 def _grows(x: Any) -> bool:
-    """Whether each place is so many times as far as the one before: bins of a logarithmic histogram."""
+    """Return whether values grow exponentially, like the bins of a logarithmic histogram."""
     import numpy as np
 
     if len(x) < GROWS or not (x > 0).all() or not (np.diff(x) > 0).all():
@@ -189,25 +189,28 @@ def _grows(x: Any) -> bool:
 
 
 def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Columns from `x` to `end`: a histogram, for each value of `color`. Where columns grow, so does the axis."""
+    """Draw a histogram with columns from `x` to `end`, for each value of `color`.
+
+    If widths grow, the axis is logarithmic.
+    """
     import numpy as np
 
     left, right, height = columns[plot["x"]], columns[plot["end"]], columns[plot["y"][0]]
     grows = left.min() >= 0 and (right - left).max() > GROWS * (right - left).min()
     unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(right.max()))
     whole = bool((left % 1 == 0).all() and (right % 1 == 0).all())
-    if whole and (right - left == 1).all():  # a column for each number, which stands in its middle
+    if whole and (right - left == 1).all():  # a column per integer, centered on it
         left, right = left - 0.5, right - 0.5
     series = columns[plot["color"]] if "color" in plot else [None] * len(left)
     labels = labels_of(series)
     for number, name in enumerate(dict.fromkeys(series)):
         here = np.array([one == name for one in series])
         edges, color = np.unique(np.concatenate((left[here], right[here]))) / scale, hue(number)
-        heights = np.zeros(len(edges) - 1)  # 0 between columns
+        heights = np.zeros(len(edges) - 1)  # 0 in gaps
         heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         axes.stairs(heights, edges, fill=True, alpha=FILLED, color=color, label=labels.get(name))
         axes.stairs(heights, edges, color=color, lw=1)
-    if left.min() == left.max():  # a constant isn't drawn as wide as the picture
+    if left.min() == left.max():  # otherwise a constant would be as wide as the picture
         width = (right[0] - left[0]) / scale
         axes.set_xlim(left[0] / scale - SIDE * width, right[0] / scale + SIDE * width)
     number_ticks(axes.xaxis, {"type": "u64"} if whole else told[plot["x"]], scale)
@@ -251,7 +254,7 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     )
     edge = 0.3 if np.median(right - left) > EDGES * right.max() else 0
     drawn = PolyCollection(corners, cmap=COLORS, edgecolors="white" if edge else "face", linewidths=edge)
-    drawn.set_snap(False)  # of bars narrower than a pixel each is to be seen as what it is
+    drawn.set_snap(False)  # so that bars narrower than a pixel blend
     drawn.set_rasterized(len(rows) > MANY)
     axes.add_collection(drawn)
     first = left.min() if left.min() > right.max() / 2 else 0
@@ -278,7 +281,7 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Rows are dense: one for each value of y that is there."""
+    """Draw a heat map with a row for each value of y that occurs."""
     import numpy as np
     from matplotlib.colors import LogNorm, Normalize
 
@@ -310,7 +313,7 @@ def _draw_heat(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
 
 
 def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
-    """Which color stands for which number."""
+    """Draw the scale of colors beside a panel."""
     side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
     if side.ax.get_yscale() == "linear":
         number_ticks(side.ax.yaxis, told)
@@ -319,7 +322,7 @@ def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
 
 
 def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any, image: Any, form: Any) -> None:
-    """Each name has a hue, and what is less is paler."""
+    """Draw a heat map in which each name has a hue, paler for smaller values."""
     import numpy as np
 
     hues = hues_of(names)
@@ -332,7 +335,7 @@ def _draw_hues(axes: Any, names: Sequence[str | None], places: Any, values: Any,
 def _draw_roofs(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
     from gpt.screen.roofs import draw_roofs
 
-    del told  # its units are those of the form
+    del told  # the form sets the units of its axis itself
     draw_roofs(axes, plot, columns, labels_of(columns[plot["color"]]))
 
 

@@ -1,7 +1,7 @@
-"""Tables that fit the screen: columns of text first, which are cut where they must be, then numbers, which never are.
+"""Tables that fit the screen: text columns first, which may be shortened, then numbers, which never are.
 
-A row is a line, whatever its names hold; the whole of a name is in the stream (`--json`). Of paths, the folder that
-all share is written once above. Lines are rich's Text, which knows colours and no width.
+A row is a single line whatever its names contain; `--json` has the full names. A folder that all paths share is only
+printed once, above the table. Lines are rich's Text, which has colors but no width.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gpt.base.printable import printable, shorten
 from gpt.screen.brief import fit_names, fit_paths
 
 NO_TERMINAL, WIDEST = 80, 160  # columns
-LEAST = 12  # columns that a text keeps
-LONGEST = 2000  # characters of a text that are looked at
-GAP = 2  # columns between columns
+LEAST = 12  # columns that a text keeps at least
+LONGEST = 2000  # longest text to process, in characters
+GAP = 2  # spaces between columns
 
 
 def screen_width() -> int:
-    """Columns that a line may have: COLUMNS, or the terminal's, at most 160; 80 if there is none."""
+    """Return the width of the screen: COLUMNS, or the terminal's width up to 160, or 80 without a terminal."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdecimal() and int(columns[:6]):
         return int(columns[:6])
-    try:  # a pipe may lead to a pager on the terminal that messages go to, a file has no width
+    try:  # a pipe may lead to a pager on the terminal that also shows messages; a file has no width
         for file in (1, 2) if stat.S_ISFIFO(os.fstat(1).st_mode) else (1,):
             if os.isatty(file) and (found := os.get_terminal_size(file).columns):
                 return min(found, WIDEST)
@@ -38,21 +38,21 @@ def screen_width() -> int:
 
 
 def fold(text: str, width: int, indent: str = "") -> Iterator[Text]:
-    """A sentence as lines."""
+    """Wrap a sentence."""
     text, more = printable(_cut(text)), indent + "  "
     for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=more, break_on_hyphens=False):
         yield Text(line)
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The folder with its `/` that all the paths share, or nothing."""
+    """Return the folder that all paths share, with its `/`, or an empty string."""
     folder = os.path.commonprefix([path[: path.rfind("/") + 1] for path in paths])  # noqa: RUF071 - cut below
     folder = folder[: folder.rfind("/") + 1]
     return folder if folder != "/" else ""
 
 
 def folder_line(folder: str, width: int) -> Text:
-    """What stands above names without their folder."""
+    """Return the line above names whose folder was removed."""
     return Text(f"in {shorten(printable(_cut(folder)), width - 4)}:", style="dim")
 
 
@@ -61,31 +61,31 @@ def _cut(text: str) -> str:
 
 
 class Grid:
-    """A header and rows. The first `texts` columns are text; with `paths` the very first one is of paths."""
+    """A table with a header. The first `texts` columns are text; with `paths`, the very first one has paths."""
 
     def __init__(self, *columns: str, texts: int = 1, paths: bool = False, kernels: Collection[int] = ()) -> None:
-        """The columns `kernels` are of names of kernels."""
+        """Make a table with these columns; `kernels` are the numbers of columns with names of kernels."""
         self._texts = texts
         self._kernels = kernels
         self._paths = paths
         self._rows = [[printable(_cut(column)) for column in columns]]
         self._styles = ["dim"]
-        self._named: set[int] = set()  # rows that are about a path
+        self._named: set[int] = set()  # rows whose first cell is a path
 
     def add(self, *cells: str, style: str = "", total: bool = False) -> None:
-        """Adds a row; a total is about no path."""
+        """Add a row. The first cell of a total isn't a path."""
         if self._paths and not total:
             self._named.add(len(self._rows))
         self._rows.append([printable(_cut(cell)) for cell in cells])
         self._styles.append(style)
 
     def least(self) -> int:
-        """Columns that it takes if all texts are cut as far as possible."""
+        """Return the width of the table if all texts are shortened as far as possible."""
         widths = _widths(self._rows)
         return _sum(min(width, LEAST) if at < self._texts else width for at, width in enumerate(widths))
 
     def lines(self, width: int) -> Iterator[Text]:
-        """What to print on a screen of so many columns."""
+        """Yield the lines of the table for a screen of this width."""
         rows = self._rows
         widths = _widths(rows)
         if self._named and (len(self._named) > 1 or _sum(widths) > width):
@@ -128,7 +128,7 @@ def _sum(widths: Iterator[int] | Sequence[int]) -> int:
 
 
 def render(lines: Callable[[int], Iterator[Text]]) -> str:
-    """The text of lines that are made for a width, with colours if standard output is a terminal."""
+    """Lay out lines for the width of the screen and return their text, with colors if standard output is a terminal."""
     import io
 
     from rich.console import Console
@@ -139,6 +139,6 @@ def render(lines: Callable[[int], Iterator[Text]]) -> str:
         file=file, width=width, height=1, force_terminal=terminal, highlight=False, markup=False, emoji=False
     )
     for line in lines(width):
-        safe = line if line.plain.isprintable() else Text(printable(line.plain))  # whoever forgot it
+        safe = line if line.plain.isprintable() else Text(printable(line.plain))  # a caller forgot to
         console.print(safe, soft_wrap=True)
     return file.getvalue()

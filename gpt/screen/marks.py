@@ -1,4 +1,4 @@
-"""What stands beside what is drawn: units, ticks, names and colours of axes and legends."""
+"""Annotations of plots: units, ticks, labels and colors of axes and legends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.units import TIMES, UNITS, human_count, human_time
 
-NAMES, LABEL, SMALL = 24, 48, 8  # in a legend; columns of a label; points of its letters
+NAMES, LABEL, SMALL = 24, 48, 8  # limit of names in a legend; columns of a label; font size
 BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 MICRO = "\N{MICRO SIGN}s"
-SMALLEST = 1e-4  # of numbers on an axis that are written with a point
-LARGE, FAR = 1e9, 1000  # of numbers on an axis from which distances are written, and times the length of the axis
+SMALLEST = 1e-4  # magnitudes below and above are written in scientific notation
+LARGE, FAR = 1e9, 1000  # axis numbers this large, and this many times the axis length, become distances
 
 Record = Mapping[str, Any]
 
 
 def axis(told: Record, unit: str) -> str:
-    """What stands beside an axis."""
+    """Return the label of an axis."""
     name: str = told.get("title", told.get("name", ""))
     if not unit or unit in ("id", "address", "kernel"):
         return name
@@ -29,7 +29,7 @@ def axis(told: Record, unit: str) -> str:
 
 
 def unit_of(unit: str, most: float) -> tuple[str, float]:
-    """The unit of an axis that goes up to `most`, and how many of `unit` it is."""
+    """Return the unit for an axis that goes up to `most`, and its size in multiples of `unit`."""
     import numpy as np
 
     if unit == "bytes":
@@ -42,7 +42,7 @@ def unit_of(unit: str, most: float) -> tuple[str, float]:
 
 
 def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
-    """Numbers along a linear axis as people read them; whole ones of a column that has no others."""
+    """Write readable numbers along a linear axis; only integers if the column has only integers."""
     from matplotlib.ticker import MaxNLocator
 
     whole = scale == 1 and told.get("type", "f64")[0] in "iu"
@@ -51,7 +51,10 @@ def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
 
 
 def _make_formatter() -> Any:
-    """Numbers along an axis; of clocks and addresses, how far they are from the first one, which stands aside."""
+    """Return a formatter for axis numbers.
+
+    Large, close numbers become distances from the first, which is the axis offset.
+    """
     from matplotlib.ticker import Formatter
 
     class Numbers(Formatter):
@@ -71,7 +74,7 @@ def _make_formatter() -> Any:
 
 
 def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 0) -> None:
-    """A logarithmic horizontal axis, whose numbers have units of their own; `from_zero` is the first one after 0."""
+    """Make the horizontal axis logarithmic, with a unit at each number; `from_zero` is the first number after 0."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("symlog" if from_zero else "log", **({"linthresh": from_zero} if from_zero else {}))
@@ -80,7 +83,7 @@ def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 
 
 
 def human_of(told: Record) -> Callable[[Any], str]:
-    """How a number of a column is written, alone. Shares that are small are told apart."""
+    """Return the function that formats a single number of a column. Small shares keep enough digits to differ."""
     unit = told.get("unit", "")
     if unit == "%":
         return lambda share: f"{share:.3g} %"
@@ -96,34 +99,34 @@ def _number(value: float) -> str:
 
 
 def text_of(text: str, width: int) -> str:
-    """A text that matplotlib takes as it is: `$` begins no formula, `_` hides it from no legend."""
+    """Escape text for matplotlib: `$` starts a formula, and a leading `_` hides it from legends."""
     text = shorten(printable(text), width, middle=False).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def labels_of(names: Iterable[Any]) -> dict[Any, str]:
-    """What stands beside an axis or in a legend for each name, a kernel's or another one."""
+    """Return a label for each name on an axis or in a legend, whether it's a kernel or not."""
     found = [name for name in dict.fromkeys(names) if isinstance(name, str)]
     fitted = fit_names([printable(name) for name in readable(found)], LABEL)
     return {name: text_of(label, LABEL) for name, label in zip(found, fitted, strict=True)}
 
 
 def hues_of(names: Sequence[str | None]) -> dict[str | None, Any]:
-    """A hue for each name, in the order in which they come; what has none is gray."""
+    """Return a color for each name, in order of appearance; gray for None."""
     known = dict.fromkeys(name for name in names if name is not None)
     found: dict[str | None, Any] = {name: hue(at) for at, name in enumerate(known)}
     return found | ({None: (0.5, 0.5, 0.5)} if None in names else {})
 
 
 def hue(number: int) -> Any:
-    """A colour; after ten their paler ones, then all again."""
+    """Return a color: ten strong ones, then their ten paler ones, then again."""
     from matplotlib import colormaps
 
     return colormaps["tab20"](2 * number % 20 + number // 10 % 2)[:3]
 
 
 def name_hues(axes: Any, hues: Mapping[str | None, Any]) -> None:
-    """A legend of the first NAMES names."""
+    """Draw a legend with the first NAMES names."""
     from matplotlib.patches import Patch
 
     names = [name for name in hues if name is not None]
@@ -135,5 +138,5 @@ def name_hues(axes: Any, hues: Mapping[str | None, Any]) -> None:
 
 
 def legend(axes: Any, **more: Any) -> None:
-    """A legend beside a panel, where it hides nothing."""
+    """Draw a legend beside a panel, where it doesn't hide anything."""
     axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), **more)

@@ -1,6 +1,6 @@
-"""Answers as pictures: what an answer says of its `plots` is drawn, whatever analysis it is of.
+"""Draw answers as pictures. Their `plots` say how, so no analysis is treated specially here.
 
-Each plot is a panel with a form (forms.py). An answer without plots has bars: its first column of numbers with a unit,
+Each plot is a panel with a form (forms.py). An answer without plots gets bars: its first numeric column with a unit,
 for each text of its first column.
 """
 
@@ -22,16 +22,16 @@ from gpt.screen.marks import SMALL, text_of
 from gpt.stream import packed
 
 SUFFIXES = (".png", ".svg")
-WIDTH, DPI = 11.0, 150  # inches, dots an inch
-ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: of a row, above and below; height of a panel
-HEAT = 6.0  # inches: height of a heat map
+WIDTH, DPI = 11.0, 150  # inches, dots per inch
+ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: height of a row, margins, limits of a panel's height
+HEAT = 6.0  # height of a heat map in inches
 OVER_TIME = ("spans", "lines", "levels")  # forms
-SAME_END = 0.02  # by which the ends of two axes of the same time differ at most: some have a margin
-NAME, SENTENCE = 90, 105  # columns of a title, of a line below a title
+SAME_END = 0.02  # axes of the same time may end this much apart, since some have a margin
+NAME, SENTENCE = 90, 105  # columns of a title, and of a line below it
 
 
 def check(path: Path) -> None:
-    """Raises UsageError if the name is not that of a picture, MissingError without matplotlib."""
+    """Raise UsageError if the name isn't one of a picture, MissingError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"the name of a plot ends in {' or '.join(SUFFIXES)}", str(path))
     try:
@@ -41,7 +41,7 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, answers: Sequence[Record]) -> None:
-    """Draws the answers that say how, or the first. Raises OSError if that cannot be written.
+    """Draw the answers that have plots, or the first one. Raises OSError if the picture can't be written.
 
     Raises GptError if there is nothing to draw.
     """
@@ -59,8 +59,8 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
     heights = [_height(plot, of) for (_, plot), of in zip(panels, columns, strict=True)]
     size = (WIDTH, min(MOST * len(panels), sum(heights)))
     figure = pyplot.figure(figsize=size, dpi=DPI, layout="constrained")
-    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]  # each as wide as it can be
-    over_time: list[list[Any]] = []  # panels of the same time
+    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]  # each as wide as possible
+    over_time: list[list[Any]] = []  # groups of panels with the same time axis
     for (answer, plot), of, part in zip(panels, columns, parts, strict=True):
         axes, known = part.subplots(), {told["name"]: told for told in answer["columns"]}
         FORMS[plot["form"]](axes, plot, of, known)
@@ -76,9 +76,9 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
         told_lines = "\n".join(text_of(f"incomplete: {line}", SENTENCE) for line in missing)
         parts[-1].supxlabel(told_lines, fontsize=SMALL, color="#b91c1c")
     with replacing(path) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph ")  # a letter that no font has is drawn as a box
+        warnings.filterwarnings("ignore", "Glyph ")  # matplotlib draws a box for a missing glyph
         if together := [group for group in over_time if len(group) > 1]:
-            figure.draw_without_rendering()  # lays it out
+            figure.draw_without_rendering()  # computes the layout
             figure.set_layout_engine("none")
             for group in together:
                 _align(group)
@@ -87,7 +87,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _align(panels: Sequence[Any]) -> None:
-    """Put a time at the same place in panels of the same time, some of which have a scale beside them."""
+    """Align panels with the same time axis, some of which have a color scale beside them."""
     places = [axes.get_position() for axes in panels]
     left, right = max(place.x0 for place in places), min(place.x1 for place in places)
     edges = [axes.get_xlim() for axes in panels]
@@ -97,7 +97,7 @@ def _align(panels: Sequence[Any]) -> None:
 
 
 def _bars_of(answer: Record) -> list[Record]:
-    """How an answer is drawn that does not say it."""
+    """Return a plot for an answer that has none."""
     text = [told["name"] for told in answer["columns"] if told["type"].rstrip("?") == packed.TEXT]
     numbers = [told for told in answer["columns"] if told["type"].rstrip("?") != packed.TEXT]
     shown = [told for told in numbers if told.get("unit") != "id" and told.get("shown") != "never"]
@@ -107,7 +107,7 @@ def _bars_of(answer: Record) -> list[Record]:
 
 
 def _read(answer: Record) -> Columns:
-    """The columns of an answer. What is not finite has no place in a picture."""
+    """Return the columns of an answer, with NaN for infinite values."""
     found = _read_all(answer)
     return {name: column if isinstance(column, list) else _finite(column) for name, column in found.items()}
 
@@ -140,7 +140,7 @@ def _read_all(answer: Record) -> Columns:
 
 
 def _choose(columns: Columns, answer: Record, plot: Record) -> Columns:
-    """The rows that a plot is of."""
+    """Return the rows that a plot selects."""
     if "of" not in plot:
         return columns
     first = next(told["name"] for told in answer["columns"] if told["type"].rstrip("?") == packed.TEXT)
@@ -152,7 +152,7 @@ def _choose(columns: Columns, answer: Record, plot: Record) -> Columns:
 
 
 def _height(plot: Record, columns: Columns) -> float:
-    """Inches of a panel."""
+    """Return the height of a panel in inches."""
     if plot["form"] in ("heat", "roofs"):
         return HEAT
     rows = 0
@@ -165,7 +165,10 @@ def _height(plot: Record, columns: Columns) -> float:
 
 
 def _title(axes: Any, text: str) -> None:
-    """The first line above a panel, the others smaller below it. However long they are, nothing gives way."""
+    """Write the first line as the title of a panel and the others smaller below it.
+
+    Their length doesn't affect the layout.
+    """
     first, *rest = text.split("\n")
     more = [line for one in rest for line in textwrap.wrap(printable(one), SENTENCE, break_on_hyphens=False)]
     axes.set_title(text_of(first, NAME), fontsize=12, loc="left", pad=8 + 13 * len(more))

@@ -1,8 +1,8 @@
-"""A roofline: points under the roofs of devices, both axes logarithmic.
+"""Draw a roofline: points under the roofs of devices, with two logarithmic axes.
 
-`x` is a number of operations a byte, `y` the rate of each point and the two rates that are the roof: that of operations
-(10^12 a second, as the points), and that of bytes (10^9 a second). What has no place on such axes is not drawn. What
-lies below LOW of its roof is bound by neither: a dashed line.
+`x` is operations per byte. `y` are three rates: of the point, and of its roof for operations (both 10^12 a second) and
+for bytes (10^9 a second). Points that such axes can't show are left out. Points below the dashed line, LOW of the roof,
+are limited by latency.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 LOW = 0.1
-MARKERS = "osD^v<>PX*"  # points may lie at one place
-NAMED = 16  # points in the legend
-WIDER = 8.0  # times as far as the outermost point, or the ridge
+MARKERS = "osD^v<>PX*"  # several points may coincide
+NAMED = 16  # limit of points in the legend
+WIDER = 8.0  # axes extend this factor beyond the outermost point or ridge
 GRAY = "#4a5568"
 
 
 def draw_roofs(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], labels: Mapping[str, str]) -> None:
-    """Draws them; `labels` are what stands in the legend for each name."""
+    """Draw points and roofs; `labels` has the legend text of each name."""
     import numpy as np
 
     from gpt.screen.marks import hue, legend

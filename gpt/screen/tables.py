@@ -1,8 +1,8 @@
-"""What a person sees: the tables that a stage prints on a terminal, and wherever it is asked for them.
+"""The tables that stages print on a terminal, or on request.
 
-One summary for every stage, because a table follows from the records, not from the stage that wrote them: elements by
-architecture, tallies by reason, patched libraries, and a count of the rest. Of a record is kept what a row of it
-needs, and only one that is what gpt/stream/records.py declares gets here.
+All stages share one summary, since a table depends on the records and not on the stage that wrote them: elements by
+architecture, tallies by reason, patched libraries, and a count of the rest. It keeps only the values that its rows
+need, and only takes records that have the declared form (gpt/stream/records.py).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
 RECOMPRESSED = ("size_before", "size_after", "time")
 MODES = {"fill", "hole", "compact", "copy"}
 KEPT, TOTAL = "kept", "total"
-MAX_REASONS = 12  # that have a column of their own
+MAX_REASONS = 12  # limit of reasons with a column of their own
 NAME = 40  # columns of a name in a sentence
 
 
 class LibraryTables:
-    """Collects the records of a stream and makes a table of each kind of news."""
+    """Collects the records of a stream and prints tables of them."""
 
     def __init__(self) -> None:
         self._titles: dict[str, str] = {}
@@ -47,16 +47,16 @@ class LibraryTables:
         self._patched: list[Record] = []
         self._trimmed: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
-        self._left: Counter[str] = Counter()  # the same -> their unused kernels
+        self._left: Counter[str] = Counter()  # reason -> unused kernels in these elements
         self._repacked: list[Record] = []
         self._recompressed: dict[tuple[str, str, str], Counter[str]] = {}  # type, arch, codec before -> sums
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
         self._answers: AnswerTables | None = None
         self._kernels: list[Record] = []
-        self._probed: list[tuple[str, str, list[int]]] = []  # name, why there is no probe in it, counts
-        self._functions: dict[int, str] = {}  # of probed kernels
-        self._launches: dict[int, Counter[str]] = {}  # of them
+        self._probed: list[tuple[str, str, list[int]]] = []  # name, why it has no probes, counts
+        self._functions: dict[int, str] = {}  # names of probed kernels
+        self._launches: dict[int, Counter[str]] = {}  # by probed kernel
         self._takers: dict[str, Callable[[Record], None]] = {
             "library": self._add_library,
             "element": self._add_element,
@@ -72,7 +72,7 @@ class LibraryTables:
         }
 
     def add(self, record: Record) -> str | None:
-        """Takes a record in; what it has no table for is passed over. Returns what is wrong with one, if anything."""
+        """Add a record; kinds without a table are ignored. Returns an error message if it's malformed."""
         if record["kind"] not in self._takers:
             return None
         if fault := records.check(record):
@@ -84,7 +84,7 @@ class LibraryTables:
         return None
 
     def take(self, record: Record) -> None:
-        """Takes in a record that was checked. Raises MalformedError."""
+        """Add a record that was checked. Raises MalformedError."""
         if take := self._takers.get(record["kind"]):
             take(record)
 
@@ -128,7 +128,7 @@ class LibraryTables:
         self._modules.append((record["module"], record["arch"], *counts))
 
     def _add_kernel(self, record: Record) -> None:
-        if "function" in record:  # of a trace: what its launches did is asked for, not what it is
+        if "function" in record:  # in a trace, the launches count, not the kernel
             self._functions[record["id"]] = record["name"]
             return
         if "registers" in record:
@@ -151,12 +151,12 @@ class LibraryTables:
 
     @property
     def _tallies(self) -> dict[str, dict[str, Counter[str]]]:
-        """The tallies of each library, and where it's cut for each of several --arch, those of each."""
+        """Return the tallies by library, or by library and --arch if it's cut for each of several."""
         several = len({arch for _, arch in self._tallied}) > 1
         return {f"{library} {arch}" if several else library: rows for (library, arch), rows in self._tallied.items()}
 
     def text(self) -> str:
-        """The news of the last stage that had any: patched libraries, else tallies, else elements."""
+        """Return the tables of the last stage that did something: patched libraries, else tallies, else elements."""
         return render(self._lines)
 
     def _lines(self, width: int) -> Lines:
@@ -181,7 +181,7 @@ class LibraryTables:
             yield from self._answers.lines(width)
 
     def _for_each(self, grids: dict[str, Grid], width: int) -> Lines:
-        """The table of each library below its name."""
+        """Yield a table for each library, below its name."""
         folder = common_folder(list(grids)) if len(grids) > 1 else ""
         if folder:
             yield folder_line(folder, width)
@@ -200,7 +200,7 @@ class LibraryTables:
             yield from _tally_grid(_sum_up(self._tallies.values())).lines(width)
             yield Text()
         modes = {row["mode"] for row in self._patched}
-        after = modes.pop() if len(modes) == 1 and modes <= MODES else "after"  # one for all needs no column
+        after = modes.pop() if len(modes) == 1 and modes <= MODES else "after"  # no column if all have the same mode
         columns = ["mode"] if after == "after" else []
         headers = ("file", after, "less", "GPU code", after, "less")
         grid = Grid("library", *columns, *headers, texts=1 + len(columns), paths=True)
@@ -234,13 +234,13 @@ class LibraryTables:
             yield from fold(f"elements kept whole: {count:,}{left} ({reason})", width)
         for reason, count in self._zeroed.items():
             yield from fold(f"elements of which code is zeroed, and no kernel dropped: {count:,} ({reason})", width)
-        for row in self._repacked:  # whole, to be copied
+        for row in self._repacked:  # not shortened, so that it can be copied
             sizes = f"{human(row['size_before'])} before, {human(row['size_after'])} after"
             yield Text(f"wheel written: {printable(row['output'])}  ({sizes})")
 
 
 def _launch_grid(launches: dict[int, Counter[str]], functions: dict[int, str]) -> Grid:
-    """Launches with probes."""
+    """Return a table of launches with probes."""
     grid = Grid("kernel", "launches", "blocks")
     names = readable([functions.get(kernel, "") for kernel in launches])
     for name, counts in zip(names, launches.values(), strict=True):
@@ -258,7 +258,7 @@ def _before_after(row: Record) -> list[str]:
 
 
 def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
-    """What zstd made of elements that stay whole, and the CPU time that it took."""
+    """Return a table of recompressed elements: sizes by type, architecture and codec, and the CPU time."""
     grid = Grid("arch", "type", "packed", "elements", "before", "zstd", "less", "time", texts=3)
 
     def add(texts: Iterable[str], sums: Counter[str], total: bool = False) -> None:
@@ -274,7 +274,7 @@ def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
 
 
 def _zstd_grid(patched: Iterable[Record]) -> Grid:
-    """What was cut if all is packed with zstd at level 19, before and after."""
+    """Return a table of sizes before and after the cut if everything were packed with zstd at level 19."""
     grid = Grid("library", "zstd 19 before", "after", "less", paths=True)
     total: Counter[str] = Counter()
     rows = [row for row in patched if "zstd_before" in row]
@@ -308,7 +308,7 @@ def _order(arch: str) -> tuple[int, str]:
 
 
 def _sum_up(tallies: Iterable[dict[str, Counter[str]]]) -> dict[str, Counter[str]]:
-    """The tallies of several libraries as those of one."""
+    """Add up the tallies of several libraries."""
     sums: dict[str, Counter[str]] = {}
     for rows in tallies:
         for reason, counts in rows.items():
@@ -321,7 +321,7 @@ def _kept_last(rows: dict[str, Counter[str]]) -> list[str]:
 
 
 def _library_grid(tallies: dict[str, dict[str, Counter[str]]], width: int) -> Grid:
-    """A row for each library: elements, kernels, those left, and the bytes that went: for each reason, or all."""
+    """Return a table with a row per library: elements and kernels, kept and in total, and bytes removed, by reason."""
     sums = _sum_up(tallies.values())
     reasons = [reason for reason in sums if reason != KEPT]
     if len(reasons) <= MAX_REASONS:
@@ -334,7 +334,7 @@ def _library_grid(tallies: dict[str, dict[str, Counter[str]]], width: int) -> Gr
 def _library_rows(
     tallies: dict[str, dict[str, Counter[str]]], sums: dict[str, Counter[str]], columns: dict[str, list[str]]
 ) -> Grid:
-    """`columns` are names and the reasons that each of them adds up."""
+    """Return the same table with these columns; each adds up some reasons."""
     grid = Grid("library", "elements", "left", "kernels", "left", *columns, paths=True)
     for name, rows in [*tallies.items(), (TOTAL, sums)]:
         whole, kept = sum(rows.values(), Counter[str]()), rows.get(KEPT, Counter[str]())
@@ -359,7 +359,7 @@ def _tally_grid(rows: dict[str, Counter[str]]) -> Grid:
 
 
 def _kernel_grid(kernels: list[Record]) -> Grid:
-    """What assembled kernels need, and after it what the probes added, if that is known."""
+    """Return the resources of assembled kernels, each with the change by probes if it's known."""
     grid = Grid("kernel", "arch", "regs", "spills", "stack", "shared", "const", texts=2)
     for kernel, name in zip(kernels, readable([kernel["name"] for kernel in kernels]), strict=True):
         grid.add(name, kernel.get("arch", ""), *(_with_change(kernel, key) for key in NEEDS))
@@ -367,7 +367,9 @@ def _kernel_grid(kernels: list[Record]) -> Grid:
 
 
 def _probed_lines(kernels: list[tuple[str, str, list[int]]], width: int) -> Lines:
-    """Where probes went, and the variables that the kernels share with their modules; or why none went in."""
+    """Yield where probes were inserted and which variables kernels share with their modules, or why there are no
+    probes.
+    """
     grid = Grid("kernel", "places", "woven", "maps", "variables")
     left = []
     for (_, reason, counts), name in zip(kernels, readable([kernel[0] for kernel in kernels]), strict=True):
@@ -381,7 +383,7 @@ def _probed_lines(kernels: list[tuple[str, str, list[int]]], width: int) -> Line
 
 
 def _with_change(kernel: Record, key: str) -> str:
-    """`40`, or `40 (+4)` if it was 36 without probes."""
+    """Return `40`, or `40 (+4)` if it was 36 without probes."""
     value, before = kernel.get(key), kernel.get(f"{key}_before")
     if value is None:
         return "-"

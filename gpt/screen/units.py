@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts, shares and durations."""
+"""Format numbers for people: sizes, counts, shares and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def human(size: float) -> str:
-    """Bytes in binary units, three digits."""
+    """Format a size in binary units with three digits."""
     size = round(size)
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while abs(value) >= 1000 and len(units) > 1:
@@ -19,43 +19,43 @@ def human(size: float) -> str:
 
 
 def human_count(number: float, sign: str = "-") -> str:
-    """A number with its thousands apart; three digits of what is less than 1,000 and of what nothing real reaches."""
+    """Format a number with thousands separators; with three digits if it's below 1,000 or absurdly large."""
     number = round(number) if 999.5 <= abs(number) < 10**12 else number
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
 
 
 def exact_count(number: float) -> str:
-    """The same with all digits, however large it is: clocks and addresses are told apart by their last ones."""
+    """Format a number with all digits, since clocks and addresses differ only in the last ones."""
     return f"{round(number):,}" if abs(number) >= 1000 else human_count(number)
 
 
 def amount(number: int, noun: str) -> str:
-    """`1 call`, `1,000 calls`, `2 copies`, `2 launches`."""
+    """Return `1 call`, `1,000 calls`, `2 copies`, `2 launches`."""
     plural = f"{noun[:-1]}ies" if noun[-1] == "y" else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def percent(part: int, whole: int) -> str:
-    """A share, `-` if there is no whole."""
+    """Format a ratio as a percentage, or `-` if the whole is 0."""
     if not whole:
         return "-"
     return human_share(100 * part / whole)
 
 
 def human_share(share: float) -> str:
-    """A share in percent."""
+    """Format a percentage."""
     return f"{share:.1f} %" if abs(share) < 10**5 else f"{share:.3g} %"
 
 
 def kept_share(kept: int, dropped: int, noun: str = "record") -> str:
-    """Say what share was kept of what some probe saved; 100 and 0 % are only said where they're exact."""
+    """Return which percentage of records probes kept; 100 and 0 % only if that's exact."""
     share = 100 * kept / (kept + dropped) if kept + dropped else 100.0
     text = "0.0" if not kept else f"{min(share, 99.9) if dropped else share:.1f}" if share >= 0.1 else f"{share:.2g}"
     return f"{text} % of {amount(kept + dropped, noun)} {'was' if kept + dropped == 1 else 'were'} kept"
 
 
 def human_time(ns: float) -> str:
-    """A duration with three digits: `12ns`, `3.14ms`, `86400s`."""
+    """Format a duration with three digits: `12ns`, `3.14ms`, `86400s`."""
     size = abs(ns)
     unit, scale = next((u for u in TIMES if size < 999.5 * u[1]), TIMES[-1])
     value, size = ns / scale, size / scale
@@ -63,7 +63,7 @@ def human_time(ns: float) -> str:
     return f"{value:.{digits}f}{unit}"
 
 
-UNITS: dict[str, Callable[[Any], str]] = {  # of columns of answers
+UNITS: dict[str, Callable[[Any], str]] = {  # for columns of answers
     "": human_count,
     "ns": human_time,
     "bytes": human,

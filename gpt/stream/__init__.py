@@ -1,6 +1,6 @@
-"""The stream: its wire, records, rows and JSON, and what a stage is.
+"""The record stream: reading and writing it (wire), kinds of records, packed rows, JSON, and the base of every stage.
 
-`from gpt import stream` gives what reads and writes the wire, see gpt(7).
+`from gpt import stream` gives the functions that read and write it, see gpt(7).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ MODULES = {"jsonl", "packed", "record_code", "record_runs", "records", "stage", 
 
 
 def __getattr__(name: str) -> Any:
-    """Look a name up in gpt.stream.wire, which nobody who wants only the records has to import."""
+    """Look a name up in gpt.stream.wire, which is only imported when it is needed."""
     if name in MODULES:  # not imported yet
         raise AttributeError(name)
     from gpt.stream import wire

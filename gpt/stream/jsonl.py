@@ -1,13 +1,12 @@
-"""The same records as JSON lines, for jq, a pager and a shell (`--json`, `--from-json`).
+"""Convert records to JSON lines and back, for jq, a pager and a shell (`--json`, `--from-json`).
 
-JSON has no bytes, no integers that every reader keeps beyond 2^53, no infinity or NaN, no text that is not
-UTF-8 and no map keys but text. Those are written as maps of one key, `{"$int": "n"}`, `{"$b64": ".."}`,
-`{"$float": "nan"}`, `{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`;
-a map that looks like one of them is wrapped in `{"$map": ..}`. Reading a line returns the record that was
-written, whatever it held.
+JSON lacks bytes, infinity and NaN, text that isn't UTF-8, map keys other than text, and integers beyond 2^53 that every
+reader keeps. We write these as maps with one key: `{"$int": "n"}`, `{"$b64": ".."}`, `{"$float": "nan"}`,
+`{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`. A map that looks like one of
+them is wrapped in `{"$map": ..}`, so reading a line always returns the original record.
 
-Packed rows are for programs, so a record of them becomes a line for each row. Those of traces stay that when they are
-read; those that follow an `answer` are put back into it.
+Packed rows are for programs, so each row becomes a line of its own. Rows of traces stay separate records when they are
+read; rows of an `answer` are put back into it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gpt.stream import packed, records
 from gpt.stream.wire import Record, check_segments, pack
 
 MAX_INT = 1 << 53
-MAX_NESTING = 100  # arrays and maps in each other, of a record
+MAX_NESTING = 100  # nesting of arrays and maps in a record
 ESCAPES = frozenset(("$int", "$float", "$b64", "$raw", "$ext", "$pairs", "$map"))
 
 
@@ -45,7 +44,10 @@ def _check_room(room: int) -> None:
 
 
 def encode(value: Any, room: int = MAX_NESTING) -> Any:
-    """A msgpack value as what json.dumps takes. Raises RecursionError if it is nested deeper than `room`."""
+    """Return a msgpack value in a form that json.dumps takes.
+
+    Raises RecursionError if it's nested deeper than `room`.
+    """
     _check_room(room)
     match value:
         case bool() | None:
@@ -77,8 +79,11 @@ def encode(value: Any, room: int = MAX_NESTING) -> Any:
 
 
 def decode(value: Any, room: int = MAX_NESTING) -> Any:
-    """The inverse of `encode`. Raises ValueError, TypeError or KeyError on an escape that holds nonsense,
-    RecursionError on what is nested deeper than `room`."""
+    """Return the inverse of `encode`.
+
+    Raises ValueError, TypeError or KeyError if an escape holds nonsense, RecursionError if it's nested deeper than
+    `room`.
+    """
     _check_room(room)
     if isinstance(value, list):
         return [decode(v, room - 1) for v in value]
@@ -110,7 +115,7 @@ def decode(value: Any, room: int = MAX_NESTING) -> Any:
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
-    """The lines of a record: one, but for packed rows, each of which becomes a line. Raises MalformedError."""
+    """Yield the lines of a record: one per packed row, otherwise one. Raises MalformedError."""
     if record["kind"] == "answer":
         yield from _answer_lines(record)
     elif record["kind"] in records.ROWS:
@@ -120,7 +125,7 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Each row with the other keys of the record. Rows of zero bytes were never written."""
+    """Yield a line per row, with the other keys of the record. Rows of zero bytes are padding."""
     fields = packed.parse_fields(record)
     kind, stride, rows = record["kind"], record["stride"], record["rows"]
     packed.check_rows(kind, rows, stride)
@@ -133,7 +138,7 @@ def _row_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _answer_lines(record: dict[str, Any]) -> Iterator[str]:
-    """What it says of its rows, then each row, without what it has no value for."""
+    """Yield a line without the rows, then a line per row, which leaves out columns without a value."""
     fields, rows = packed.unpack_rows(record)
     common = {"kind": records.ANSWER_ROW, "answer": record["name"]}
     names = _check_names("answer", fields, common)
@@ -144,7 +149,7 @@ def _answer_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_names(kind: str, fields: list[packed.RowField], common: dict[str, Any]) -> list[str]:
-    """The names of fields, none of which may be another key of the line."""
+    """Return the names of fields. Raises MalformedError if one is also another key of the line."""
     if both := next((field.name for field in fields if field.name in common), None):
         raise MalformedError(f"{kind}: a field is named {both}")
     return [field.name for field in fields]
@@ -158,12 +163,15 @@ def _dump(record: dict[str, Any]) -> str:
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
-    """The records of JSON lines, segments checked. Raises MalformedError with the line's number."""
+    """Yield the records of JSON lines, and check that they form segments.
+
+    Raises MalformedError with the line's number.
+    """
     yield from check_segments(_gather_rows(_parse_lines(file, name)), name)
 
 
 def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
-    """Puts the rows that follow an `answer` back into it."""
+    """Put rows back into the `answer` that they follow."""
     answer: _AnswerLines | None = None
     for record, where in found:
         if answer and answer.add(record, where):
@@ -180,7 +188,7 @@ def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, 
 
 
 class _AnswerLines:
-    """An answer that comes as lines: what it says of its rows, and the rows. Faults have the line's location."""
+    """An answer that is read line by line. Faults are reported with the line of the answer or row."""
 
     def __init__(self, head: Record, where: str) -> None:
         if fault := records.check(head | {"stride": 0, "texts": [], "rows": b""}):
@@ -191,7 +199,7 @@ class _AnswerLines:
             self._rows = packed.Packer(head["columns"])
 
     def add(self, record: Record, where: str) -> bool:
-        """Takes a row in, if the record is one of this answer."""
+        """Add a row and return True, if the record is a row of this answer."""
         if record["kind"] != records.ANSWER_ROW or record.get("answer") != self._head["name"]:
             return False
         with _located(where):
@@ -199,7 +207,7 @@ class _AnswerLines:
         return True
 
     def record(self) -> tuple[Record, str]:
-        """The whole of it, and where it began."""
+        """Return the complete answer, and the location of its first line."""
         keys = self._head | self._rows.keys()
         declared = {key: keys[key] for key in ("kind", *records.KINDS["answer"]) if key in keys}
         whole = Record(declared | keys)
@@ -225,7 +233,7 @@ def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[Record, str]]:
             raise MalformedError(f"not a JSON record: {str(error)[:100]}", where) from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise MalformedError("not a GPT record", where)
-        if record["kind"] == "chunk":  # no tool writes one, and whoever reads this could not see what is in it
+        if record["kind"] == "chunk":  # no tool writes one, and its records would be hidden from readers of JSON
             raise MalformedError("chunk in the JSON form", where)
         found = Record(record)
         with _located(where):

@@ -1,12 +1,11 @@
-"""Rows that are packed into one record: the fields that it declares, checked, and the values in them.
+"""Packed rows: check the fields that a record declares, and unpack its rows.
 
-A row has `stride` bytes, and each field lies in it at its offset, little-endian. Whoever wrote the record chose all
-of this, so nobody unpacks rows by fields that `parse_fields` has not seen.
+A row has `stride` bytes, and each field is at its offset, little-endian. The record chooses the layout and can't be
+trusted, so always parse its fields with `parse_fields` before unpacking rows.
 
-An `answer` has columns in place of fields, which can be text: the number of one of the record's `texts`. A `number` is
-text, too: a whole number of up to 64 bits or a float, in decimals, for columns whose rows have numbers of different
-types. A column whose type ends in `?` may have no value in a row; the greatest number of its type stands for that, of
-floats a NaN.
+An `answer` has columns instead of fields. A `text` column holds the number of one of the record's `texts`. A `number`
+column does too; its text is an integer of up to 64 bits or a float, in decimals, for columns that mix both. If a type
+ends in `?`, the greatest number of the type, or a NaN for floats, means that the row has no value.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from typing import Any, NamedTuple
 from gpt.base.errors import MalformedError
 from gpt.stream import records
 
-MAX_FIELDS = 1024  # of a row
+MAX_FIELDS = 1024  # in a row
 TYPES = {  # as struct and numpy name them, after `<`
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
     "f16": "e", "f32": "f", "f64": "d",
 }  # fmt: skip
 TEXT, NUMBER = "text", "number"
-LONGEST = 64  # characters of a number
+LONGEST = 64  # characters in a number
 DECIMALS = re.compile(r"-?(?:[0-9]+((?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)|(inf|nan))")
 
 
 class RowField(NamedTuple):
-    """A value in each row: `code` is that of struct and numpy, `size` in bytes."""
+    """A field of a row. `code` is its format character in struct and numpy, `size` is in bytes."""
 
     name: str
     type: str
@@ -44,22 +43,22 @@ class RowField(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset of the byte after it."""
+        """Return the offset after the field."""
         return self.offset + self.size
 
     @property
     def none(self) -> Any:
-        """What stands in a row for no value."""
+        """Return the value that means no value."""
         if self.code in "efd":
             return math.nan
         return (1 << 8 * self.size - self.code.islower()) - 1
 
 
 def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
-    """The fields of the rows of a record, in its order.
+    """Return the fields of a record's rows, in the order of the record.
 
-    Raises MalformedError if the record is not what its kind declares, a type is unknown, a name is there twice,
-    or a field does not fit its row or overlaps another.
+    Raises MalformedError if the record lacks keys of its kind, a type is unknown, two fields have the same name, or a
+    field overlaps another or the end of the row.
     """
     if fault := records.check(record):
         raise MalformedError(fault)
@@ -95,13 +94,13 @@ def _parse_field(declared: Mapping[str, Any], answer: bool) -> RowField:
 
 
 def check_rows(kind: str, rows: bytes, stride: int) -> None:
-    """Raises MalformedError if the bytes are not whole rows."""
+    """Raise MalformedError if the bytes aren't a whole number of rows."""
     if not stride or len(rows) % stride:
         raise MalformedError(f"{kind}: {len(rows)} bytes are not whole rows of {stride}")
 
 
 def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
-    """The values of each row, in the order of the fields; padding is not recognised here."""
+    """Return the values of each row, in the order of the fields, including padding."""
     order = sorted(range(len(fields)), key=lambda number: fields[number].offset)
     code, at = "<", 0
     for field in (fields[number] for number in order):
@@ -119,10 +118,10 @@ def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview)
 
 
 class Packer:
-    """Packs the rows of an answer: columns side by side, in their order."""
+    """Packs the rows of an answer: one column after the other, without gaps."""
 
     def __init__(self, columns: Iterable[Mapping[str, Any]]) -> None:
-        """Raises MalformedError if a type is unknown."""
+        """Raise MalformedError if a type is unknown."""
         self._columns: list[dict[str, Any]] = []
         self._fields: list[RowField] = []
         self._stride = 0
@@ -135,7 +134,7 @@ class Packer:
         self._packed = bytearray()
 
     def add(self, row: Sequence[Any]) -> None:
-        """Adds a row. Raises MalformedError if a value does not fit its column, or the rows are too many."""
+        """Add a row. Raises MalformedError if a value does not fit its column, or the rows are too many."""
         values = [self._number(field, value) for field, value in zip(self._fields, row, strict=True)]
         try:
             self._packed += self._row.pack(*values)
@@ -156,15 +155,16 @@ class Packer:
         return value
 
     def keys(self) -> dict[str, Any]:
-        """`columns`, `stride`, `texts` and `rows` of the answer."""
+        """Return `columns`, `stride`, `texts` and `rows` of the answer."""
         texts, rows = list(self._numbers), bytes(self._packed)
         return {"columns": self._columns, "stride": self._stride, "texts": texts, "rows": rows}
 
 
 def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[RowField], Iterator[list[Any]]]:
-    """The columns of an answer, and its rows, or the first of them: text as text, None for no value.
+    """Return the columns of an answer and its rows, or only the first ones: text as str, None for no value.
 
-    Raises MalformedError, at once where the columns make no sense, and at the row that names a text that is not there.
+    Raises MalformedError at once if the columns make no sense, and later at a row with a text number that's out of
+    range.
     """
     fields, stride, rows = parse_fields(answer), answer["stride"], answer["rows"]
     check_rows("answer", rows, stride)
@@ -178,7 +178,7 @@ def _iter_values(fields: list[RowField], texts: list[str], rows: Iterable[tuple[
     for row in rows:
         values: list[Any] = []
         for field, none, value in zip(fields, nones, row, strict=True):
-            if field.optional and (value == none or value != value):  # a NaN is not itself
+            if field.optional and (value == none or value != value):  # NaN isn't equal to itself
                 values.append(None)
             elif field.type not in (TEXT, NUMBER):
                 values.append(value)

@@ -1,9 +1,9 @@
 """Every kind of record in a GPT stream, declared once: its keys in canonical order, their types and units.
 
-The kinds stand in record_code.py and record_runs.py, what several of them share stands here.
+The kinds are in record_code.py and record_runs.py; structs that several of them share are here.
 
-`gpt-stream(5)` says the same in prose, `make` generates `runtime/abi/records.h` from it, and tests hold the page
-and the bytes that C writes equal to what stands here.
+`make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes that C
+writes, so a change here needs one there.
 
 Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
 the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
@@ -34,74 +34,73 @@ STRUCTS: dict[str, Keys] = {
     },
     "column": {
         "name": ("str", "name of the value"),
-        "type": ("str", "as of a field, text, or number; with ? where a row may have no value"),
+        "type": ("str", "as in field, or text, or number; ends in a question mark if rows may lack a value"),
         "offset": ("u64", "bytes from the start of the row"),
-        "unit": ("str?", "ns, cycles, bytes, %, id, address, and of text kernel; absent for counts and plain text"),
-        "title": ("str?", "what stands above it in a table; absent if that is the name"),
-        "shown": ("str?", "in tables for people: never, any, under, line, exact; absent for always"),
+        "unit": ("str?", "ns, cycles, bytes, %, id, address; kernel for mangled names; absent otherwise"),
+        "title": ("str?", "heading in a table; absent if it is the name"),
+        "shown": ("str?", "when a table shows it: never, any, under, line, exact; absent for always"),
     },
     "plot": {
         "form": ("str", "bars, stack, lines, levels, histogram, spans, heat or roofs"),
-        "x": ("str?", "column along the horizontal axis; of spans, where one begins"),
-        "y": ("[str]", "columns along the vertical axis; of spans and heat, that of rows; of roofs three"),
+        "x": ("str?", "column for the horizontal axis; for spans, their beginning"),
+        "y": ("[str]", "columns for the vertical axis; for spans and heat, the row; for roofs, three"),
         "end": (
             "str?",
-            "of spans and histogram: the column where one ends; of bars: of a number that stands at the end",
+            "for spans and histogram, column where one ends; for bars, a number to write at the end",
         ),
-        "lane": ("str?", "of spans: the column of its place within a row; of heat: a text that has a hue"),
-        "color": ("str?", "column that has a color"),
-        "of": ("str?", "only rows whose first text is this"),
-        "title": ("str?", "what stands above it; absent for the first line of the verdict"),
+        "lane": ("str?", "for spans, column of the place within a row; for heat, a text that picks the hue"),
+        "color": ("str?", "column that picks the color"),
+        "of": ("str?", "draw only rows whose first text is this"),
+        "title": ("str?", "heading; absent for the first line of the verdict"),
     },
     "param": {
         "offset": ("u64", "bytes from the start of the parameters"),
         "size": ("u64", "bytes"),
-        "type": ("str?", "as PTX declares it: u64, f32, b8[16]"),
-        "space": ("str?", "of a pointer that says so (.ptr): global, const, shared, local or generic"),
-        "map": ("u64?", "id of the map whose buffer's address it takes"),
+        "type": ("str?", "type in the PTX declaration: u64, f32, b8[16]"),
+        "space": ("str?", "for a pointer declared with .ptr: global, const, shared, local or generic"),
+        "map": ("u64?", "id of the map whose buffer address is passed here"),
     },
     "variable": {
-        "name": ("str", "as in its module"),
+        "name": ("str", "name in its module"),
         "space": ("str", "global or const"),
-        "size": ("u64?", "bytes; absent if the module does not say"),
-        "offset": ("u64?", "of global: bytes from the start of the table, where its address goes"),
-        "copy": ("str?", "of const: always, or taken, which is when the program took its address"),
+        "size": ("u64?", "bytes; absent if the module does not declare it"),
+        "offset": ("u64?", "for global: where its address goes, in bytes from the start of the table"),
+        "copy": ("str?", "for const: always, or taken (copy only after the program took its address)"),
     },
     "frame": {
-        "path": ("str?", "the file that the code is in; absent: in none"),
-        "offset": ("u64", "return address as an offset in that file; else as it is"),
+        "path": ("str?", "file that contains the code; absent if none does"),
+        "offset": ("u64", "return address as an offset in that file; without a file, the address itself"),
     },
     "operation": {
-        "type": ("str", "as of an api: memcpy, memset, memory, or stream for a function of the host"),
-        "op": ("str", "what it does within its type: HtoD, set, alloc, free, host, ..."),
-        "nodes": ("u64", "that do it, each once a launch"),
-        "bytes": ("u64", "of all of them, in one launch"),
-        "address": ("u64?", "of memory: where it is"),
+        "type": ("str", "as in api: memcpy, memset, memory, or stream for a host function"),
+        "op": ("str", "as in api: HtoD, DtoH, DtoD, HtoH, any, set, alloc, free, host"),
+        "nodes": ("u64", "number of nodes that do it, each once per replay"),
+        "bytes": ("u64", "bytes of all of them in one replay"),
+        "address": ("u64?", "for memory: its address"),
     },
     "site": {
         "probe": ("str", "name of the probe"),
-        "position": ("str", "as the probe file says it"),
-        "matched": ("u64", "places in the program that it means"),
-        "woven": ("u64", "those that the probe was woven into"),
+        "position": ("str", "position in the probe file"),
+        "matched": ("u64", "places in the program that the position matches"),
+        "woven": ("u64", "places that the probe was woven into"),
     },
 }
 
 KINDS: dict[str, Keys] = {**CODE, **RUNS}
 
-ROWS = {  # kinds of packed rows, and those that a row of theirs has in JSON
+ROWS = {  # kinds of packed rows, and the kind of a single row in JSON
     "launches": "launch",
     "counts": "count",
     "calls": "call",
     "gpu_times": "gpu_time",
 }
-ANSWER_ROW = "row"  # and that of a row of an answer, which it is put back into
+ANSWER_ROW = "row"  # kind of a row of an answer in JSON; reading puts it back into the answer
 
 
 def make(kind: str, **values: Any) -> dict[str, Any]:
-    """A record of `kind` with its keys in canonical order; None means absent.
+    """Make a record of `kind` with its keys in canonical order; None means absent.
 
-    Raises TypeError on a key that the kind does not declare and on a required one that is missing: both are
-    faults of the program, never of its input.
+    Raises TypeError on an undeclared key or a missing required one: both are bugs of the caller, never bad input.
     """
     record: dict[str, Any] = {"kind": kind}
     for key, (type_, _) in KINDS[kind].items():
@@ -116,7 +115,7 @@ def make(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a record that somebody else wrote, or None. Unknown kinds and keys are fine."""
+    """Return the fault of a record that was read, or None. Unknown kinds and keys are fine."""
     keys = KINDS.get(record["kind"], {})
     return _check(record, keys, str(record["kind"]))
 

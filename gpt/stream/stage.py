@@ -1,8 +1,8 @@
 """One run of an executable: the stream that it reads, the stream that it writes, and its exit status.
 
-A `Stage` reads records, does for headers, ends and syncs what gpt-stream(5) requires of a filter, and writes to
-standard output: a table on a terminal, msgpack otherwise, JSON lines with --json. A sink, whose answers are for
-people, writes text unless a stream is asked for.
+A `Stage` reads records and treats headers, ends and syncs as gpt-stream(5) requires of a filter. It writes to standard
+output: a table on a terminal, JSON lines with --json, msgpack otherwise. A sink has answers for people, so it writes
+text unless it's asked for a stream.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gpt.base.errors import EmptyPipeError, GptError, MalformedError, UsageError
 from gpt.stream import records, wire
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
-DASH = Path("-")  # an output so named is standard output
+DASH = Path("-")  # as an output, this means standard output
 FLUSH_BYTES = 1 << 18
 
-# The kind of record that a filter works on, and what it reports of a stream without any.
+# The kind of record that a filter works on, and its message if the stream has none.
 ELEMENT = "element", "no GPU code listed in the stream: gpt-extract without --ptx lists it"
 MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
 PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
@@ -40,9 +40,9 @@ def _new_table() -> Any:
 
 
 class Stage:
-    """One run of an executable: its input, its output, and the worst that happened.
+    """One run of an executable: its input, its output, and its worst error.
 
-    `status` is the exit status so far; `error` raises it, `warn` does not.
+    `status` is the exit status so far; `error` raises it, `warn` doesn't.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class Stage:
             raise UsageError("--table cannot be combined with --json")
         self.tool = tool
         self.status = 0
-        self.faults = 0  # errors so far
+        self.faults = 0  # number of errors
         self.from_json = from_json
         self.json = json
         self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
         self._buffer = bytearray()
         self._counts = [0]  # records of each segment
-        self._turn = -1  # of which one of them the next is
-        self.told = False  # whether a stage before has reported an error
-        self.header: dict[str, Any] = {}  # of the segment that began last
-        self._quiet = quiet  # whether messages are left out
+        self._turn = -1  # index of the current segment in it, from the end
+        self.told = False  # an earlier stage has reported an error
+        self.header: dict[str, Any] = {}  # of the current segment
+        self._quiet = quiet  # print no messages
         self._said: set[tuple[str, ...]] = set()
         self._facts: set[str] = set()  # of errors
 
     # Messages
 
     def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
-        """Says it on standard error, each line once, and returns the `diag` to write."""
+        """Print a warning to standard error, each line once, and return the `diag` to write."""
         self._say("warning", where, fact)
         return records.make("diag", level="warning", where=where, text=fact, ref=ref)
 
     def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
-        """The same for a fault that the stage survives: it goes on, and ends with the fault's status.
+        """Print an error that the stage survives, set the exit status, and return the `diag` to write.
 
-        `once` is for a fact that is not of one place alone, as a tool that is missing: the first place stands for all.
+        With `once`, the fact isn't about one place, such as a missing tool, so it's only printed for the first place.
         """
         if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
             self._say("error", error.where, error.fact)
@@ -92,14 +92,14 @@ class Stage:
         return records.make("diag", level="error", where=error.where, text=error.fact, ref=ref)
 
     def _say(self, *line: str) -> None:
-        if line not in self._said and not self._quiet:  # a module has many kernels, and each the same to complain of
+        if line not in self._said and not self._quiet:  # all kernels of a module may have the same problem
             self._said.add(line)
             messages.say(self.tool, *line)
 
     # Input
 
     def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
-        """The records of the files one after the other, or of standard input."""
+        """Yield the records of the files, one file after the other, or of standard input."""
         for path in files:
             with open(path, "rb") as file:
                 yield from self._records(file, str(path))
@@ -110,7 +110,7 @@ class Stage:
             yield from self._records(self.stdin, STDIN)
 
     def peek(self) -> bytes:
-        """What standard input begins with. Raises EmptyPipeError if it is a pipe with nothing in it."""
+        """Return the first bytes of standard input. Raises EmptyPipeError if it's an empty pipe."""
         head = self.stdin.peek(1)
         if not head and stat.S_ISFIFO(os.fstat(0).st_mode):
             raise EmptyPipeError("empty", STDIN)
@@ -118,9 +118,12 @@ class Stage:
 
     @cached_property
     def stdin(self) -> BufferedReader:
-        """Standard input. All read it through this one object, for what one peeks at is in its buffer."""
+        """Return standard input.
+
+        Always read it through this object, since its buffer holds bytes that were peeked at.
+        """
         try:
-            os.read(0, 0)  # fails if it is closed, or a directory
+            os.read(0, 0)  # fails if it's closed, or a directory
             return open(0, "rb", closefd=False)
         except OSError as error:
             error.filename = STDIN
@@ -140,12 +143,12 @@ class Stage:
     # Output
 
     def write(self, record: Output) -> None:
-        """Writes a record, or several that are packed; `end` is recounted here, a `sync` flushed."""
+        """Write a record or several packed ones. Updates the count of an `end`, and flushes after a `sync`."""
         if isinstance(record, wire.Packed):
             if self.table:
                 self._counts[self._turn] += record.count
                 for one in record:
-                    self.table.take(one)  # they are ours, and right
+                    self.table.take(one)  # we made these records, so no need to check them
             elif self.json:
                 for one in record:
                     self.write(one)
@@ -170,7 +173,7 @@ class Stage:
         if self.json:
             from gpt.stream import jsonl
 
-            several = record["kind"] in records.ROWS  # of a record each row becomes one
+            several = record["kind"] in records.ROWS  # a line per row
             self._counts[self._turn] -= several
             for line in jsonl.lines(record):
                 self._counts[self._turn] += several
@@ -181,29 +184,29 @@ class Stage:
             self.flush()
 
     def write_text(self, lines: str) -> None:
-        """Writes lines of a form that is not the stream's."""
+        """Write lines of text, such as CSV."""
         self.write_bytes(lines.encode(errors="replace"))
 
     def write_bytes(self, data: bytes | bytearray) -> None:
-        """Writes a part of such a form."""
+        """Write bytes in a form other than the stream."""
         self._buffer += data
         if len(self._buffer) >= FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hands everything written so far to the reader."""
+        """Flush the output."""
         data, self._buffer = memoryview(self._buffer), bytearray()
         try:
             while data:
                 data = data[os.write(1, data) :]
         except BrokenPipeError:
-            raise signals.Terminated(signal.SIGPIPE) from None  # typer would make exit 1 of it
+            raise signals.Terminated(signal.SIGPIPE) from None  # otherwise typer would exit with 1
         except OSError as error:
             error.filename = STDOUT
             raise
 
     def source(self, produce: Iterable[Output], argv: Sequence[str]) -> int:
-        """Writes one segment of what `produce` yields, `end` last whatever happened. Returns the status."""
+        """Write one segment with the records that `produce` yields; always ends with `end`. Returns the exit status."""
         self.write(wire.header(self.tool, list(argv)))
         try:
             for record in produce:
@@ -220,15 +223,15 @@ class Stage:
         settle: Callable[[], Iterable[Output]] = tuple,
         wants: tuple[str, str] | None = None,
     ) -> int:
-        """Passes a stream through `handle`, which yields the records that replace a record. Returns the exit status.
+        """Pass a stream through `handle`, which yields the replacement of a record. Returns the exit status.
 
-        Headers get this stage's name in `via`; a `sync` is flushed. `handle` also gets `end`; what it yields then is
-        written before it. If `handle` holds records back, `settle` yields the rest: it is called before a header, a
-        resume, a sync and an end, and when the stream is over, even if it is truncated.
-        `wants` is the kind of record that the stage works on, and what to report of an input that has none.
+        The stage's name is added to each header's `via`, and each `sync` is flushed. `handle` also gets each `end`, and
+        writes its last records before it. A `handle` that holds records back passes `settle`, which yields the rest:
+        it's called before a header, a resume, a sync and an end, and when the stream is over, even if it's truncated.
+        `wants` is the kind of record that the stage works on, and the error if the input has none.
         """
         kinds: set[str] = set()
-        end: list[dict[str, Any]] = []  # held back: what is said of all segments stands in the last
+        end: list[dict[str, Any]] = []  # held back, because an error about the whole stream goes before the last one
         inside = False
         try:
             for record in self.read(files):
@@ -240,16 +243,16 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            # A library may have no element left, but PTX of one, or a trace, is no list of elements.
+            # A library may have no elements left, but a stream with PTX or a trace was never a list of elements.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
-            # With a sync it is a conversation in which nothing was asked.
+            # With a sync it's a conversation in which nothing has been asked yet.
             if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:
                 self._pass(one, handle, settle)
         except GptError as error:
             self._write_all(settle())
-            if inside:  # so that the stages after this one know why their stream is cut
+            if inside:  # tell the stages after this one why their stream ends early
                 self.write(records.make("diag", level="error", where=error.where, text=error.fact))
             self.close()
             raise
@@ -268,14 +271,14 @@ class Stage:
                 self._write_all(handle(record))
 
     def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
-        """There was nothing to do: an error, said here unless this stage or one before has said what failed.
+        """Report that there was nothing to do, unless this stage or an earlier one has reported an error.
 
-        Segments without any record are the answer of a source that found nothing, and no fault.
+        Segments without records are no error: a source found nothing.
         """
         if self.told:
             self.status = max(self.status, GptError.status)
         elif kinds - {"header", "end", "diag"} and not self.faults:
-            self.flush()  # it ends quietly if nobody reads
+            self.flush()  # exits quietly if nobody reads
             diag = self.error(GptError(fact))
             if inside:
                 yield diag
@@ -285,7 +288,7 @@ class Stage:
             self.write(record)
 
     def close(self) -> int:
-        """Writes the tables if there are any, flushes, and returns the exit status."""
+        """Print the tables, if any, flush, and return the exit status."""
         if self.table:
             self.write_text(self.table.text())
         self.flush()

@@ -1,11 +1,11 @@
-"""The wire: msgpack maps in segments, as gpt-stream(5) specifies it.
+"""The wire format: msgpack maps in segments, as specified in gpt-stream(5).
 
-Reading yields `Record`s, dictionaries that also hold the bytes they came from. A stage that passes a record on
-writes those bytes again, so what it does not know leaves exactly as it came; a stage that changes one makes a
-new dictionary. `chunk`s are expanded while reading.
+Reading yields `Record`s: dictionaries that keep the bytes they were read from. A stage that passes a record on writes
+those bytes, so keys that it doesn't know survive unchanged. A stage that changes a record makes a new dictionary.
+`chunk`s are expanded while reading.
 
-Three traps of msgpack are dealt with here: its Unpacker forgets a record that is torn at the end of the input
-(here a TruncatedError), takes plain text for a row of small integers, and refuses large records by default.
+msgpack has three traps, all handled here: its Unpacker silently drops an incomplete record at the end of the input (we
+raise TruncatedError), takes plain text for a sequence of small integers, and refuses large records by default.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PADDING = re.compile(rb"\0*")
 
 
 class Record(dict[str, Any]):
-    """A record as it was read. Never changed in place: `raw` are its bytes on the wire."""
+    """A record that was read. Never change it in place: `raw` has its bytes on the wire."""
 
     __slots__ = ("raw",)
     raw: bytes
 
 
 class Packed:
-    """Several records as they go into a stream: bytes and their number. Iterating yields the records."""
+    """Several records, packed, with their number. Iterating yields the records."""
 
     def __init__(self, produce: Iterable[dict[str, Any]]) -> None:
         self.data = bytearray()
@@ -54,12 +54,12 @@ class Packed:
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    """The bytes of a record: its own if it was read and not changed, else canonical msgpack."""
+    """Return the bytes of a record: the original ones if it was read, otherwise canonical msgpack."""
     if isinstance(record, Record):
         return record.raw
     try:
         data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
-    except (ValueError, OverflowError) as error:  # JSON and deep nesting go beyond what msgpack can say
+    except (ValueError, OverflowError) as error:  # JSON and deep nesting can express values that msgpack can't
         raise MalformedError(f"{record['kind']} record has no msgpack form: {str(error)[:100]}") from None
     if len(data) > records.MAX_RECORD:
         raise MalformedError(f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}")
@@ -67,13 +67,13 @@ def pack(record: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> Record:
-    """The record of which these are the bytes."""
+    """Return the record that these bytes encode."""
     ((record, _),) = _split([data], "record")
     return record
 
 
 def header(tool: str, argv: list[str]) -> dict[str, Any]:
-    """The record that begins a segment of this process."""
+    """Return a header for this process."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = file.read().strip()
@@ -94,26 +94,26 @@ def header(tool: str, argv: list[str]) -> dict[str, Any]:
 
 
 def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
-    """The records of a msgpack stream, chunks expanded, segments checked.
+    """Yield the records of a msgpack stream, expand chunks, and check that they form segments.
 
-    Of a regular file it reads what was there at the call: a trace may grow faster than it is read.
-    Raises MalformedError if the input is not a GPT stream, and TruncatedError if it ends inside a record;
-    `name` stands in their messages, with the offset.
+    A regular file is read up to its size at the call, since a trace may grow faster than we read it. Raises
+    MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. `name` and an offset
+    are the location in their messages.
     """
     found = _expand(_split(_blocks(file), name), name)
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
 
 
 def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
-    """The records of a file that is a part of a segment, to its end. Raises MalformedError."""
+    """Return the records of a file that holds part of a segment. Raises MalformedError."""
     return (record for record, _ in _split(iter(lambda: file.read(BLOCK), b""), name))
 
 
 class Segments:
-    """Which segment a record is in, of those that take turns in a stream.
+    """Tracks which segment each record of a stream belongs to.
 
-    `current` is the number of that of the last record, from 0; None between segments. `open` are those that have no
-    `end` by now, and `count` is how many began.
+    `count` is the number of segments so far, `current` the number of the segment of the last record (from 0; None
+    between segments), `open` the segments without an `end`.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Segments:
         self.open: set[int] = set()
 
     def add(self, record: dict[str, Any]) -> int:
-        """The segment of the next record. Raises MalformedError where it is in none."""
+        """Return the segment of the next record. Raises MalformedError if it's in none."""
         kind = record["kind"]
         if kind == "header":
             self.current = self.count
@@ -147,9 +147,9 @@ R = TypeVar("R", bound=dict[str, Any])
 
 
 def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
-    """Passes records on as long as they form segments: a header that this version reads comes first.
+    """Pass records on while they form segments, each with a header of a version that we read.
 
-    `found` yields each record with its location. Raises MalformedError otherwise, and on an empty input.
+    `found` yields each record with its location. Raises MalformedError otherwise, and on empty input.
     """
     segments = Segments()
     for record, where in found:
@@ -166,7 +166,7 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """What is there, at most a block at a time. A pipe's reader must not wait for a full block."""
+    """Yield the bytes that are available, at most a block at a time: never wait for a full block from a pipe."""
     read1 = getattr(file, "read1", file.read)
     left = _size_ahead(file)
     while data := read1(min(BLOCK, left)):
@@ -175,7 +175,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _size_ahead(file: IO[bytes]) -> int:
-    """How many bytes of a regular file lie ahead; no limit for a pipe, a terminal and an object without a file."""
+    """Return how many bytes are left in a regular file; sys.maxsize for a pipe, a terminal or another object."""
     try:
         status = os.fstat(file.fileno())
         return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else sys.maxsize
@@ -184,7 +184,7 @@ def _size_ahead(file: IO[bytes]) -> int:
 
 
 def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:
-    """Cuts bytes into records and their offsets. Zero bytes between records are skipped (padding)."""
+    """Cut bytes into records, each with its offset. Skips zero bytes between records (padding)."""
     unpacker = msgpack.Unpacker(
         unicode_errors="surrogateescape",
         strict_map_key=False,
@@ -192,9 +192,9 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         max_array_len=records.MAX_ENTRIES,
         max_map_len=records.MAX_ENTRIES,
     )
-    pending = bytearray()  # the bytes that the unpacker holds and has not returned yet
+    pending = bytearray()  # bytes that the unpacker has, but hasn't returned as records
     start = 0  # offset of pending[0]
-    edge = 0  # the unpacker's count at the end of the last record
+    edge = 0  # value of unpacker.tell() after the last record
     for block in blocks:
         try:
             unpacker.feed(block)
@@ -203,7 +203,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         pending += block
         taken = 0  # bytes of pending that became records
         while True:
-            if pending.startswith(b"\0", taken):  # padding can be long: not one by one
+            if pending.startswith(b"\0", taken):  # skip at once: padding can be long
                 end = _PADDING.match(pending, taken).end()  # type: ignore[union-attr]
                 unpacker.read_bytes(end - taken)
                 taken, edge = end, unpacker.tell()
@@ -230,7 +230,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
 
 
 def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Record, int]]:
-    """Puts the records that a chunk holds in its place."""
+    """Replace each chunk by its records."""
     for record, offset in found:
         if record["kind"] != "chunk":
             yield record, offset

@@ -1,39 +1,41 @@
-"""Names of tensors, in the trace that gpt-hook writes.
+"""Record names of tensors in the trace that gpt-hook writes.
 
     import gpt.tensors
 
-    with gpt.tensors.trace():            # what the variables of the functions that run in here hold
+    with gpt.tensors.trace():            # tensors in variables of all functions that run in here
         out = attention(q, k, v)
 
     @gpt.tensors.trace()                 # the same while a function runs
     def step(batch): ...
 
-    gpt.tensors.record(dict(model.named_parameters()), batch=batch)  # by names of one's own
+    gpt.tensors.record(dict(model.named_parameters()), batch=batch)  # with names that you choose
 
-Each tensor on the device gets a `tensor` record when it is first seen under a name: name, function, file and line,
-type, shape, address and bytes; and a `tensor_end` when the program gives it up. Both are on the clock of the launches.
-gpt/trace/tensors.py finds the tensor that was at an address at a time.
+Each tensor on the device gets a `tensor` record when it's first seen under a name, with its name, function, file and
+line, type, shape, address and size, and a `tensor_end` record when the program releases it. Both have time stamps on
+the same clock as launches. gpt/trace/tensors.py finds the tensor at an address and time.
 
-Programs import this in environments of their own: `gpt-hook run --tensors` puts a folder with this package alone on
-PYTHONPATH. So it runs on Python 3.8 and later, and imports nothing else of GPT.
+Programs import this in their own environments: `gpt-hook run --tensors` puts a folder with just this package on
+PYTHONPATH. So it must run on Python 3.8 and later, and import nothing else of GPT.
 
-While `trace` is on, the variables of a function are looked at when it begins and returns, and when it calls another.
-So a tensor has its name before the first kernel that is launched with it, but the result of a call has it only after
-the kernels that made it. Python does not tell of calls of objects that are not functions, as those of ctypes and CuPy's
-kernels: names come with the next call then, or when the function returns. Lists, tuples and dictionaries in variables
-are looked into, and modules of PyTorch, for their own parameters and buffers. One that gets other memory, as by
-`x.data = y`, is another tensor from then on. It is about the thread that enters it alone: others, as those that run a
-backward pass, have none of it, or one of their own. A generator or a coroutine that is wrapped has it on while it waits
-too, for what that thread does meanwhile; one that is both is not looked into.
+While `trace` is active, the variables of a function are inspected when it begins and returns, and when it calls another
+one. So a tensor has its name before the first kernel that's launched with it, but the result of a call only gets its
+name after the kernels that computed it. Python doesn't report calls of objects that aren't functions, such as kernels
+of ctypes and CuPy. Names are then recorded at the next call, or when the function returns. Lists, tuples and
+dictionaries in variables are searched too, and PyTorch modules for their own parameters and buffers. A tensor that gets
+other memory, for example by `x.data = y`, is another tensor from then on.
 
-A tensor is what has data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. Nothing
-of theirs is imported here, and nothing but the standard library at all. Their memory is not kept: up to Python 3.12 a
-variable that is deleted lives until the next call of its function, as in every profiler.
+`trace` only affects the thread that enters it. Other threads, for example in a backward pass, need their own. In a
+wrapped generator or coroutine it stays active while that waits, for everything that the thread does in the meantime.
+Asynchronous generators aren't supported.
 
-Without gpt-hook, and in processes that it does not watch, all this does nothing. A profiler that runs already is left
-alone (`sys.getprofile`): then variables are looked at only where the block begins and ends. Code that torch.compile
-made runs as it is: what is on is a profile function of Python, which Dynamo knows from cProfile; but a function that
-enters `trace` itself is compiled in two parts.
+A tensor is anything with data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. This
+package imports none of these libraries, only the standard library. It doesn't keep memory of tensors alive, except that
+up to Python 3.12 a deleted variable lives until the next call of its function, as in every profiler.
+
+Without gpt-hook, and in processes that it doesn't trace, nothing happens. If another profiler is active
+(`sys.getprofile`), it's left alone, and variables are only inspected where the block begins and ends. Compiled code of
+torch.compile runs unchanged: `trace` uses a Python profile function, which Dynamo knows from cProfile. But a function
+that enters `trace` itself is compiled in two parts.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ from gpt.tensors.types import Reader, TensorFacts, find_pointer, find_reader, is
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-MOST_ITEMS = 64  # of a list, tuple or dictionary that are looked at
-MOST_DEPTH = 2  # of such in such
-MOST_TYPES = 10_000  # that are remembered
+MOST_ITEMS = 64  # limit per list, tuple or dictionary
+MOST_DEPTH = 2  # levels of nested containers
+MOST_TYPES = 10_000  # limit of each cache
 CONTAINERS = (list, tuple, dict)
-OPTIMIZED = 1  # CO_OPTIMIZED: the code of a function, whose variables are its own
+OPTIMIZED = 1  # CO_OPTIMIZED: code of a function, with local variables
 GENERATOR, COROUTINE = 0x20, 0x80  # CO_GENERATOR, CO_COROUTINE
-# Code that handles tensors of others under names that mean nothing, and much of it: compilers.
+# Compilers handle other code's tensors under meaningless names, and there's a lot of their code.
 NOT_LOOKED_AT = (
     "/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/_subclasses/", "/torch/fx/",
     "/sympy/", "/triton/compiler/", "/triton/language/", "<frozen ", "/gpt/tensors/",
@@ -67,7 +69,7 @@ NOT_LOOKED_AT = (
 
 
 class Seen(NamedTuple):
-    """A tensor under a name. `id` is its number in the process; `facts` say where it is."""
+    """A tensor under a name. `id` is its number in the process; `facts` describe its memory."""
 
     id: int
     name: str
@@ -78,18 +80,18 @@ class Seen(NamedTuple):
 
 
 Sink = Callable[[Seen], object]
-_Key = Tuple[Any, ...]  # a name in a piece of code: id() of that, the variable, what it has inside
+_Key = Tuple[Any, ...]  # a place: id() of the code, variable, and keys inside it
 
 
 class _Other(enum.Enum):
-    """What stands for a reader: of a container, and of a type that was not met yet."""
+    """Stands for a reader of a container, or of a type that hasn't been seen yet."""
 
     CONTAINER = enum.auto()
     NEW = enum.auto()
 
 
 class _Known:
-    """A tensor that was seen; `ref` is None where there are no weak references to it."""
+    """A tensor that was seen; `ref` is None if there can't be weak references to it."""
 
     __slots__ = ("begin", "facts", "id", "names", "pointer", "ref")
 
@@ -102,7 +104,7 @@ class _Known:
         self.begin = self.pointer and self.pointer(value)
 
     def is_as_before(self, value: Any, key: _Key) -> bool:
-        """Whether the object was seen under this name, and has the memory that it had then."""
+        """Return whether the object was seen under this name and still has the same memory."""
         if self.ref is None or key not in self.names:
             return False
         return self.pointer is None or self.pointer(value) == self.begin
@@ -110,17 +112,17 @@ class _Known:
 
 _ids = itertools.count(1)
 _known: dict[int, _Known] = {}  # by id() of the object
-_readers: dict[type, Reader | _Other | None] = {}  # None: not a tensor
-_looked_at: dict[int, tuple[CodeType, bool]] = {}  # by id(); code that is here has it alone
+_readers: dict[type, Reader | _Other | None] = {}  # None means not a tensor
+_looked_at: dict[int, tuple[CodeType, bool]] = {}  # by id(); an entry keeps its code alive, so ids stay unique
 _told: set[str] = set()
-os.register_at_fork(after_in_child=_known.clear)  # the trace of the child knows none of them
+os.register_at_fork(after_in_child=_known.clear)  # the child's trace has none of them
 
 
 class _Hook:
-    """The functions of libgpthook.so; runtime/hook/watch/watch.h has them. They keep the GIL: they are short."""
+    """The functions in libgpthook.so, declared in runtime/hook/watch/watch.h. They're short, so they keep the GIL."""
 
     def __init__(self) -> None:
-        """Raises AttributeError or OSError if it is not loaded."""
+        """Raise AttributeError or OSError if the library isn't loaded."""
         import ctypes
 
         library = ctypes.PyDLL(None)
@@ -132,7 +134,7 @@ class _Hook:
         self._shape = ctypes.c_uint64
 
     def record(self, seen: Seen) -> bool:
-        """Writes it. False if nothing is recorded now."""
+        """Write a tensor record. Returns False if recording is off."""
         low, size, first, dtype, shape = seen.facts
         sizes = (self._shape * len(shape))(*shape)
         texts = _encode(seen.name), _encode(dtype), _encode(seen.function), _encode(seen.file)
@@ -156,16 +158,16 @@ def _find_hook() -> _Hook | None:
 
 
 def _say_once(text: str) -> None:
-    if text not in _told and sys.stderr:  # None would be standard output
+    if text not in _told and sys.stderr:  # print(file=None) would write to standard output
         _told.add(text)
-        with contextlib.suppress(Exception):  # it is closed, say
+        with contextlib.suppress(Exception):  # closed, for example
             print(f"gpt.tensors: warning: {text}", file=sys.stderr)
 
 
 class trace:
-    """Records the tensors in variables while a block or a function runs; see above. `also` is called with each.
+    """Records tensors in variables while a block or a function runs; see above. `also` is called with each.
 
-    What goes wrong in that, or in `also`, is said once on standard error: the block runs as it would.
+    Errors in this or in `also` are printed once to standard error, and the block runs as usual.
     """
 
     def __init__(self, also: Sink | None = None) -> None:
@@ -192,7 +194,7 @@ class trace:
         _forget_variables(sys._getframe(1))
 
     def __call__(self, function: _Function) -> _Function:
-        """Wraps a function. A coroutine or a generator is looked into while it runs."""
+        """Wrap a function. A coroutine or generator is traced while it runs."""
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if flags & COROUTINE:
 
@@ -226,14 +228,14 @@ class trace:
                 _see_variables(frame, self._also)
             elif event == "return" or (event == "c_call" and getattr(arg, "__module__", None) != "builtins"):
                 _see_variables(frame, self._also)
-        except Exception:  # no place on the stack, not even to say so
+        except Exception:  # the stack may be exhausted, so don't even report it
             pass
 
 
 class _Entered(threading.local):
-    """For each block that a thread is in, whether it turned the profile function on. Tasks may leave in any order.
+    """The blocks that a thread is in, and whether each has set the profile function. Tasks may leave in any order.
 
-    A generator may leave a block in another thread than it entered it: that thread's own are not touched then.
+    A generator may leave a block in another thread than it entered it. The blocks of that thread aren't changed then.
     """
 
     def __init__(self) -> None:
@@ -252,7 +254,7 @@ def _is_ours(profiler: Any) -> bool:
 
 
 def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = None, **named: Any) -> None:
-    """Records tensors by the names that they are given here. Where it is called is their call site."""
+    """Record tensors under the given names. The caller becomes their function and line."""
     hook = _find_hook()
     if not (hook or also):
         return
@@ -278,9 +280,9 @@ def _see_variables(frame: FrameType, also: Sink | None) -> None:
                     known = _known.get(id(value))
                     if known is None or not known.is_as_before(value, (place, name)):
                         _look(name, value, frame, also, MOST_DEPTH, (place, name))
-            except Exception as error:  # of the value, or of a sink: the others have their names
+            except Exception as error:  # from a value or a sink: go on with the other variables
                 _say_once(f"{type(error).__name__}: {error}")
-    except Exception as error:  # of ours: the program is not to have it
+    except Exception as error:  # our own error must not reach the program
         _say_once(f"{type(error).__name__}: {error}")
 
 
@@ -293,7 +295,7 @@ def _choose(code: CodeType) -> tuple[CodeType, bool]:
 
 def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
     found = frame.f_locals
-    if not code.co_flags & OPTIMIZED:  # a module, which may have many more than it uses here, or a class
+    if not code.co_flags & OPTIMIZED:  # a class, or a module, which may have many more names than it uses here
         if type(found) is not dict:
             return ()
         return [(name, found[name]) for name in code.co_names if name in found]
@@ -301,10 +303,10 @@ def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
 
 
 def _forget_variables(frame: FrameType) -> None:
-    """Up to Python 3.12 a frame keeps what `f_locals` showed; unless the program has it too, it goes."""
+    """Clear the copy of `f_locals` that a frame keeps up to Python 3.12, unless the program has it too."""
     if sys.version_info < (3, 13) and frame.f_code.co_flags & OPTIMIZED:
         found = frame.f_locals
-        if sys.getrefcount(found) == 3:  # the frame's, ours, and the argument
+        if sys.getrefcount(found) == 3:  # references: the frame's, ours, and the argument
             found.clear()
 
 
@@ -323,12 +325,15 @@ def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int
                 known, inner = _known.get(id(one)), (key[0], name, index)
                 if known is None or not known.is_as_before(one, inner):
                     _look(form.format(index), one, frame, also, depth - 1, inner)
-    elif not (reader is None or isinstance(reader, _Other) or name == "self"):  # which is, in a method of its own
+    elif not (reader is None or isinstance(reader, _Other) or name == "self"):  # `self` in its own method
         _see(name, value, reader, frame, also, key)
 
 
 def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
-    """The first items of a container, and the form of their names. A list that begins with no tensor yields none."""
+    """Return the first items of a container and a format for their names.
+
+    A list is skipped if its first item isn't a tensor.
+    """
     escaped = name.replace("{", "{{").replace("}", "}}")
     form = escaped + "[{!r}]"
     if isinstance(value, dict):
@@ -364,7 +369,7 @@ def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | N
 
 
 def _end(key: int) -> None:
-    """The object has other memory now, or none."""
+    """Record the end of a tensor whose object now has other memory, or none."""
     before, hook = _known.pop(key, None), _find_hook()
     if before is not None and before.ref is not None and hook:
         hook.end(before.id)
@@ -382,6 +387,6 @@ def _keep(value: Any, known: _Known) -> None:
 
     try:
         known.ref = weakref.ref(value, gone)
-    except TypeError:  # it has none
+    except TypeError:  # doesn't support weak references
         pass
     _known[key] = known

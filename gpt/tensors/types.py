@@ -1,8 +1,7 @@
-"""What is a tensor on the device, and where it is: by what it can do, not by its type.
+"""Recognize tensors on the device by their methods, not by their type, and find their memory.
 
-A reader takes a tensor and returns what it says of itself, or None if that is not on the device, is empty, or has no
-memory. It calls as little of the tensor's library as it can, with PyTorch's function modes turned off: none of it
-starts work or waits for any.
+A reader takes a tensor and returns facts about it, or None if it isn't on the device, is empty, or has no memory. It
+calls as little of the tensor's library as possible, with PyTorch's function modes off, and never starts work or waits.
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequ
 
 
 class TensorFacts(NamedTuple):
-    """Where a tensor is. `low` is the address of its lowest byte, `size` how many there are to the end of the highest,
-    `first` where its first element is, which is not the lowest with a negative stride. `dtype` is one element's."""
+    """The memory of a tensor: `low` is the lowest address, and `size` the bytes up to the end of the highest element.
+
+    `first` is the address of the first element, which isn't the lowest if a stride is negative. `dtype` is the element
+    type.
+    """
 
     low: int
     size: int
@@ -28,13 +30,13 @@ Pointer = Callable[[Any], int]
 
 ADDRESSES = 1 << 64
 MOST_DIMENSIONS = 64
-ON_DEVICE = (2, 13)  # of DLDeviceType: kDLCUDA, kDLCUDAManaged
-KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}  # of the array interface
+ON_DEVICE = (2, 13)  # from DLDeviceType: kDLCUDA, kDLCUDAManaged
+KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}  # in the array interface
 CODES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")  # DLDataTypeCode
 
 
 def find_reader(type_: type) -> Reader | None:
-    """How to read values of a type; None if they are not tensors."""
+    """Return the reader for values of a type; None if they aren't tensors."""
     if type_ is type or _is_wrapper(type_):
         return None
     names = {name for base in type_.__mro__ if base is not object for name in base.__dict__}
@@ -45,9 +47,9 @@ def find_reader(type_: type) -> Reader | None:
 
 
 def find_pointer(type_: type) -> Pointer | None:
-    """How to ask a value of a type again where its memory begins; None if that does not change.
+    """Return a function that gets the current address of a value of this type; None if it can't change.
 
-    PyTorch's own function, not a method: neither a mode nor a subclass sees it, and it copies nothing.
+    For PyTorch it's an internal function instead of a method: no mode or subclass intercepts it, and it copies nothing.
     """
     if find_reader(type_) is not _read_pointer:
         return None
@@ -58,19 +60,19 @@ def find_pointer(type_: type) -> Pointer | None:
 
 
 def is_module(type_: type) -> bool:
-    """Whether it is a module of PyTorch."""
+    """Return whether a type is a PyTorch module."""
     return any(base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in type_.__mro__)
 
 
 def iter_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers of a module, without those of the modules in it."""
+    """Yield the parameters and buffers of a module, without nested modules."""
     inside = object.__getattribute__(module, "__dict__")
     for part in ("_parameters", "_buffers"):
         yield from list((inside.get(part) or {}).items())
 
 
 def _is_wrapper(type_: type) -> bool:
-    """A tensor of PyTorch that has no memory of its own: fake, functional, distributed."""
+    """Return whether a PyTorch tensor has no memory of its own: fake, functional, distributed."""
     for base in type_.__mro__:
         if base.__module__ == "torch" and base.__name__ == "Tensor":
             return False
@@ -82,7 +84,7 @@ def _is_wrapper(type_: type) -> bool:
 def _facts(
     first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None
 ) -> TensorFacts | None:
-    """`strides` are in bytes; None: C order."""
+    """Return facts if they make sense. `strides` are in bytes, None for C order."""
     sizes = tuple(int(size) for size in shape)
     if not first or item <= 0 or min(sizes, default=1) <= 0 or len(sizes) > MOST_DIMENSIONS:
         return None
@@ -111,7 +113,7 @@ def _read_pointer(value: Any) -> TensorFacts | None:
             dtype = str(value.dtype)
             dtype = dtype[len("torch.") :] if dtype.startswith("torch.") else dtype
             return _facts(_address(value, int(item)), int(item), dtype, value.shape, steps)
-        except Exception:  # it has no memory: sparse, batched, freed
+        except Exception:  # without memory: sparse, batched, freed
             return None
 
 
@@ -121,24 +123,24 @@ def _call(value: Any, name: str) -> Any:
 
 
 def _without_modes() -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's modes see each use of a tensor, this one too. It is imported if one of its tensors is here."""
+    """Turn off PyTorch's modes, which would see our use of a tensor. PyTorch is imported if there's a tensor of it."""
     quiet = _core("DisableTorchFunction")
     return quiet() if quiet else contextlib.nullcontext()
 
 
 def _core(name: str) -> Any:
-    """What PyTorch has below its Python, if it is imported and has it."""
+    """Return a member of PyTorch's C module; None if PyTorch isn't imported or lacks it."""
     return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
 
 
 def _is_traced() -> bool:
-    """Whether PyTorch's tracer notes who asks for a shape."""
+    """Return whether PyTorch's tracer is recording, which would include our reading of a shape."""
     tracing = _core("_get_tracing_state")
     return bool(tracing and tracing() is not None)
 
 
 def _address(value: Any, item: int) -> int:
-    """Of the first element. To ask a lazy clone of PyTorch for it would make the copy."""
+    """Return the address of the first element. Asking a lazy clone of PyTorch for it would make the copy."""
     is_lazy, begin = _core("_is_cow_tensor"), _core("_data_address")
     if is_lazy and begin and isinstance(value, sys.modules["torch"].Tensor) and is_lazy(value):
         return int(begin(value)) + int(value.storage_offset()) * item
@@ -151,7 +153,7 @@ def _read_interface(value: Any) -> TensorFacts | None:
         kind, item = told["typestr"][1], int(told["typestr"][2:])
         dtype = f"{KINDS[kind]}{8 * item}" if kind in KINDS and kind != "b" else KINDS.get(kind, told["typestr"])
         return _facts(int(told["data"][0] or 0), item, dtype, told["shape"], told.get("strides"))
-    except Exception:  # it is on the host, say
+    except Exception:  # it's on the host, for example
         return None
 
 
@@ -159,13 +161,13 @@ def _read_dlpack(value: Any) -> TensorFacts | None:
     try:
         if value.__dlpack_device__()[0] not in ON_DEVICE:
             return None
-        return _read_capsule(value.__dlpack__(stream=-1))  # -1: nothing is waited for
-    except Exception:  # it cannot be exported
+        return _read_capsule(value.__dlpack__(stream=-1))  # -1: don't synchronize
+    except Exception:  # it can't be exported
         return None
 
 
 def _read_capsule(capsule: Any) -> TensorFacts | None:
-    """A DLTensor; its capsule is given back unused."""
+    """Read a DLTensor; its capsule is dropped without being consumed."""
     import ctypes
 
     class Tensor(ctypes.Structure):

@@ -156,8 +156,8 @@ def test_modules_of_a_stream_are_extracted(sample):
     by_library = {path: [e for e in done.kind("element") if e["library"] == path] for path in paths(done)}
     assert [e["arch"] for e in by_library["module:1"]] == ["sm_75", "sm_80", "sm_90", "sm_90"]
     assert [e["offset"] for e in by_library["module:1"]] == [e["offset"] for e in by_library["module:2"]]
-    assert "module:3: is not what was loaded: its sha256 differs" in done.err
-    assert "module:7: is not what was loaded: its sha256 differs" in done.err
+    assert "module:3: the image has changed since it was loaded: its sha256 differs" in done.err
+    assert "module:7: the image has changed since it was loaded: its sha256 differs" in done.err
     assert done.err.count("error: ") == 6
 
 

@@ -23,6 +23,7 @@ import pytest
 from gpt.formats import elf, fatbin, image, zips
 from gpt.ptx.names import MAX_DIRECTIVES
 from gpt.stream import records
+from gpt.trace import apis, rows
 from tests import loaded
 from tests.demo.build import build
 from tests.tiers import full
@@ -200,7 +201,7 @@ def tables(title):
     for line in section("gpt-stream.5", title):
         if line.startswith(".Ss "):
             found[line[4:]] = rows = []
-        elif line.startswith(".It ") and not line.startswith(".It Sy"):
+        elif line.startswith(".It ") and " Ta " in line and not line.startswith(".It Sy"):
             rows.append(plain(line))
     return found
 
@@ -211,6 +212,26 @@ def test_tables_are_those_of_records(title, declared):
     assert list(shown) == list(declared)
     for name, keys in declared.items():
         assert shown[name] == [f".It {key} Ta {type_} Ta {meaning}" for key, (type_, meaning) in keys.items()]
+
+
+def test_fields_of_rows_are_those_that_readers_know():
+    shown = dict(re.findall(r"^\.It (\w+) Ta (\w+) Ta", "\n".join(section("gpt-stream.5", "Rows")), re.M))
+    known = rows.CALL | rows.ARGUMENTS | rows.LAUNCHES | rows.COUNTS | rows.GPU_TIMES | rows.GPU_CALLS
+    words = " ".join(section("gpt-stream.5", "Rows"))
+    assert shown.items() - {("first", "u64")} <= known.items()
+    assert all(re.search(rf"\b{name}\b", words) for name in known)
+
+
+def test_operations_are_those_of_driver_functions():
+    shown, prefixes, type_ = set(), [], ""
+    for line in section("gpt-stream.5", "TYPES AND OPERATIONS"):
+        if found := re.fullmatch(r"\.It (?:(\w+) )?Ta ([\w, ]+) Ta .*", line):
+            type_ = found[1] or type_
+            shown |= {(type_, op) for op in found[2].split(", ")}
+        elif found := re.fullmatch(r"\.It (cu\w+) Ta (\w+)", line):
+            prefixes.append((found[1], found[2]))
+    assert shown == {*apis.LISTED}
+    assert prefixes == [one for one in apis.PREFIXES if one[1] != "other"]
 
 
 def test_names_that_are_left_to_users_are_not_used():

@@ -203,7 +203,7 @@ def test_a_library_that_fails_has_no_tallies(library, tmp_path):
 def test_a_bare_cubin(sample, tmp_path):
     cubin = sample("cubin")
     done = run("gpt-patch", "-o", tmp_path, data=located(cubin, "_Z3onePf", "--granularity", "kernel"))
-    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it stands in no fatbin"]
+    assert [t["zeroed"] for t in done.kind("trimmed")] == ["it is in no fatbin"]
     before, after = sections(cubin.read_bytes()), sections(Path(done.kind("patched")[0]["output"]).read_bytes())
     assert {name for name in before if before[name] != after[name]} == {".text._Z3twoPf"}
 

@@ -66,7 +66,7 @@ def test_what_is_another_file_now_is_refused(sample, tmp_path):
     done = extract("--loaded", made)
     assert done.status == 4
     assert "gone.so: No such file" in done.err
-    assert "lib.so: is not what was loaded: its size differs" in done.err
+    assert "lib.so: the file has changed since it was loaded: its size differs" in done.err
     assert paths(done) == []
 
 
