@@ -75,7 +75,7 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # draw the line of what the device holds only if that is at most this many times what was resident
+NEAR = 4  # draw the line of what the device holds if it's at most this many times the most resident warps
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
 
 Number = Annotated[

@@ -55,7 +55,7 @@ TENSORS_OF = (
 NONE = (1 << 32) - 1  # no text
 BATCH = 4 << 20  # accesses that are looked at together
 ROWS, COLUMNS = 1024, 1024  # of the matrix
-MOST_SMS = 4096  # a larger number isn't that of an SM
+MOST_SMS = 4096  # a greater number can't be an SM
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
 MOST_LAUNCHES = 100_000  # that are listed
@@ -108,7 +108,7 @@ class Dmat(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Count the accesses of a launch, and those of each page if it's the launch to show so far."""
+        """Count the accesses of a launch, and of each page if it's the launch to show so far."""
         self._number += 1
         slots, known = saved.slots, buffer.map.unsigned
         clock = _Clock(slots, "sm" in known)

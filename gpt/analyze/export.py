@@ -134,7 +134,7 @@ class Export:
         """Finish the file and give it its name; there are no records."""
         if self._lacks:
             return
-        for process in list(self._processes):  # only those whose rows were malformed are left
+        for process in list(self._processes):  # the ones with malformed rows are left
             self._end(process)
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)

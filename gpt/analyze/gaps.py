@@ -192,7 +192,7 @@ def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns GAPS: gaps between the launches of each thread, then those of the process after a wait."""
+    """Yield the columns GAPS: gaps between the launches of each thread, then gaps of the process after a wait."""
     from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
@@ -256,7 +256,7 @@ def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns PERIODS of the longest idle periods of a GPU; the process is the one that ended it."""
+    """Yield the columns PERIODS of the longest idle periods of a GPU, with the process that ended each."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
     def name(work: Work) -> str:

@@ -56,7 +56,7 @@ NO_IOCTLS = (
 
 
 class _Row(NamedTuple):
-    """An ioctl; `call` is the index of the call that it is part of, -1 if there is none."""
+    """An ioctl; `call` is the index of the call that it is part of, or -1."""
 
     name: str
     command: str | None
