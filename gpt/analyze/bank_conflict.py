@@ -60,11 +60,11 @@ WAYS = (
     Column("groups", "u64"),
 )
 LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: bytes that a pass serves at most
-WIDEST = 16  # bytes of an access of a lane
+WIDEST = 16  # bytes per access of a lane
 TOP, TOP_LAUNCHES, TOP_STRIDES = 30, 10, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 KEPT, DRAWN = 1000, 5  # strides of a kernel that are kept, kernels that are drawn
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class Passes(NamedTuple):
@@ -72,8 +72,8 @@ class Passes(NamedTuple):
 
     size: Any  # bytes of a lane
     stride: Any  # bytes from its first lane to its second
-    alone: Any  # whether it has one lane only
-    least: Any  # passes without conflicts: groups
+    alone: Any  # whether it has only one lane
+    least: Any  # passes without conflicts: one per group
     passes: Any
     groups: Any
 
@@ -105,7 +105,7 @@ class BankConflict(MapAnalysis):
         self._simulated = False
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in the accesses of a launch."""
+        """Take in the accesses of a launch."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
         simulated = any(runs == "ptx" for _, runs in process.devices)
@@ -250,7 +250,7 @@ def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
     opens = np.ones(len(group), bool)
     opens[1:] = group[1:] != group[:-1]
     places, which = group[opens], np.cumsum(opens) - 1
-    ordered = np.sort((which << 32) | word)  # a word has 30 bits, and a few more
+    ordered = np.sort((which << 32) | word)  # a word number has little more than 30 bits
     fresh = np.ones(len(ordered), bool)  # np.unique would hash them, which takes ten times as long
     fresh[1:] = ordered[1:] != ordered[:-1]
     distinct = ordered[fresh]

@@ -76,7 +76,7 @@ BLOCKS = (
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
 NEAR = 4  # draw the line of what the device holds if it's at most this many times the most resident warps
-MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
+MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks that are listed
 
 Number = Annotated[
     int | None, Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
@@ -144,7 +144,7 @@ class BlockSched(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Replays a launch."""
+        """Replay a launch."""
         from gpt.analyze.lib.occupancy import make_occupancy
         from gpt.analyze.lib.schedule import make_schedule
 

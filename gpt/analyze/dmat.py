@@ -53,12 +53,12 @@ TENSORS_OF = (
     Column("address", "u64", "address"),
 )
 NONE = (1 << 32) - 1  # no text
-BATCH = 4 << 20  # accesses that are looked at together
+BATCH = 4 << 20  # accesses that are processed at once
 ROWS, COLUMNS = 1024, 1024  # of the matrix
 MOST_SMS = 4096  # a greater number can't be an SM
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]

@@ -79,7 +79,7 @@ class Events:
             self._notes, self.kinds = Notes(), KINDS
         self._stage = stage
         self._json = json
-        self._file = tempfile.TemporaryFile()  # lives as long as this
+        self._file = tempfile.TemporaryFile()  # lives as long as this object
         self._batches: list[_Batch] = []
 
     def take(self, process: Process) -> None:

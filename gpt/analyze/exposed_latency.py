@@ -42,7 +42,7 @@ PARTS = ("prologue", "kernel", "epilogue")
 OURS = "gpt-hook"
 NO_PROBE = "-"
 TOP = 30  # rows that tables show
-KERNEL = 30  # columns of the name of a kernel beside a bar
+KERNEL = 30  # width of the name of a kernel beside a bar
 MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
 RANGE = 1e-30, 1e30  # of times that are not 0
@@ -128,7 +128,7 @@ class Bar:
             self.samples.add(on_gpu=on_gpu)
 
     def merge(self, other: Bar) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.samples.merge(other.samples)
 
     @property

@@ -79,7 +79,7 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
-BRIEF = 18  # columns of a name in a picture
+BRIEF = 18  # width of a name in a picture
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code, no CUDA call", "several CUDA calls", "a graph"

@@ -136,7 +136,7 @@ class MemUsage:
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
+        """Take in the records that a process has collected."""
         if process not in self._open:
             self._open[process] = _Use(process)
         self._open[process].take()
@@ -151,7 +151,7 @@ class MemUsage:
         self._rows.append((process.header, use.row()))
 
     def merge(self, other: MemUsage) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         _merge(self._done, other._done)
         self._rows += other._rows
         self._coverage.merge(other._coverage)

@@ -9,7 +9,7 @@ from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count
 
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class ProgramProgress(ProgressFold):

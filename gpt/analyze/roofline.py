@@ -117,7 +117,7 @@ class Roofline(MapAnalysis):
         return MAPS
 
     def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
+        """Take in the records that a process has collected."""
         if process not in self._times:
             self._times[process] = _Times(process)
         self._times[process].take()
@@ -153,7 +153,7 @@ class Roofline(MapAnalysis):
         super().end(process)
 
     def merge(self, other: Roofline) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         _merge(self._kernels, other._kernels)
         self._cards |= other._cards
         self.merge_launches(other)
@@ -210,7 +210,7 @@ class _Times:
         self._firsts = FirstLaunches()
 
     def take(self) -> None:
-        """Takes in what the process has collected."""
+        """Take in the records that the process has collected."""
         import numpy as np
 
         process = self._process

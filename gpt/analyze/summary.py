@@ -100,7 +100,7 @@ class Summary:
             self._processes.append(_process_row(current))
 
     def merge(self, other: Summary) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes

@@ -71,7 +71,7 @@ class SyncWait(Ratios):
         self._spread[buffer.kernel] += (most - least)[several].sum(), most[several].sum()
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         super().merge(other)
         for mine, theirs in ((self._places, other._places), (self._spread, other._spread)):
             for name, sums in theirs.items():

@@ -42,9 +42,9 @@ SIZES = (
 )
 HALF = 65504.0  # the greatest number of half precision
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 BINS, DRAWN = 20, 5  # of the histogram, and kernels in it
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class _Range:
@@ -124,7 +124,7 @@ class ValueRange(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
 
     def merge(self, other: ValueRange) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, kernel in other._kernels.items():
             self._kernels.setdefault(name, _Range()).merge(kernel, self._number)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))

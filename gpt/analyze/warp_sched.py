@@ -44,7 +44,7 @@ TIMES = (
     Column("shared", "u64", title="warps shared"),
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 PARTS = 8  # bins of the answer between a time and twice that time
 ALONE, SHARED = "alone", "shared"
 
@@ -89,7 +89,7 @@ class WarpSched(MapAnalysis):
         self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
 
     def merge(self, other: WarpSched) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         rows = [(run.row[0], run.row[1] + len(self._runs), *run.row[2:]) for run in other._runs]
         self._runs += [run._replace(row=row) for run, row in zip(other._runs, rows, strict=True)]
         self.merge_launches(other)

@@ -174,7 +174,7 @@ class Passage:
         self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
         self._news = False  # whether there's news since the last answer
         self._kinds: set[str] = set()  # of all records
-        self._told = False  # whether a stage before has reported an error
+        self._told = False  # whether an earlier stage reported an error
         self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
         self._names: dict[str, None] = {}  # of kernels, for the case that a selection matches none

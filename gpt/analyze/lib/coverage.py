@@ -18,7 +18,7 @@ UNPROBED = (
     Column("launches", "u64"),
 )
 TOP = 10  # rows that tables show
-REASONS = 3  # that a line names
+REASONS = 3  # reasons that a line names
 NOT_ASKED = "no probe was asked for"
 NOT_KNOWN = "not known: the trace of its process has no end"  # the end record would say why launches had no probes
 WAYS = {  # remedies for reasons that begin like this; gpt-hook prints the same (runtime/hook/write/report.c)

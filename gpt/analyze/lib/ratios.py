@@ -31,9 +31,9 @@ LOST = (
 )
 PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # of warps
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 BINS, DRAWN = 20, 5  # bins of the histogram (a table shows one kernel's), and kernels in it
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class Kernel:
@@ -80,7 +80,7 @@ class Ratios(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, kernel in other.kernels.items():
             mine = self.kernels.setdefault(name, Kernel(name))
             mine.sums.update(kernel.sums)

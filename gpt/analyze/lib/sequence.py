@@ -116,7 +116,7 @@ class Groups:
         if not len(self._known) or not self._has(values):
             self._known = np.union1d(self._known, values)
         ranks = np.searchsorted(self._known, values)
-        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy sorts those by radix
+        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy radix-sorts u16
         order = np.argsort(ranks, kind="stable")
         counts = np.bincount(ranks, minlength=len(self._known))
         ends = np.cumsum(counts)

@@ -23,7 +23,7 @@ KERNEL = (
 )
 DROPPED = Column("dropped", "u64", title="lost", shown="any")
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 
 
 class KernelSums(MapAnalysis):
@@ -57,7 +57,7 @@ class KernelSums(MapAnalysis):
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, sums in other._kernels.items():
             self._kernels.setdefault(name, Counter()).update(sums)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))

@@ -153,7 +153,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         self._coverage.merge(make_coverage(process))
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         self._merge(self._done, other._done)
         self._coverage.merge(other._coverage)
 

@@ -24,7 +24,7 @@ from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each at most; the driver has some 700
-FEW = 3  # launches of a kernel from which on one that takes FAR times as long counts as loading code
+FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
