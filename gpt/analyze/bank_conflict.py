@@ -1,9 +1,9 @@
 """gpt-analyze bank_conflict: how many passes over the banks of shared memory its accesses take.
 
 Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at one clock: a
-*request*. It is served in groups of lanes that together ask for 128 bytes: of 4 bytes each all 32, of 8 bytes 16, of
-16 bytes 8. A group takes as many *passes* as the bank with the most different words in it has of these; lanes that
-ask for one word share a pass. What exceeds one pass a group are *conflicts*.
+*request*. It is served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for
+8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are different words in its busiest bank; lanes that ask
+for the same word share a pass. Passes beyond the first of a group are *conflicts*.
 
 On the simulated device lanes run one after the other, each at its own clocks. There the nth accesses of all lanes of a
 warp count as one request, which is right as long as the lanes follow the same path.
@@ -91,7 +91,7 @@ class _Kernel:
 
 
 class BankConflict(MapAnalysis):
-    """The passes of kernels and launches, and which accesses take them."""
+    """The passes of kernels and launches, and the accesses that cause them."""
 
     name = "bank_conflict"
     fields = ("clock", "address", "bytes")

@@ -1,4 +1,4 @@
-"""gpt-analyze branch_divergence: how often the lanes of a warp part at branches.
+"""gpt-analyze branch_divergence: how often the lanes of a warp diverge at branches.
 
 When a warp reaches a branch, each of its active lanes counts as `reached`. A lane that jumps counts as `taken`, and
 also as `split` if another active lane doesn't jump. `split` thus counts only one side of the lanes that diverge: a

@@ -1,4 +1,4 @@
-"""gpt-analyze diff: two traces, or several runs of each, by function and by kernel (differences.py has the rules)."""
+"""gpt-analyze diff: compare two traces, or several runs of each, by function and kernel (rules: differences.py)."""
 
 from __future__ import annotations
 

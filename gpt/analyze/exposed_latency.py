@@ -1,4 +1,4 @@
-"""gpt-analyze exposed_latency: what a probed launch takes, prologue, kernel and epilogue, as multiples of a plain one.
+"""gpt-analyze exposed_latency: the time of a probed launch, prologue, kernel and epilogue, as multiples of a plain one.
 
 Figures of another tool can be shown beside it, from a file of comma-separated values (read_figures).
 """

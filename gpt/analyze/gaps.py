@@ -1,4 +1,4 @@
-"""gpt-analyze gaps: when nothing was launched, and when the GPU had nothing to do."""
+"""gpt-analyze gaps: times in which nothing was launched, and in which the GPU was idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-analyze maps: what any probe saved, field by field: how many records, from what to what, and how distributed.
+"""gpt-analyze maps: the records of any probe, field by field: how many, their range, and their distribution.
 
 It doesn't know what the fields mean, so it shows them all in the same way. A total has one record for each unit; the
 values that were added up in it can't be separated.

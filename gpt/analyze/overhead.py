@@ -1,4 +1,4 @@
-"""gpt-analyze overhead: what kernels take with and without probes, and what a probed launch costs the program."""
+"""gpt-analyze overhead: how long kernels take with and without probes, and what a probed launch costs the program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""gpt-analyze stages: what an inference spends its time on, from its first call to its last one.
+"""gpt-analyze stages: where an inference spends its time, from its first call to its last one.
 
-The stages are found from the calls of the process that launches most:
+The calls of the process that launches most tell the stages:
 
 - Initialization: from the first call to the first copy to the device, or, without one, the first loading of code.
 - Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,

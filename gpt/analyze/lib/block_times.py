@@ -1,4 +1,4 @@
-"""When kernels ran, from what the probe block_sched saved of their warps.
+"""Find when kernels ran, from the clocks of warps that the probe block_sched saved.
 
 A warp saves the clock of its SM when it begins, the number of these clocks that it ran, and the GPU's time in ns when
 it ended. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The

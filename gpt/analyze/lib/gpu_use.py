@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU, what ran before and after it; in ns, without time that wasn't recorded."""
+    """An idle period of a GPU, and the work before and after it; in ns, without time that wasn't recorded."""
 
     begin: int
     took: int
@@ -98,7 +98,7 @@ class GpuUse:
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
-        """`unrecorded` has what each of the processes didn't record."""
+        """Start without work; `unrecorded` has the times that each of the processes didn't record."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})

@@ -187,7 +187,7 @@ class LaunchSequence:
 def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
     """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` leave out what wasn't recorded. The iteration has to cover SHARE of the sequence by itself: if only
+    `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
     several units of one length do so together, those are yielded and none is called the iteration.
     """
     periods = find_periods(codes)

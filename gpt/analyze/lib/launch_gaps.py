@@ -47,7 +47,7 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
 
-    Time in gaps that wasn't recorded isn't part of them.
+    Unrecorded time in a gap doesn't count.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:

@@ -53,7 +53,7 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
     """Return True if somebody has a trace open for writing, or may be about to write it.
 
     The value says whether a trace is complete. An incomplete one may still be on its way if it changed a moment ago,
-    as when a tool copies it in pieces. Only processes of this machine that we may look at are seen.
+    for instance because a tool copies it in pieces. Only processes on this machine that we may inspect are found.
     """
     wanted = set()
     for path, complete in traces.items():

@@ -1,4 +1,4 @@
-"""Whole numbers by group, as many as there are: how many, their sum, the largest, and exact percentiles.
+"""Whole numbers by group, any number of them: their count, sum, maximum, and exact percentiles.
 
 They are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins between zero and the
 largest number, then in finer bins within the right one, until that has few numbers, or one value.

@@ -1,4 +1,4 @@
-"""The blocks of a launch on the SMs that ran them, from what the probe `block_sched` saved.
+"""Reconstruct the schedule of a launch's blocks on its SMs, from the records of the probe `block_sched`.
 
 A block runs from the first clock of its warps to the last one. Each SM has its own clock, so blocks can be sorted only
 within an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot that became free

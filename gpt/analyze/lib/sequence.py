@@ -186,7 +186,7 @@ class NextLaunches:
     def find(self, launches: Whole, waits: Whole, now: int) -> tuple[Whole, Whole]:
         """Return the ends of the waits before these launches, and the ns from there to the launch.
 
-        `waits` are the ends of further waits, in the order in which these began, and `now` is the last call's begin.
+        `waits` are the ends of further waits, sorted by their starts, and `now` is the start of the last call.
         """
         ends = np.concatenate((self._ends, waits))
         last = np.concatenate((self._last, np.zeros(len(waits), bool)))

@@ -1,7 +1,7 @@
 """Calls by function: how many, how long, how many bytes; and kernels by name.
 
-Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory does
-not grow with the length of a trace.
+Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory
+doesn't grow with the length of a trace.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Distribution:
-    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are not among them."""
+    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are counted apart."""
 
     def __init__(self) -> None:
         self.count = self.nans = self.infinite = 0
