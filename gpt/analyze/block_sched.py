@@ -251,7 +251,7 @@ def _make_resident(shown: Shown) -> Record:
 
 
 def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
-    """Describe the occupancy of this number of SMs, in lines; there are none if no time is known."""
+    """Describe the occupancy of this number of SMs, in lines; return an empty list if no time is known."""
     from gpt.screen.units import human_count, human_time
 
     if not of.time:

@@ -1,8 +1,8 @@
 """gpt-analyze dmat: which pages of global memory a launch accesses when.
 
 A launch can make a hundred million accesses, 32 bytes each, in a file that is mapped. It's read BATCH accesses at a
-time, in three passes. The first finds the range of pages and of clocks, the second finds which pages are accessed
-(page_ranks.py), and the third counts in a matrix of at most ROWS by COLUMNS. Its rows are the pages that are accessed
+time, in several passes: first to find the range of clocks and of pages, then to find the pages that are accessed
+(page_ranks.py), and last to count in a matrix of at most ROWS by COLUMNS. Its rows are the pages that are accessed
 at all (the map is *dense*: addresses in between take no room), its columns are clocks since the first access. Each SM
 has its own clock, which counts from its first access in the launch. Where entries don't name the SM (Neutrino's don't),
 SMs whose clocks differ are drawn beside each other. A row gets the name of the tensor in its first page, if

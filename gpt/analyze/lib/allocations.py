@@ -30,8 +30,7 @@ NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """A kind of memory: its name, whether it is on a GPU, whether pieces share pages, and whether it ends with the
-    context.
+    """A kind of memory: its name, and whether it is on a GPU, in pages that pieces share, and ends with the context.
 
     `space` says what its addresses are: addresses in memory, handles, or addresses of memory that the program
     registered.
@@ -260,8 +259,7 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """Return when the piece of each call ended and whether nobody freed it; how many were freed unseen, or not
-    allocated.
+    """Return when each call's piece ended, whether nobody freed it, and the numbers `lost` and `strange` of Pieces.
 
     In order of time, the next call about the same address ends an allocation.
     """

@@ -78,7 +78,7 @@ def read(
 ) -> bool:
     """Read the traces, or standard input, and write the answers to the stage, and to `seen`.
 
-    Returns whether everything has ended: no process still runs, and no trace is incomplete.
+    Returns whether everything has ended: no process still runs, and nobody is writing a trace.
     """
     from gpt.trace.follow import Follow
     from gpt.trace.inputs import expand, read_input

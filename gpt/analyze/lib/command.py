@@ -72,7 +72,7 @@ class Analysis:
 
     @property
     def merges(self) -> bool:
-        """Return True if parts of the traces can be folded apart and merged (base.Fold)."""
+        """Return True if parts of the traces can be folded separately and merged (base.Fold)."""
         return hasattr(self.make, "merge")
 
 
@@ -86,9 +86,9 @@ def of_model(
     types: frozenset[str] | None = None,
     drains: bool = False,
 ) -> Analysis:
-    """Return the analysis that calls a function with a model of the traces, which holds these `kinds` of records (None:
-    all).
+    """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
 
+    None stands for all kinds of records.
     `lack` returns what would record the kinds that a trace doesn't have. `need` does the same if the kinds are there,
     but not the subject of the question. Only calls of functions of these `types` are kept; all by default. If the
     analysis `drains`, NVTX ranges are spilled to disk as well, instead of staying with their processes.

@@ -180,7 +180,7 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
 
 
 def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
-    """Return the names under which names of one `shape` are compared: with those numbers that both sides have."""
+    """Return the names under which names of one `shape` are compared: with only the numbers that both sides have."""
     numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
     kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]
 

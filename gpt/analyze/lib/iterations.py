@@ -154,7 +154,7 @@ class LaunchSequence:
         return np.repeat(np.minimum(places, 0xFFFF).astype(np.uint16), np.diff(begins, append=len(threads)))
 
     def find_units(self) -> list[Unit]:
-        """Return the units that repeat: first the iteration of each scope, by the launches of the scope."""
+        """Return the units that repeat: the scope with most launches first, and in each scope the iteration first."""
         parts = [columns for _, columns in self._named()]
         if not parts:
             return []

@@ -238,10 +238,9 @@ def _count_same(some: Codes, others: Codes) -> int:
 
 
 class PrefixHashes(NamedTuple):
-    """Polynomials of the launches up to each one, modulo 2^64: sequences of one length are taken as equal if theirs
-    are.
+    """Polynomials of the launches up to each one, modulo 2^64.
 
-    If they aren't, a length is tried in vain.
+    Sequences of one length are taken as equal if theirs are; if that's wrong, a length is tried in vain.
     """
 
     powers: npt.NDArray[np.uint64]
