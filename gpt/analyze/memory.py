@@ -5,8 +5,8 @@ exists until its handle is released and it's no longer mapped. If something is a
 the older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it
 and counts as left, like the memory that exists when the trace ends.
 
-Fragmentation: the driver maps memory in pages of 2 MiB. It's the share of bytes outside any live piece, in the pages
-that hold a part of one. Gaps between the regions that the driver takes addresses from cost nothing, and don't count.
+Fragmentation: the driver maps memory in pages of 2 MiB. In the pages that hold a part of a live piece, fragmentation is
+the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, and don't count.
 Only memory with addresses in the device's pages has a fragmentation, so neither memory of cuMemCreate, whose pieces are
 whole pages, nor memory of the host. Arrays aren't counted, because their sizes aren't recorded.
 """

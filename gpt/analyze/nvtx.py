@@ -1,7 +1,7 @@
 """gpt-analyze nvtx: sums of the calls and GPU work within the ranges that a program sets with NVTX.
 
 A call is within a pushed range if it began on the thread of the range while that was open. It is within a started
-range, which belongs to no thread, if any thread of the process made it before the range ended. Its work on the GPU
+range, which belongs to no thread, if any thread of the process made it while that was open. Its work on the GPU
 counts where the call does, no matter when it ran. If ranges of one name are nested or overlap, each call counts once;
 the times of ranges are simply added.
 """

@@ -1,6 +1,6 @@
 """gpt-analyze roofline: the operations and bytes of kernels, compared with the limits of the device.
 
-The instructions of a kernel ask for bytes (gmem_bytes), even if caches serve them; operations count in tensor cores
+Bytes count where instructions ask for them (gmem_bytes), even if caches serve them; operations count in tensor cores
 only (tensorop_count). The *intensity* of a kernel is operations divided by bytes. A kernel is limited by the device's
 memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far below both
 limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.

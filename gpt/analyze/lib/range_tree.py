@@ -57,8 +57,7 @@ class Nested:
         return sum(float(self._count(("all", thread), within, pushed[at])[0]) for thread, at in mine)
 
     def _count(self, group: Hashable, within: Within, own: Places) -> Real:
-        """Return the sums within some ranges of a thread, or of all threads, without the part that earlier ranges
-        contain.
+        """Return the sums within some ranges of a thread, or of all threads, without the part in earlier ranges.
 
         Running sums never decrease, so the sum at the latest end so far is the greatest of the sums at all ends.
         """

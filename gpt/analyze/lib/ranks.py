@@ -182,8 +182,7 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return by how many ns the distance of a lane's ends to a group's changes, and its shift there; None if it doesn't
-    fit.
+    """Return by how many ns the distance between a lane's ends and a group's varies, and the lane's shift, or None.
 
     A lane may lack kernels at its beginning or at its end.
     """

@@ -93,7 +93,7 @@ class KernelTotals:
         self.gpu = Durations()  # of what ran on the GPU
 
     def find_loading(self, known: bool) -> None:
-        """Set `loads` for one process: the first launch of a kernel loads its code, unless that time is `known`."""
+        """Set `loads` for one process: one launch took far longer, so it loaded code, unless that time is `known`."""
         gpu = self.gpu
         far = gpu.count >= FEW and gpu.largest > FAR * (gpu.total - gpu.largest) / (gpu.count - 1)
         self.loads, self.loading = (1, gpu.largest) if far and not known else (0, 0.0)
@@ -218,8 +218,7 @@ class ProcessTotals:
         return function
 
     def find_loaded(self) -> rows.Rows:
-        """Return the first launches in which kernels were loaded: rows of GPU times, `took` ns, with `cut` ns of
-        loading.
+        """Return the first launches in which kernels were loaded: rows of GPU times, `took` ns, `cut` of it loading.
 
         They include launches that may have loaded code, for `unsure` ns.
         """
