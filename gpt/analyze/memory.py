@@ -6,9 +6,10 @@ the older piece was freed in a way that isn't recorded. When the only context of
 and counts as left, like the memory that exists when the trace ends.
 
 Fragmentation: the driver maps memory in pages of 2 MiB. In the pages that hold a part of a live piece, fragmentation is
-the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, so they
-don't count. Only memory with addresses in the device's pages can be fragmented, which excludes memory of cuMemCreate,
-whose pieces are whole pages, and memory of the host. Arrays aren't counted, because their sizes aren't recorded.
+the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, so
+they don't count. Only memory with addresses in the device's pages can be fragmented, which excludes memory of
+cuMemCreate, whose pieces are whole pages, and memory of the host. Arrays aren't counted, because their sizes aren't
+recorded.
 """
 
 from __future__ import annotations
