@@ -1,1 +1,1 @@
-"""Answers from traces, one file an analysis; gpt/stages/analyze.py names them."""
+"""Analyses of traces, one file each; gpt/stages/analyze.py lists them."""

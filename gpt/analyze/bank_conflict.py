@@ -1,15 +1,15 @@
 """gpt-analyze bank_conflict: how many passes over the banks of shared memory its accesses take.
 
 Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at one clock: a
-*request*. It is served in groups of lanes that together ask for 128 bytes: of 4 bytes each all 32, of 8 bytes 16, of
-16 bytes 8. A group takes as many *passes* as the bank with the most different words in it has of these; lanes that
-ask for one word share a pass. What exceeds one pass a group are *conflicts*.
+*request*. It is served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for
+8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are different words in its busiest bank; lanes that ask
+for the same word share a pass. Passes beyond the first of a group are *conflicts*.
 
-On the simulated device lanes run one after the other, each at clocks of its own. There the nth accesses of the lanes of
-a warp are one request, which is true as long as its lanes take the same way.
+On the simulated device lanes run one after the other, each at its own clocks. There the nth accesses of all lanes of a
+warp count as one request, which is right as long as the lanes follow the same path.
 
-The passes are by this rule, not counted by the device. It does not hold for two instructions: atomics on one word take
-further passes, and ldmatrix and stmatrix of less than .x4 are given addresses by some lanes only.
+The passes follow from this rule; the device doesn't count them. Two instructions don't obey it: atomics on one word
+take further passes, and ldmatrix and stmatrix smaller than .x4 get addresses from some lanes only.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ WAYS = (
     Column("groups", "u64"),
 )
 LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: bytes that a pass serves at most
-WIDEST = 16  # bytes of an access of a lane
+WIDEST = 16  # bytes per access of a lane
 TOP, TOP_LAUNCHES, TOP_STRIDES = 30, 10, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 KEPT, DRAWN = 1000, 5  # strides of a kernel that are kept, kernels that are drawn
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class Passes(NamedTuple):
-    """The requests of a launch, and the passes of each of their `groups`."""
+    """The requests of a launch, and the passes that each of their `groups` takes."""
 
     size: Any  # bytes of a lane
     stride: Any  # bytes from its first lane to its second
-    alone: Any  # whether it has one lane only
-    least: Any  # passes without conflicts: groups
+    alone: Any  # whether it has only one lane
+    least: Any  # passes without conflicts: one per group
     passes: Any
     groups: Any
 
@@ -86,12 +86,12 @@ class _Kernel:
 
     @property
     def share(self) -> float:
-        """Of its passes those that are conflicts, in percent."""
+        """Return the percentage of passes that are conflicts."""
         return 100 * self.sums["conflicts"] / (self.sums["passes"] or 1)
 
 
 class BankConflict(MapAnalysis):
-    """The passes of kernels and launches, and which accesses take them."""
+    """The passes of kernels and launches, and the accesses that cause them."""
 
     name = "bank_conflict"
     fields = ("clock", "address", "bytes")
@@ -105,7 +105,7 @@ class BankConflict(MapAnalysis):
         self._simulated = False
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in the accesses of a launch."""
+        """Take in the accesses of a launch."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
         simulated = any(runs == "ptx" for _, runs in process.devices)
@@ -126,7 +126,7 @@ class BankConflict(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
 
     def merge(self, other: BankConflict) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in what another one found in later traces."""
         for name, kernel in other._kernels.items():
             mine = self._kernels.setdefault(name, _Kernel())
             mine.sums.update(kernel.sums)
@@ -138,7 +138,7 @@ class BankConflict(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, that with most conflicts first, launches, strides of accesses, and passes of groups."""
+        """Yield kernels, most conflicts first, then launches, strides of accesses, and passes of groups."""
         ordered = sorted(self._kernels.items(), key=lambda one: (-one[1].sums["conflicts"], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         names = [column.name for column in COUNTS]
@@ -191,9 +191,9 @@ class BankConflict(MapAnalysis):
 
 
 def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:
-    """The requests of a launch with blocks of so many threads, and the passes of each.
+    """Return the requests of a launch whose blocks have `threads` threads, and the passes that each takes.
 
-    `in_turn` says that lanes run one after the other.
+    `in_turn` says that the lanes of a warp run one after the other.
     """
     import numpy as np
 
@@ -228,7 +228,7 @@ def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Pass
 
 
 def _number_accesses(units: Any, clock: Any) -> Any:
-    """Of each access, which one of its thread it is."""
+    """Number the accesses of each thread from 0, in order of time, and return the number of each access."""
     import numpy as np
 
     order = np.lexsort((clock, units))
@@ -241,7 +241,7 @@ def _number_accesses(units: Any, clock: Any) -> Any:
 
 
 def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
-    """The groups, which come in order, and how many different words the bank with most of them has in each."""
+    """Return the groups, which come in order, and for each the number of different words in its busiest bank."""
     import numpy as np
 
     words = (address + size - 1) // WORD - address // WORD + 1
@@ -250,7 +250,7 @@ def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
     opens = np.ones(len(group), bool)
     opens[1:] = group[1:] != group[:-1]
     places, which = group[opens], np.cumsum(opens) - 1
-    ordered = np.sort((which << 32) | word)  # a word has 30 bits, and a few more
+    ordered = np.sort((which << 32) | word)  # a word number has little more than 30 bits
     fresh = np.ones(len(ordered), bool)  # np.unique would hash them, which takes ten times as long
     fresh[1:] = ordered[1:] != ordered[:-1]
     distinct = ordered[fresh]

@@ -1,4 +1,4 @@
-"""gpt-analyze block_sched: which blocks each SM ran when, what it cost to begin the next one, and how full it was."""
+"""gpt-analyze block_sched: which blocks ran on each SM and when, what each start cost, and how full the SM was."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # times as many warps: so far from what is resident the line of what the device holds is drawn
-MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # that are listed
+NEAR = 4  # draw the line of what the device holds if it's at most this many times the most resident warps
+MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks that are listed
 
 Number = Annotated[
     int | None, Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
@@ -104,12 +104,12 @@ class _Totals:
         self.slots = max(self.slots, other.slots)
 
     def row(self) -> tuple[Any, ...]:
-        """From `blocks` on."""
+        """Return the columns of KERNELS from `blocks` on."""
         cycles = self.running, self.scheduling, _share(self.running, self.scheduling)
         return self.blocks, self.sms, self.slots, *cycles, self.silent
 
     def line(self) -> str:
-        """The line that scripts know."""
+        """Return the line that scripts parse."""
         return f"No.block:{self.blocks} Running:{round(self.running)} Scheduling:{round(self.scheduling)}(cycle)"
 
 
@@ -118,7 +118,7 @@ def _share(running: float, scheduling: float) -> float:
 
 
 class Shown(NamedTuple):
-    """The launch whose SMs and blocks are shown; `number` is its number in all traces, from 1."""
+    """The launch whose SMs and blocks are shown; `number` counts the launches of all traces from 1."""
 
     number: int
     kernel: str
@@ -128,7 +128,7 @@ class Shown(NamedTuple):
 
 
 class BlockSched(MapAnalysis):
-    """The sums of all launches, and the schedule of one: of number `launch`, or that with the most cycles."""
+    """The sums of all launches, and the schedule of one: number `launch`, or else the one with the most cycles."""
 
     name = "block_sched"
 
@@ -144,7 +144,7 @@ class BlockSched(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Replays a launch."""
+        """Replay a launch."""
         from gpt.analyze.lib.occupancy import make_occupancy
         from gpt.analyze.lib.schedule import make_schedule
 
@@ -174,7 +174,7 @@ class BlockSched(MapAnalysis):
         return totals.running + totals.scheduling > best.running + best.scheduling
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, launches, and of one launch its SMs and blocks."""
+        """Yield kernels, launches, and the SMs and blocks of one launch."""
         total = _Totals()
         for kernel in self._kernels.values():
             total.add(kernel)
@@ -193,7 +193,7 @@ class BlockSched(MapAnalysis):
 
 
 def _iter_shown(shown: Shown, chosen: bool) -> Answers:
-    """The SMs and the blocks of a launch."""
+    """Yield the SMs and the blocks of a launch."""
     import numpy as np
 
     from gpt.analyze.lib.occupancy import find_busy
@@ -233,7 +233,7 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
 
 
 def _make_resident(shown: Shown) -> Record:
-    """How many warps and blocks of a launch were resident when."""
+    """Return how many warps and blocks of a launch were resident over time."""
     import numpy as np
 
     from gpt.analyze.lib.occupancy import BINS, find_resident
@@ -251,7 +251,7 @@ def _make_resident(shown: Shown) -> Record:
 
 
 def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
-    """Describe the occupancy of this number of SMs, in lines; none if no time is known."""
+    """Describe the occupancy of this number of SMs, in lines; return an empty list if no time is known."""
     from gpt.screen.units import human_count, human_time
 
     if not of.time:
@@ -269,7 +269,7 @@ def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
 
 
 def _describe(shown: Shown) -> str:
-    """What the picture shows."""
+    """Return the title of the picture."""
     from gpt.screen.brief import brief_name
     from gpt.screen.units import amount
 

@@ -1,8 +1,8 @@
-"""gpt-analyze branch_divergence: how often the lanes of a warp part at branches.
+"""gpt-analyze branch_divergence: how often the lanes of a warp diverge at branches.
 
-At each branch that a warp comes to, all of its lanes that are there count as `reached`, those that jump as `taken`,
-and as `split` if others with them do not. Of the lanes that part at a branch these are one side; so a branch at which
-half of the warp jumps counts with half of its lanes.
+When a warp reaches a branch, each of its active lanes counts as `reached`. A lane that jumps counts as `taken`, and
+also as `split` if another active lane doesn't jump. `split` thus counts only one side of the lanes that diverge: a
+branch at which half of the warp jumps counts with half of its lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpt.screen.units import human_count
 
 
 class BranchDivergence(Ratios):
-    """Lanes that part, of those that come to a branch."""
+    """The share of lanes that diverge at the branches they reach."""
 
     name = "branch_divergence"
     fields = ("reached", "taken", "split")
@@ -27,7 +27,7 @@ class BranchDivergence(Ratios):
     sums = (Column("reached", "u64"), Column("taken", "u64"), Column("split", "u64"))
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """The share of lanes, and where most of them are."""
+        """Yield the share of lanes that diverge, and where most of them are."""
         reached = human_count(total["reached"])
         if total["split"]:
             yield f"{self.show(total)} of {reached} lanes at branches jump while others stay"

@@ -1,22 +1,22 @@
-"""gpt-analyze collectives: of NCCL's kernels, by rank, how long they transfer, how long they wait, and for whom.
+"""gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and which rank they wait for.
 
-A kernel of a collective runs on each rank, and each waits within it for the others. So of the time of a rank, from when
-its kernel began to when it ended,
+A kernel of a collective runs on each rank and waits there for the other ranks. The time of a rank, from the beginning
+of its kernel to its end, has two parts:
 
-- *waiting* is what passed before the last rank began: it waits for that one;
+- *waiting* is the time until the last rank began, which is the rank it waits for;
 - *transfer* is the rest.
 
-That is so where no rank can be done before all have begun: in all-reduce, all-gather, reduce-scatter and all-to-all. Of
-a broadcast, a reduction to one rank, and sends and receives it is only said how long they ran.
+This holds where no rank can finish before all have begun: all-reduce, all-gather, reduce-scatter and all-to-all. For
+a broadcast, a reduction to one rank, sends and receives, only the time they ran is shown.
 
-When kernels ran is in GPU times, or, for what the probe `block_sched` was in, in the times of its blocks: these are on
-a clock of the GPU, which is set so that the launch that waited least for its first block waited not at all.
+GPU times say when kernels ran. Without them the probe `block_sched` does, with the times of its blocks. These are on a
+clock of the GPU, which is shifted so that the launch that waited least for its first block waited zero.
 
-Which kernels are one collective is not in the trace. The streams of two ranks are of one communicator if the kernels of
-collectives in them have the same names in the same order, and nearly each two at the same place run at the same time.
-Clocks of machines are joined by the time of day first, which is not good enough for that; those of the ranks of one
-communicator end at the same time, so the clocks are set by the medians of their ends, at the beginning and at the end
-of what was recorded.
+The trace doesn't say which kernels form one collective. Two streams of two ranks belong to one communicator if their
+collective kernels have the same names in the same order, and if nearly all pairs at the same place run at the same
+time. The clocks of machines are first joined by the time of day, which isn't precise enough for this. But the ranks of
+a communicator all end a collective at the same time, so the clocks are corrected by the median difference of their
+ends, at the beginning and at the end of the recording.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SPANS = (
     Column("end", "u64", "ns", shown="never"),
 )
 TOP, TOP_SPANS = 16, 8  # rows that tables show
-AROUND = 10  # collectives that are drawn, before that with the most waiting and after it
+AROUND = 10  # collectives that are drawn before the one with the most waiting, and after it
 WAITING, TRANSFER = "waiting", "transfer"
 NONE = "no kernel of a collective in the trace: names of NCCL's contain ncclDevKernel or ncclKernel"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' or '-p block_sched' does"
@@ -91,12 +91,12 @@ ALONE = "collectives of one rank only: name the traces of the others too"
 
 
 def find_lack(kinds: set[str]) -> str | None:
-    """Whether anything says when kernels ran."""
+    """Return why nothing says when kernels ran, or None if something does."""
     return None if kinds & {"gpu_times", "gpu_time", "buffer"} else NO_TIMES
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Which kernels are missing."""
+    """Return which kernels are missing, or None."""
     from gpt.analyze.lib.ranks import find_runs
 
     if ranks := {run[:2] for run in find_runs(trace)}:
@@ -105,7 +105,7 @@ def find_need(trace: TraceModel) -> str | None:
 
 
 def collectives(trace: TraceModel) -> Answers:
-    """Ranks, who waits for whom, kernels, and the collective with the most waiting."""
+    """Yield ranks, which rank waits for which, kernels, and the collective with the most waiting."""
     from gpt.analyze.lib.ranks import Split, find_collectives
 
     found = find_collectives(trace)
@@ -142,7 +142,7 @@ def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Who waits for whom, the longest first."""
+    """Yield which rank waits for which, the longest first."""
     import numpy as np
 
     sums = defaultdict[tuple[str, str], list[Any]](list)
@@ -160,7 +160,7 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Kernels by communicator, that with the most time first; means over ranks and collectives."""
+    """Yield kernels by communicator, most time first; means over ranks and collectives."""
     rows = []
     for part in parts:
         ranks = _list(sorted(part.name(found, at).removeprefix("rank ") for at in range(len(part.group.ranks))))
@@ -173,7 +173,7 @@ def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any,
 
 
 def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
-    """Kernels in which not all ranks wait for all, that with the most time first, each by rank."""
+    """Yield the kernels in which not every rank waits for all others, by rank, most time first."""
     sums = Counter[str]()
     for (_, name), times in found.others.items():
         sums[name] += int(times.sum())
@@ -183,14 +183,14 @@ def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
 
 
 def _list(numbers: list[str]) -> str:
-    """Ranks, in few characters."""
+    """Write ranks in few characters."""
     found = sorted(map(int, numbers))
     whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
     return f"{found[0]}-{found[-1]}" if whole else ",".join(map(str, found))
 
 
 def _make_spans(found: Collectives, part: Split) -> dict[str, Any]:
-    """The collectives around that with the most waiting, of each rank: what it waits, and what it transfers."""
+    """Return the collectives around the one with the most waiting: how long each rank waits and transfers."""
     group = part.group
     worst = int(part.waiting.sum(axis=0).argmax())
     near = range(max(0, worst - AROUND), min(len(part.last), worst + AROUND + 1))

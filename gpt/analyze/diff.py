@@ -1,4 +1,4 @@
-"""gpt-analyze diff: two traces, or several runs of each, by function and by kernel (differences.py has the rules)."""
+"""gpt-analyze diff: compare two traces, or several runs of each, by function and kernel (rules: differences.py)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TOP = 30  # rows that tables show
 
 
 class Compared(NamedTuple):
-    """A function or kernel, and what both sides say of it."""
+    """A function or kernel on both sides, and what differs."""
 
     name: str
     type: str
@@ -86,7 +86,7 @@ class Compared(NamedTuple):
 
     @property
     def change(self) -> float:
-        """ns that a run of B took longer than one of A."""
+        """Return by how many ns a run of B took longer than one of A."""
         return self.b.total - self.a.total
 
 
@@ -122,7 +122,7 @@ class RunSummary:
             self.kernels[name].add(max(kernel.launches, kernel.gpu.count), 0, kernel.gpu)
 
     def rename(self, names: dict[str, str]) -> None:
-        """Adds up kernels that are compared as one."""
+        """Add up kernels that are compared as one."""
         for name, shape in names.items():
             if name in self.kernels:
                 kernel = self.kernels.pop(name)
@@ -130,12 +130,12 @@ class RunSummary:
 
     @property
     def wall(self) -> float:
-        """ns from the start of its first process to the end of the last call."""
+        """Return the ns from the start of the first process to the end of the last call."""
         return max(0.0, self._end - self._begin - self._unrecorded)
 
     @property
     def in_calls(self) -> float:
-        """ns."""
+        """Return the ns spent in calls."""
         return sum(function.times.total for function in self.functions.values())
 
 
@@ -154,7 +154,7 @@ class Diff:
         self._open: dict[Process, ProcessTotals] = {}
 
     def take(self, process: Process) -> None:
-        """Sums up the rows that a process has collected."""
+        """Add up the rows that a process has collected."""
         from gpt.analyze.lib.totals import ProcessTotals
 
         if process not in self._open:
@@ -163,7 +163,7 @@ class Diff:
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add a process that has ended to the sums of its run."""
         self._runs[process.origin].add(self._open.pop(process))
 
     @property
@@ -171,7 +171,7 @@ class Diff:
         return self._runs[: self._first], self._runs[self._first :]
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which of them has no calls."""
+        """Return which traces have no calls."""
         absent = [name for name, runs in zip("AB", self._sides, strict=True) if not all(run.commands for run in runs)]
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
@@ -217,7 +217,7 @@ def _order(found: list[Compared]) -> list[Compared]:
 
 
 def _row(one: Compared) -> tuple[Any, ...]:
-    """The columns NUMBERS."""
+    """Return the columns NUMBERS."""
     sides = one.a, one.b
     timed = [side.times.count > 0 for side in sides]
     known = any(timed) and all(yes or not side.number for yes, side in zip(timed, sides, strict=True))
@@ -254,7 +254,7 @@ def _answer_whole(
 def _compare_means(
     a: Sequence[float], b: Sequence[float]
 ) -> tuple[str, float, float, float, float | None, float | None]:
-    """The columns WHOLE from `differs` to `noise`."""
+    """Return the columns WHOLE from `differs` to `noise`."""
     known = min(len(a), len(b)) >= RUNS
     means = mean_of(a), mean_of(b)
     change = means[1].mean - means[0].mean
@@ -317,7 +317,7 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(what: str, compared: list[Compared]) -> str | None:
-    """Say what changed most of what differs."""
+    """Name the function or kernel that changed most, if any differs."""
     found = max((one for one in compared if one.differs in REAL), key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None

@@ -1,12 +1,12 @@
 """gpt-analyze dmat: which pages of global memory a launch accesses when.
 
-A launch can have made a hundred million accesses, 32 bytes each, in a file that is mapped: they are walked through
-BATCH at a time, three times. First, from where to where they go; then, which pages there are (page_ranks.py). Then
-they count in a matrix of at most ROWS by COLUMNS: of pages that are accessed at all (the map is *dense*: addresses in
-between take no room), and of clocks since the first access. Each SM has a clock of its own, which counts from its first
-access in the launch; where entries do not name the SM (Neutrino's do not), SMs whose clocks differ are drawn beside
-each other. A row has the name of the tensor that is in its first page, if `gpt.tensors` or TensorTrace recorded the
-tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
+A launch can make a hundred million accesses, 32 bytes each, in a file that is mapped. It's read BATCH accesses at a
+time, in several passes: first to find the range of clocks and of pages, then to find the pages that are accessed
+(page_ranks.py), and last to count in a matrix of at most ROWS by COLUMNS. Its rows are the pages that are accessed
+at all (the map is *dense*: addresses in between take no room), its columns are clocks since the first access. Each SM
+has its own clock, which counts from its first access in the launch. Where entries don't name the SM (Neutrino's don't),
+SMs whose clocks differ are drawn beside each other. A row gets the name of the tensor in its first page, if
+`gpt.tensors` or TensorTrace recorded the tensors. An entry may stand for several accesses, `count`, as in a `.dmat`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ TENSORS_OF = (
     Column("address", "u64", "address"),
 )
 NONE = (1 << 32) - 1  # no text
-BATCH = 4 << 20  # accesses that are looked at together
+BATCH = 4 << 20  # accesses that are processed at once
 ROWS, COLUMNS = 1024, 1024  # of the matrix
-MOST_SMS = 4096  # numbers above are not of SMs
+MOST_SMS = 4096  # a greater number can't be an SM
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 AFTER_ALL = (1 << 63) - 1  # a time stamp after all lines of a tensor.trace
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
@@ -69,10 +69,10 @@ Names = Annotated[
 
 
 class Matrix(NamedTuple):
-    """The accesses of a launch: `counts` by row and column; a row begins at a page, a column is `step` clocks."""
+    """The accesses of a launch: `counts` by row and column. A row begins at a page, a column is `step` clocks wide."""
 
-    pages: Any  # the address of each row
-    rows: int  # pages of a row
+    pages: Any  # the first address of each row
+    rows: int  # pages per row
     step: int
     counts: Any
 
@@ -87,7 +87,7 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """The launches, and the matrix of one: of number `launch`, or that with most accesses."""
+    """The launches, and the matrix of one: launch number `launch`, or else the one with the most accesses."""
 
     name = "dmat"
     fields = ("address", "clock")
@@ -108,7 +108,7 @@ class Dmat(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Counts the accesses of a launch, and how many each page has if it may be the one that is shown."""
+        """Count the accesses of a launch, and of each page if it's the launch to show so far."""
         self._number += 1
         slots, known = saved.slots, buffer.map.unsigned
         clock = _Clock(slots, "sm" in known)
@@ -124,7 +124,7 @@ class Dmat(MapAnalysis):
             self._shown = _Shown(self._number, process, buffer, matrix, accesses, saved.dropped)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Launches, and the matrix of one."""
+        """Yield the launches, and the matrix of one."""
         import numpy as np
 
         from gpt.screen.brief import brief_name
@@ -172,7 +172,7 @@ def _sum(slots: Any, name: str) -> int:
 
 
 def _find_tensors(tensors: Tensors, start: int, pages: Any, size: int) -> Any:
-    """For each address of a page the number of the tensor at its beginning, or at its end; -1 if there is none."""
+    """Return the number of the tensor at the beginning of each page, or else at its end, or -1."""
     import numpy as np
 
     if not tensors.tensors:
@@ -186,14 +186,14 @@ def _describe(tensor: NamedTensor) -> str:
 
 
 class _Pages(NamedTuple):
-    """The numbers of the pages that are accessed, in order; `rank` returns the places of pages among them."""
+    """The numbers of the pages that are accessed, sorted; `rank` returns the index of pages among them."""
 
     pages: Any
     rank: Callable[..., Any]
 
 
 class _Clock:
-    """Clocks since the first access, of each SM if entries name theirs; `last` is the last of them."""
+    """Clocks since the first access, per SM if entries name their SM; `last` is the greatest."""
 
     def __init__(self, slots: Any, named: bool) -> None:
         import numpy as np
@@ -210,7 +210,7 @@ class _Clock:
         self.last = max((int(self.since(batch).max()) for batch in batches), default=0)
 
     def since(self, batch: Any) -> Any:
-        """For each entry."""
+        """Return the clocks since the first access, for each entry."""
         return batch["clock"] - (self._first[batch["sm"]] if self._named else self._first[0])
 
 

@@ -1,8 +1,8 @@
 """gpt-analyze events: every call, a line each, oldest or slowest first.
 
-Threads write chunks of their own, and processes files of their own, so all of a trace has to be read before the
-first call is known. Rows are put aside in a temporary file; in memory are 24 bytes a call: when it began, as it is
-and as nanoseconds, and its place in the order. Lines are made by columns, WINDOW calls at a time.
+Threads write their own chunks and processes their own files, so the whole trace has to be read before the first call
+is known. Rows are spilled to a temporary file. Memory holds 24 bytes a call: the start as a time stamp and as
+nanoseconds, and its place in the order. Lines are built column by column, WINDOW calls at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 WINDOW = 1 << 16
-RECORDING = {0: "off", (1 << 31) - 1: "on"}  # what stands for a function where it was turned off and on
-TIMED = ("start", "duration", "result")  # fields that every line has in a form of its own
+RECORDING = {0: "off", (1 << 31) - 1: "on"}  # pseudo function ids for the points where recording was turned off and on
+TIMED = ("start", "duration", "result")  # fields that every line writes in a form of its own
 
 
 class Order(StrEnum):
@@ -45,7 +45,7 @@ class Order(StrEnum):
 
 
 class EventFormat(StrEnum):
-    """What is written in place of text."""
+    """Formats other than text."""
 
     CSV = "csv"
 
@@ -79,11 +79,11 @@ class Events:
             self._notes, self.kinds = Notes(), KINDS
         self._stage = stage
         self._json = json
-        self._file = tempfile.TemporaryFile()  # lives as long as this
+        self._file = tempfile.TemporaryFile()  # lives as long as this object
         self._batches: list[_Batch] = []
 
     def take(self, process: Process) -> None:
-        """Puts the calls aside that a process has collected."""
+        """Spill the calls that a process has collected."""
         for threads, rows in process.calls.take():
             self._put_aside(process, threads, rows)
         if self._notes:
@@ -101,7 +101,7 @@ class Events:
         self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy(), took))
 
     def end(self, process: Process) -> None:
-        """Puts aside when recording was turned on and off, as rows; another process may have earlier calls."""
+        """Spill the points where recording was turned on and off, as rows; another process may have earlier calls."""
         import numpy as np
 
         from gpt.stream.packed import TYPES
@@ -114,11 +114,11 @@ class Events:
             self._put_aside(process, np.zeros(len(changes), np.uint64), rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether there are calls."""
+        """Return what to say if there are no calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Writes the lines; they are not records."""
+        """Write the lines; they aren't records."""
         if self._json:
             around = (self._notes.iter_before(), self._notes.iter_after()) if self._notes else ((), ())
             for lines in chain(around[0], self.iter_lines(), around[1]):
@@ -134,7 +134,7 @@ class Events:
         yield from ()
 
     def iter_lines(self) -> Iterator[str]:
-        """All calls, or the first `top` of them in the order that is wanted, some thousand lines at a time."""
+        """Yield all calls, or the first `top` in the order asked for, some thousand lines at a time."""
         import numpy as np
 
         if not self._batches:
@@ -167,7 +167,7 @@ class Events:
 
 
 class _Batch(NamedTuple):
-    """Rows of one layout that were put aside."""
+    """Rows of one layout that were spilled."""
 
     process: Process
     layout: np.dtype[np.void]
@@ -176,7 +176,7 @@ class _Batch(NamedTuple):
     took: npt.NDArray[np.uint64]  # empty unless calls are sorted by it
 
     def read(self, data: mmap.mmap, wanted: npt.NDArray[np.intp]) -> tuple[Threads, Rows]:
-        """Some of its rows."""
+        """Return some of its rows."""
         import numpy as np
 
         count = len(self.starts)
@@ -186,7 +186,7 @@ class _Batch(NamedTuple):
 
 
 class _CallText:
-    """Makes lines of the calls of a process. What calls of one function have in common is made once."""
+    """Makes lines from the calls of a process. The part that all calls of a function share is made once."""
 
     def __init__(self, process: Process, who: Who) -> None:
         host, rank, pid = who
@@ -198,10 +198,10 @@ class _CallText:
             said = '"type":"recording","op":"{0}","name":"recording {0}"'
             self._functions |= {number: said.format(op) for number, op in RECORDING.items()}
         self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
-        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # calls that copy none
+        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # which copy nothing
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
-        """The line of each row; `times` are ns."""
+        """Yield the line of each row; `times` are ns."""
         process, functions, who = self._process, self._functions, self._who
         columns = [(times / 1000).tolist(), rows["api"].tolist(), threads.tolist(), rows["result"].tolist()]
         took = (process.clock.durations(rows["duration"]) / 1000).tolist()
@@ -211,9 +211,9 @@ class _CallText:
             yield f'{{"ts":{time:.3f},{said},{who},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
-        """What else the rows say, each text with a comma before it. A zero stands for what there is not: no text.
+        """Return the other fields of each row, each with a comma before it. A field that is zero means absent: no text.
 
-        Addresses and handles are hexadecimal text: as numbers they would not survive every reader of JSON.
+        Addresses and handles are hexadecimal text, because as numbers they wouldn't survive every JSON reader.
         """
         columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name not in TIMED}
         parts: list[list[str]] = []
@@ -244,7 +244,7 @@ class _CallText:
 
 
 def _said(api: Api) -> str:
-    """The part of a line that says what was called. The kernel that ioctls are calls of is that of Linux."""
+    """Return the keys that name the function. Ioctls are calls to the Linux kernel, so their type is `kernel`."""
     if api.type == "ioctl":
         api = api._replace(type="kernel")
     return ",".join(f'"{key}":{_quoted(value)}' for key, value in api._asdict().items() if value or key != "symbol")

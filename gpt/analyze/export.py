@@ -1,8 +1,9 @@
-"""gpt-analyze export: traces as tables of a database, with the names that Nsight Systems' export has for them.
+"""gpt-analyze export: traces as database tables, with the names that Nsight Systems' export uses.
 
-Rows are written as they are read, so memory does not grow with the length of a trace. What is said of all of it, as
-the texts that rows name by number, comes last. The file is made in a folder of its own beside its place, and takes its
-name when it is whole; one for standard output is made in a temporary folder, for SQLite writes in no order.
+Rows are written as they are read, so memory doesn't grow with the length of a trace. Data about the whole of it, such
+as the texts that rows refer to by number, comes last. The file is made in its own folder beside the destination and
+gets its name once it is complete. A file for standard output is made in a temporary folder, because SQLite doesn't
+write sequentially.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
 
 
 class ExportFormat(StrEnum):
-    """What is written."""
+    """Formats of the output."""
 
     sqlite = "sqlite"
     parquet = "parquet"
 
 
 class Export:
-    """The file that is written, and what is to be said at its end."""
+    """The file that is written, and the rows that wait for its end."""
 
     streams = False
-    timed = True  # times are those since the first of all traces began
+    timed = True  # times count from the moment the first trace began
     drains = True  # ranges and ioctls are taken from processes as they come
 
     def __init__(self, stage: Stage, json: bool, shape: ExportFormat | None, output: Path | None) -> None:
@@ -60,7 +61,7 @@ class Export:
             _check_stdout(shape)
         self._stage, self._form, self._output = stage, shape, output
         self._stack = ExitStack()
-        self._processes: dict[Process, ProcessRows] = {}  # that are not over
+        self._processes: dict[Process, ProcessRows] = {}  # that haven't ended
         self._pids = Counter[int]()
         self._lacks = False
 
@@ -97,7 +98,7 @@ class Export:
         self._stack.close()
 
     def take(self, process: Process) -> None:
-        """Writes what a process has collected."""
+        """Write the rows that a process has collected."""
         self._rows(process).take()
 
     def _rows(self, process: Process) -> ProcessRows:
@@ -113,7 +114,7 @@ class Export:
         return rows
 
     def end(self, process: Process) -> None:
-        """Writes what waited for its end."""
+        """Write the rows that had to wait for the end of the process."""
         self._end(process)
         process.probes.check_taken()
 
@@ -124,16 +125,16 @@ class Export:
         self._targets.add(rows, self._strings)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether there is anything."""
+        """Return what to say if there is nothing to export."""
         lack = base.find_lack(kinds, self.kinds)
         self._lacks = lack is not None
         return lack
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Ends the file, which takes its name; there are no records."""
+        """Finish the file and give it its name; there are no records."""
         if self._lacks:
             return
-        for process in list(self._processes):  # whose rows were malformed
+        for process in list(self._processes):  # the ones with malformed rows are left
             self._end(process)
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)
@@ -148,7 +149,7 @@ class Export:
 
 
 def _check_stdout(form: ExportFormat) -> None:
-    """Raises UsageError if it cannot take what is written."""
+    """Raise UsageError if standard output can't take this format."""
     if form is ExportFormat.parquet:
         raise UsageError("--format parquet writes a folder, which standard output is not: name one", "-o")
     if os.isatty(1):

@@ -1,6 +1,6 @@
-"""gpt-analyze exposed_latency: what a probed launch takes, prologue, kernel and epilogue, as multiples of a plain one.
+"""gpt-analyze exposed_latency: the time of a probed launch, prologue, kernel and epilogue, as multiples of a plain one.
 
-Another tool's figures stand beside it, from a file of comma-separated values (read_figures).
+Figures of another tool can be shown beside it, from a file of comma-separated values (read_figures).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = ("prologue", "kernel", "epilogue")
 OURS = "gpt-hook"
 NO_PROBE = "-"
 TOP = 30  # rows that tables show
-KERNEL = 30  # columns of the name of a kernel beside a bar
+KERNEL = 30  # width of the name of a kernel beside a bar
 MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
 RANGE = 1e-30, 1e30  # of times that are not 0
@@ -61,7 +61,7 @@ class Figure(NamedTuple):
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """The rows of a file, gpt-analyze(1) says of which form. Raises OSError, and MalformedError with the line."""
+    """Read the rows of a file; gpt-analyze(1) has its format. Raises OSError, and MalformedError with the line."""
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)
     if len(data) > LONGEST:
@@ -112,13 +112,13 @@ def _read_time(cell: str, where: str) -> float:
 
 
 class Bar:
-    """What the launches of a kernel with some probes took, in ns."""
+    """The times of the launches of a kernel with the same probes, in ns."""
 
     def __init__(self) -> None:
         self.samples = Samples()
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
-        """A launch. One of --benchmark has no buffers to wait for, and a time without probes."""
+        """Add a launch. With --benchmark it has no buffers to wait for, and a time without probes."""
         compared = "original" in times and "kernel" in times
         how = "compared" if compared else "plain"
         self.samples.add(**{f"{how}_{name}": times[name] for name in ("prologue", "epilogue")})
@@ -128,16 +128,16 @@ class Bar:
             self.samples.add(on_gpu=on_gpu)
 
     def merge(self, other: Bar) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.samples.merge(other.samples)
 
     @property
     def launches(self) -> int:
-        """Of both sorts."""
+        """Return the number of launches, with and without --benchmark."""
         return sum(self.samples.count(f"{how}_prologue") for how in ("plain", "compared"))
 
     def times(self) -> dict[str, float | None]:
-        """Medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`, None where it is not known."""
+        """Return medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`; None where unknown."""
         median = self.samples.median
         how = "plain" if self.samples.count("plain_prologue") else "compared"
         found = {name: median(f"{how}_{name}") for name in ("prologue", "epilogue")}
@@ -152,25 +152,25 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """The bars of all that was read, and those of a file."""
+    """The bars of everything that was read, and of a file of figures."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()
         self._figures = read_figures(beside) if beside else []
 
     def new(self) -> Bar:
-        """Of no launches."""
+        """Return a bar of no launches."""
         return Bar()
 
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Bar]:
-        """What is known of a process by now."""
+        """Return the bars of a process so far."""
         found: dict[Key, Bar] = defaultdict(Bar)
         for name, launch, times, gpu in launches.joined():
             found["+".join(process.probes.maps_of(launch.kernel)) or NO_PROBE, name].add(times, gpu)
         return found
 
     def tell(self, costs: dict[Key, Bar], coverage: list[str]) -> Answers:
-        """The bars, those of a probe together, and ours first."""
+        """Yield the bars, grouped by probe, ours first."""
         names = list(dict.fromkeys(name for _, name in costs))
         labels = dict(zip(names, fit_names(readable(names), KERNEL), strict=True)) if len(names) > 1 else {}
         several = len({probes for probes, _ in costs} | {figure.probe for figure in self._figures}) > 1
@@ -204,7 +204,7 @@ def _their_row(figure: Figure) -> tuple[Any, ...]:
 
 
 def _means(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """The mean of each tool, ours first."""
+    """Yield the mean of each tool, ours first."""
     tools: dict[str, list[float]] = {OURS: []}
     for row in rows:
         if row[EXPOSED] is not None:

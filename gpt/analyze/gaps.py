@@ -1,4 +1,4 @@
-"""gpt-analyze gaps: when nothing was launched, and when the GPU had nothing to do."""
+"""gpt-analyze gaps: times in which nothing was launched, and in which the GPU was idle."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
-BRIEF = 18  # columns of a name in a picture
+BRIEF = 18  # width of a name in a picture
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
-MOST_OF = 0.5  # of a gap: what covers less isn't named as its reason
+MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code, no CUDA call", "several CUDA calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
 WHOLE = "all processes", "all streams"
-NOBODY = (None, None, None)  # the columns WHO of what is of several processes
+NOBODY = (None, None, None)  # the columns WHO of a row about several processes
 
 
 def gaps(trace: TraceModel) -> Answers:
-    """Between launches of a thread, from waiting to the next launch, and between what ran on the GPU; switches."""
+    """Yield gaps between launches of a thread, from waits to launches, and between work on the GPU; switches."""
     from gpt.analyze.lib.gpu_use import Switches, find_uses, name_processes
 
     who, switches = tell_apart(process.header for process in trace.processes), Switches()
@@ -115,7 +115,7 @@ def gaps(trace: TraceModel) -> Answers:
         drawn = plot("bars", "label", "gap", title="longest gaps between launches: from, to, when")
         yield make_answer("longest", LONGEST, longest[:LISTED], top=TOP, plots=[drawn])
     if idle:
-        firsts = {row[0]: row for row in reversed(idle)}  # of each GPU, what stands for all of it
+        firsts = {row[0]: row for row in reversed(idle)}  # the row of each GPU that covers all of it
         lines = [
             f"{name}: idle {row[-6]:.1f} % of the time from the first to the last thing that ran on it"
             for name, row in sorted(firsts.items())
@@ -128,9 +128,9 @@ def gaps(trace: TraceModel) -> Answers:
 
 
 def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Between]]:
-    """What is between the launches of each process that launched anything, that with most first, else by rank.
+    """Return the gaps of each process that launched anything, most launches first, then by rank.
 
-    Adds the `switches` of threads.
+    Adds the `switches` of threads, too.
     """
     from gpt.analyze.lib.gpu_use import ThreadSwitches
     from gpt.analyze.lib.launch_gaps import Between
@@ -150,7 +150,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
-    """Of which processes nothing is known that ran on a GPU."""
+    """Name the processes whose work on the GPU has no times."""
     from gpt.analyze.lib.gpu_use import find_untimed
 
     if found := find_untimed(trace):
@@ -160,7 +160,7 @@ def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
 
 
 def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
-    """The points at which threads and GPUs change, if there are any: each, and those of one kind together."""
+    """Yield the points at which threads and GPUs switch, if there are any: the sums by kind, and each one."""
     if not switches.count:
         return
     rows = [
@@ -185,14 +185,14 @@ def _who(process: int | None, who: list[Who]) -> tuple[Any, ...]:
 
 
 def _times(found: Numbers, group: Hashable, whole: float) -> tuple[Any, ...]:
-    """The columns TIMES."""
+    """Return the columns TIMES."""
     count, total = found.count(group), found.total(group)
     percentiles = (found.percentile(group, percent) for percent in (50, 99))
     return count, total, 100 * total / (whole or 1), found.most(group), total / count, *percentiles
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """The columns GAPS: of each thread those between its launches, of the process those after it waited."""
+    """Yield the columns GAPS: gaps between the launches of each thread, then gaps of the process after a wait."""
     from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
@@ -212,7 +212,7 @@ def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
 
 
 def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """The columns LONGEST, of a process."""
+    """Yield the columns LONGEST of a process."""
     from gpt.screen.brief import brief_name
 
     kernels = process.kernels()
@@ -229,7 +229,7 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return in what a thread spent most of a gap, the share of that, and the call if it's a single one."""
+    """Return where a thread spent most of a gap, the share of that, and the call if it's a single one."""
     api = gap.calls.api
     if api is not None and gap.calls.longest >= MOST_OF * gap.time:
         name = process.api(api).name
@@ -243,7 +243,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """The columns IDLE: of a GPU, of each process on it if there are several, and of each stream of theirs."""
+    """Yield the columns IDLE: for a GPU, for each process if there are several, and for each of their streams."""
     from gpt.analyze.lib.gpu_use import ALL
 
     if len(use.processes) > 1:
@@ -256,7 +256,7 @@ def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """The columns PERIODS, of the longest idle periods of a GPU; the process is that which ended it."""
+    """Yield the columns PERIODS of the longest idle periods of a GPU, with the process that ended each."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
     def name(work: Work) -> str:
@@ -269,7 +269,7 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
-    """The columns IDLE from `busy` on."""
+    """Return the columns IDLE from `busy` on."""
     whole = use.whole(group)
     count, total, share, *more = _times(use.gaps, group, whole) if use.gaps.count(group) else (0,) * 7
     return whole - total, total, share, count, *more

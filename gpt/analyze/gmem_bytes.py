@@ -12,7 +12,7 @@ EXPECTED = "expected: bytes that barriers waited for, the bulk copies by tensor 
 
 
 class GmemBytes(KernelSums):
-    """Bytes by how they went."""
+    """Bytes by the kind of access."""
 
     name = "gmem_bytes"
     parts = ("read", "written", "sync", "async", "bulk")
@@ -29,7 +29,7 @@ class GmemBytes(KernelSums):
     )
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """What `expected` is too, if there is any."""
+        """Explain `expected`, if there is any."""
         return [*super().verdict(sums), *([EXPECTED] if sums["expected"] else [])]
 
 

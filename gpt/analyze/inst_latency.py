@@ -12,7 +12,7 @@ from gpt.screen.units import human_count
 
 
 class InstLatency(Ratios):
-    """Clocks of a load, from its issue until its value is there."""
+    """Clocks from the issue of a load until its value has arrived."""
 
     name = "inst_latency"
     fields = ("loads", "clocks")
@@ -22,7 +22,7 @@ class InstLatency(Ratios):
     sums = (Column("loads", "u64", title="loads of lanes"), Column("clocks", "u64", "cycles", "clocks of lanes"))
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """The mean, and the kernel that waits most."""
+        """Yield the mean, and the kernel that waits most."""
         yield f"a load takes {self.show(total)} on average ({human_count(total['loads'])} loads)"
         yield f"{where}: {self.show(kernel.sums)}, and {human_count(kernel.ratios.greatest or 0)} in its slowest warp"
 

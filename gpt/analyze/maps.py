@@ -1,7 +1,7 @@
-"""gpt-analyze maps: what any probe saved, field by field: how many records, from what to what, and how distributed.
+"""gpt-analyze maps: the records of any probe, field by field: how many, their range, and their distribution.
 
-It knows nothing of what the fields mean, so all of them are shown alike. Of a total each unit has one record; what was
-added up in it is not to be told apart.
+It doesn't know what the fields mean, so it shows them all in the same way. A total has one record for each unit; the
+values that were added up in it can't be separated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BIN = (
 TOP = 60  # rows that a table shows
 BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that have one
 RESERVED = ("bins", "unprobed")  # names of other answers
-STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses: their sum means nothing
+STAMP = 1 << 32  # whole numbers that are all this large are clocks or addresses: their sum means nothing
 
 Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
@@ -52,7 +52,7 @@ class _Field(NamedTuple):
     total: bool
 
     def row(self) -> tuple[Any, ...]:
-        """The columns NUMBERS."""
+        """Return the columns NUMBERS."""
         values = self.values
         median, p95 = values.percentile(0.5), values.percentile(0.95)
         if values.least is None:
@@ -62,7 +62,7 @@ class _Field(NamedTuple):
 
 
 class Fields(MapAnalysis):
-    """The fields of all maps, or of those that `map_` names."""
+    """The fields of all maps, or of the maps that match `map_`."""
 
     def __init__(self, map_: str | None = None) -> None:
         super().__init__()
@@ -71,17 +71,17 @@ class Fields(MapAnalysis):
         self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
 
     def wants(self, layout: MapLayout) -> bool:
-        """Whether it, or a field of it, is named."""
+        """Return True if the map, or a field of it, is named."""
         return any(self._is_named(layout.name, field) for field in layout.types)
 
     def _is_named(self, name: str, field: str) -> bool:
         return self._glob is None or fnmatchcase(name, self._glob) or fnmatchcase(f"{name}.{field}", self._glob)
 
     def check(self, layout: MapLayout) -> None:
-        """Any map will do."""
+        """Accept any map."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """That no probe was there, or none that is named."""
+        """Return that there was no probe, or none that is named."""
         if self._read or self._known or self._glob is None:
             self.name = "any"
             told = super().find_lack(kinds)
@@ -89,7 +89,7 @@ class Fields(MapAnalysis):
         return f"no map of the trace is named '{self._glob}': without --map all are shown"
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in a map of a launch."""
+        """Take in a map of a launch."""
         import numpy as np
 
         from gpt.analyze.lib.values import Distribution
@@ -110,7 +110,7 @@ class Fields(MapAnalysis):
                 field.values.add(slots[name])
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """A table of each map, and how its fields are distributed."""
+        """Yield a table for each map, and the distribution of its fields."""
         maps = list(dict.fromkeys(name for _, name in self._sums))
         total = sum(self._sums.values(), Counter[str]())
         told = [f"maps:{len(maps)} records:{total['records']} lost:{total['dropped']}"]

@@ -1,14 +1,15 @@
-"""gpt-analyze memory: which memory a program has when, where it was asked for, and what is left at the end.
+"""gpt-analyze memory: the memory of a program over time, where it was asked for, and what's left at the end.
 
-A piece of memory is there from the return of the call that allocates it to the call that frees it; memory of
-cuMemCreate until it is neither held by its handle nor mapped. Where something is allocated at an address that is
-taken, the older piece was freed in a way that is not recorded. When the only context of a process ends, its memory
-ends with it, and counts as left, as does what is there when the trace ends.
+A piece of memory exists from the return of the call that allocates it to the call that frees it; memory of cuMemCreate
+exists until its handle is released and it's no longer mapped. If something is allocated at an address that is taken,
+the older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it
+and counts as left, like the memory that exists when the trace ends.
 
-Fragmentation: the driver maps memory in pages of 2 MiB. Of the pages that hold a part of a live piece, the share of
-bytes that are in none. Gaps between the regions that the driver takes addresses from are no loss, and do not count. It
-is said of memory with addresses in the device's pages: not of cuMemCreate's, whose pieces are whole pages, or of the
-host. Arrays are not counted: their sizes are not recorded.
+Fragmentation: the driver maps memory in pages of 2 MiB. In the pages that hold a part of a live piece, fragmentation is
+the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, so
+they don't count. Only memory with addresses in the device's pages can be fragmented, which excludes memory of
+cuMemCreate, whose pieces are whole pages, and memory of the host. Arrays aren't counted, because their sizes aren't
+recorded.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls le
 
 
 def memory(trace: TraceModel) -> Answers:
-    """What each process allocated, from where, and of the one with the highest peak when."""
+    """Yield the allocations of each process, who asked for them, and the highest peak's process over time."""
     from gpt.analyze.lib.allocations import make_pieces
 
     found = sorted(make_pieces(trace), key=lambda pieces: -pieces.peak(pieces.on_gpu))
@@ -110,13 +111,13 @@ def memory(trace: TraceModel) -> Answers:
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
-    if not _is_simulated(found[0]):  # whose memory is the host's, and in no such pages
+    if not _is_simulated(found[0]):  # its memory is the host's, and not in such pages
         yield from _iter_fragments(found[0])
     yield from _iter_left(found, names)
 
 
 def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
-    """The columns MEMORY: where memory is, then its kinds."""
+    """Yield the columns MEMORY: the sums of GPU and host memory, each followed by its kinds."""
     import numpy as np
 
     for where, mask in ((GPU, pieces.on_gpu), (HOST, ~pieces.on_gpu)):
@@ -130,7 +131,7 @@ def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
 
 
 def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:
-    """The columns SUMS of some pieces, without those that failed if that is None."""
+    """Return the columns SUMS of some pieces, without the failed ones if that is None."""
     left = mask & pieces.left
     sizes = pieces.sizes
     counts = int(mask.sum()), int((mask & ~pieces.left).sum()), *(() if failed is None else (failed,))
@@ -139,7 +140,7 @@ def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tu
 
 
 def _add(sizes: npt.NDArray[np.uint64]) -> float:
-    """As a float: what malformed rows say may not fit."""
+    """Add up sizes as a float: the sum of malformed rows may not fit."""
     return float(sizes.sum(dtype=float))
 
 
@@ -170,7 +171,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
 
 
 def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
-    """What PyTorch's allocator has of the memory at the peak."""
+    """Say how much of the memory at the peak PyTorch's allocator had."""
     import numpy as np
 
     from gpt.screen.units import human
@@ -196,7 +197,7 @@ class _Names:
         self._known: dict[int, tuple[str, str | None]] = {}
 
     def find(self, stack: int) -> tuple[str, str | None]:
-        """The library and the function that asked."""
+        """Return the library and the function that asked."""
         if stack not in self._known:
             frame = self._sites.asker(stack)
             path = frame.path if frame else None
@@ -204,12 +205,12 @@ class _Names:
         return self._known[stack]
 
     def library(self, stack: int) -> str:
-        """The library."""
+        """Return the library that asked."""
         return self.find(stack)[0]
 
 
 def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
-    """Libraries, that which had most at the peak first, and their functions."""
+    """Return libraries, the one with most at the peak first, and their functions."""
     import numpy as np
 
     sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 3))
@@ -229,12 +230,12 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
 
 
 def _site(library: str, function: str | None) -> str | None:
-    """The names of both; None of a library, which is the sum of its functions."""
+    """Return a name for a function of a library; None for a library, which is the sum of its functions."""
     return library if function == UNKNOWN else function and f"{library} {_readable(function)}"
 
 
 def _iter_left(found: list[Pieces], names: list[_Names]) -> Answers:
-    """What was not freed, the largest first."""
+    """Yield the pieces that weren't freed, the largest first."""
     import numpy as np
 
     rows: list[tuple[Any, ...]] = []
@@ -261,7 +262,7 @@ def _readable(function: str | None) -> str:
 
 
 def _iter_fragments(pieces: Pieces) -> Answers:
-    """At the peak, at the end, and when most of a page was not used."""
+    """Yield the fragmentation at the peak, at the end, and when most bytes of pages were unused."""
     import numpy as np
 
     from gpt.analyze.lib.allocations import PAGE
@@ -269,7 +270,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     moments, live, held = pieces.pages()
     if not len(moments):
         return
-    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # no pages lose nothing
+    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages nothing is lost
     wasted = int(np.argmax(held - live))
     rows = []
     for when, at in (("at their peak", int(np.argmax(held))), ("most lost", wasted), ("at the end", len(moments) - 1)):
@@ -282,7 +283,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
 
 
 def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
-    """The time with allocations, in PARTS as long as each other: what happened to memory of GPUs in each."""
+    """Divide the time with allocations into PARTS of equal length, and return what happened to GPU memory in each."""
     import numpy as np
 
     from gpt.screen.units import human_time
@@ -307,7 +308,7 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
 
 
 def _make_live(pieces: Pieces, processes: int) -> Record:
-    """Live bytes over time: at most POINTS, the highest of those that lie together."""
+    """Return live bytes over time: at most POINTS, the peaks of groups of neighbors."""
     import numpy as np
 
     from gpt.screen.units import amount
@@ -320,16 +321,16 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
         _at((moments, held), time),
         _at(pieces.line(~pieces.on_gpu), time),
     ]
-    columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # what is in no page is held, too
+    columns[1] = columns[1] + columns[0] - _at((moments, pages_live), time)  # memory in no shared page is held, too
     chosen = _choose(columns[0])
     verdict = [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
     if len(chosen) < len(time):
         all_ = amount(len(time), "moment")
         verdict.append(f"{len(chosen):,} of {all_}, the highest and the last of those that lie together")
     title = f"memory of process {pieces.process.pid}"
-    y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # what is drawn last is in front
+    y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # the last one is drawn in front
     drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
-    if columns[2].any():  # on an axis of its own: it is much less, or much more
+    if columns[2].any():  # on an axis of its own, as it's much less, or much more
         drawn.append(plot("levels", "time", "host", title=f"pinned host {title}"))
     values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
     return make_array_answer("live", LIVE, values, verdict, top=0, plots=drawn)
@@ -340,7 +341,7 @@ def _is_simulated(pieces: Pieces) -> bool:
 
 
 def _at(line: tuple[Whole, Any], times: Whole) -> Any:
-    """The value of a line of steps at these times."""
+    """Return the value of a step function at these times."""
     import numpy as np
 
     moments, values = line
@@ -348,7 +349,7 @@ def _at(line: tuple[Whole, Any], times: Whole) -> Any:
 
 
 def _choose(values: Any) -> Any:
-    """Places of at most POINTS values: of each group the highest and the last."""
+    """Return the indices of at most POINTS values: the highest and the last of each group."""
     import numpy as np
 
     if len(values) <= POINTS:

@@ -1,4 +1,4 @@
-"""gpt-analyze memusage: what the buffers of probes would need, and what memory the program itself had at most."""
+"""gpt-analyze memusage: the memory that the buffers of probes would need, and the peak of the program's own."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ PROCESSES = (
     Column("most", "u64", "bytes", "for probes"),
 )
 TOP = 30  # rows that tables show
-# Of device memory; the others of their type are of host memory, of addresses, and of handles.
+# Of device memory; other functions of this type are about host memory, addresses, and handles.
 ALLOCATE = frozenset(
     ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
 )
 FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
 BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
-WINDOW = 1 << 16  # allocations and frees that are looked at together
+WINDOW = 1 << 16  # allocations and frees that are converted at once
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
 
 
 class MemoryPeak(NamedTuple):
-    """Device memory of a process, in bytes: at most at any time, and at its end."""
+    """The device memory of a process, in bytes: its peak, and how much is left at its end."""
 
     allocations: int
     peak: int
@@ -54,15 +54,15 @@ class MemoryPeak(NamedTuple):
 
 
 class _Use:
-    """What a process allocates, and what probes would need there."""
+    """The allocations of a process, and the needs of probes there."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self._changes: list[npt.NDArray[np.uint64]] = []  # rows of time, api, where and size
+        self._changes: list[npt.NDArray[np.uint64]] = []  # rows of time, api, address and size
         self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
 
     def take(self) -> None:
-        """Takes in what the process has collected."""
+        """Take in the records that the process has collected."""
         import numpy as np
 
         from gpt.trace.rows import iter_groups
@@ -77,19 +77,19 @@ class _Use:
                 good = rows[(rows["result"] == 0) & (rows["duration"] != 0)]
                 for api, mine in iter_groups(good["api"]):
                     name = process.api(api).name
-                    if name in ALLOCATE or name in FREE or name == f"#{api}":  # which may be named yet
+                    if name in ALLOCATE or name in FREE or name == f"#{api}":  # it may get its name later
                         found = good[mine]
                         times = found["start"] if name in FREE else found["start"] + found["duration"]
                         apis = np.full(len(found), api, np.uint64)
                         self._changes.append(np.stack([times, apis, found["to"], found["bytes"]], axis=1))
 
     def kernels(self) -> dict[str, Counter[str]]:
-        """What the launches of each kernel need by now."""
+        """Return the needs of the launches of each kernel so far."""
         names = self.process.kernels()
         return {names.get(function, f"#{function}"): needs for function, needs in self._needs.items()}
 
     def _iter_changes(self) -> Iterator[list[int]]:
-        """Allocations, when they returned, and frees, when they were called, in order of time."""
+        """Yield allocations at their return and frees at their call, in order of time."""
         import numpy as np
 
         changes = np.concatenate([np.zeros((0, 4), np.uint64), *self._changes])
@@ -98,7 +98,7 @@ class _Use:
             yield from changes[at : at + WINDOW].tolist()
 
     def memory(self) -> MemoryPeak:
-        """What it has allocated by now. What is allocated where something is was freed in a way that is not known."""
+        """Return its memory so far. If an address is allocated twice, an unknown function freed it in between."""
         live: dict[tuple[bool, int], int] = {}
         allocations = now = peak = 0
         for _, api, where, size in self._iter_changes():
@@ -115,7 +115,7 @@ class _Use:
         return MemoryPeak(allocations, peak, now)
 
     def row(self) -> tuple[Any, ...]:
-        """The columns PROCESSES after WHO."""
+        """Return the columns PROCESSES after WHO."""
         most = max((needs["most"] for needs in self._needs.values()), default=0)
         return *self.memory(), most
 
@@ -130,19 +130,19 @@ class MemUsage:
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
-        self._coverage = Coverage()  # of processes that are over
-        self._done: dict[str, Counter[str]] = {}  # of processes that are over, by kernel
-        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same
+        self._coverage = Coverage()  # of processes that have ended
+        self._done: dict[str, Counter[str]] = {}  # of processes that have ended, by kernel
+        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same processes
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
+        """Take in the records that a process has collected."""
         if process not in self._open:
             self._open[process] = _Use(process)
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add the needs of a process that has ended."""
         from gpt.analyze.lib.coverage import make_coverage
 
         use = self._open.pop(process)
@@ -151,19 +151,19 @@ class MemUsage:
         self._rows.append((process.header, use.row()))
 
     def merge(self, other: MemUsage) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         _merge(self._done, other._done)
         self._rows += other._rows
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether anything was added up."""
+        """Return what to say if nothing was added up."""
         if "memusage" in kinds:
             return None
         return "nothing was added up in the trace: 'gpt-hook run -p PROBE --memusage' does that"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Kernels, that with the launch that needs most first, and processes."""
+        """Yield kernels, the one with the neediest launch first, and processes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         kernels: dict[str, Counter[str]] = {}

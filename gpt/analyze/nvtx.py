@@ -1,9 +1,9 @@
-"""gpt-analyze nvtx: what happened within the ranges that a program sets with NVTX.
+"""gpt-analyze nvtx: sums of the calls and GPU work within the ranges that a program sets with NVTX.
 
-A call is within a pushed range if it began on the thread of the range while that was open, and within a range that
-was started and ended, which belongs to no thread, if any thread of the process made it then. What it put on the GPU
-counts where the call does, whenever it ran. Of ranges of one name that lie within each other, or overlap, each call
-counts once; times of ranges are added as they are.
+A call is within a pushed range if it began on the thread of the range while that was open. It is within a started
+range, which belongs to no thread, if any thread of the process made it while that was open. Its work on the GPU
+counts where the call does, no matter when it ran. If ranges of one name are nested or overlap, each call counts once;
+the times of ranges are simply added.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
 
 
 class _Key(NamedTuple):
-    """Ranges that count together."""
+    """The key of ranges that are added up together."""
 
     name: str
     type: str
@@ -89,7 +89,7 @@ class _Key(NamedTuple):
 
 
 def nvtx(trace: TraceModel) -> Answers:
-    """Ranges by name, those within each other as a tree, the longest, and marks."""
+    """Yield ranges by name, nested ranges as a tree, the longest ranges, and marks."""
     totals = _Totals(len(trace.gpus()) > 0)
     for number in range(len(trace.processes)):
         totals.add(trace, number)
@@ -108,14 +108,14 @@ class _Totals:
         self._open: Counter[_Key] = Counter()
         self._paths: dict[tuple[str, ...], list[float]] = {}
         self._longest: list[tuple[Any, ...]] = []
-        self._least = -1  # ns of those that are too short for it
+        self._least = -1  # ns up to which a range is too short for the longest
         self._marks: dict[tuple[str, str | None], tuple[int, int, int]] = {}
         self._launches = self._within = 0.0
         self._headers: list[Header] = []
-        self._off = 0  # ns that were not recorded
+        self._off = 0  # ns that weren't recorded
 
     def add(self, trace: TraceModel, number: int) -> None:
-        """Adds a process."""
+        """Add a process."""
         from gpt.analyze.lib.range_contents import Inside
         from gpt.analyze.lib.range_tree import Nested
 
@@ -169,7 +169,7 @@ class _Totals:
         return launches, gpu if self._timed else None, copied, calls
 
     def answers(self) -> Answers:
-        """All that there is to say."""
+        """Yield the answers."""
         if self._open:
             yield self._make_names()
         if any(len(path) > 1 for path in self._paths):
@@ -207,7 +207,7 @@ class _Totals:
         return make_answer("ranges", NAMES, rows, verdict, top=TOP, plots=[drawn])
 
     def _make_nested(self) -> Record:
-        """The tree: each range after the one that it lies in, that with the longest time first."""
+        """Return the tree: each range after its parent, the longest time first."""
         order: dict[tuple[str, ...], tuple[Any, ...]] = {}
         for path in sorted(self._paths, key=len):
             order[path] = (*order.get(path[:-1], ()), -self._paths[path][1], path[-1])

@@ -1,4 +1,4 @@
-"""gpt-analyze overhead: what kernels take with and without probes, and what a probed launch costs the program."""
+"""gpt-analyze overhead: how long kernels take with and without probes, and what a probed launch costs the program."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ TOP = 30  # rows that tables show
 
 
 class Costs:
-    """What the launches of a kernel took, in ns, and what its code needs."""
+    """The times of the launches of a kernel, in ns, and the registers of its code."""
 
     def __init__(self) -> None:
         self.samples = Samples()
         self.registers: tuple[int | None, int | None] = None, None  # without probes, and with
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
-        """A launch; `on_gpu` is what --gpu-time says of it."""
+        """Add a launch; `on_gpu` is its time from --gpu-time."""
         self.samples.add(prologue=times["prologue"], epilogue=times["epilogue"])
         kernel = times.get("kernel", on_gpu)
         if kernel is not None:
@@ -47,29 +47,29 @@ class Costs:
             self.samples.add(original=times["original"], with_probes=times["kernel"])
 
     def merge(self, other: Costs) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.samples.merge(other.samples)
         self.registers = other.registers if other.registers[1] is not None else self.registers
 
     @property
     def slowdown(self) -> float | None:
-        """How many times as long the kernel with probes takes."""
+        """Return how many times as long the kernel takes with probes."""
         return divide(self.samples.median("with_probes"), self.samples.median("original"))
 
     @property
     def lost(self) -> float:
-        """ns of all launches that ran without probes, too."""
+        """Return the ns that probes cost in all launches that were also timed without them."""
         more = (self.samples.median("with_probes") or 0.0) - (self.samples.median("original") or 0.0)
         return more * self.samples.count("original")
 
     @property
     def added(self) -> int | None:
-        """Registers that the probes need."""
+        """Return the number of registers that the probes need."""
         before, after = self.registers
         return after - before if before is not None and after is not None else None
 
     def row(self) -> tuple[Any, ...]:
-        """From `launches` on."""
+        """Return the columns from `launches` on."""
         median, count = self.samples.median, self.samples.count
         times = median("original"), median("kernel"), self.slowdown
         counts = count("kernel"), count("original")
@@ -77,14 +77,14 @@ class Costs:
 
 
 class Overhead(TimedFold[str, Costs]):
-    """The costs of the kernels of all that was read, by name."""
+    """The costs of all kernels that were read, by name."""
 
     def new(self) -> Costs:
-        """Of no launches."""
+        """Return the costs of no launches."""
         return Costs()
 
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[str, Costs]:
-        """What is known of a process by now."""
+        """Return the costs of a process so far."""
         found: dict[str, Costs] = defaultdict(Costs)
         for name, _, times, gpu in launches.joined():
             found[name].add(times, gpu)
@@ -95,7 +95,7 @@ class Overhead(TimedFold[str, Costs]):
         return found
 
     def tell(self, costs: dict[str, Costs], coverage: list[str]) -> Answers:
-        """The kernels, that which lost most time first."""
+        """Yield the kernels, most time lost first."""
         ordered = sorted(costs.items(), key=lambda kernel: (-kernel[1].lost, kernel[0]))
         rows = [(name, *cost.row()) for name, cost in ordered]
         title = "slowdown: how many times as long the kernel takes with probes"
@@ -105,7 +105,7 @@ class Overhead(TimedFold[str, Costs]):
 
 
 def _means(costs: dict[str, Costs]) -> Iterator[str]:
-    """The means over kernels, each of which counts once."""
+    """Yield the means over kernels, each of which counts once."""
     slowdowns = [cost.slowdown for cost in costs.values() if cost.slowdown is not None]
     added = [cost.added for cost in costs.values() if cost.added is not None]
     if slowdowns:

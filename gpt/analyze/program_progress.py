@@ -1,4 +1,4 @@
-"""gpt-analyze program_progress: how far warps are in their program: the branches that they come to, over time."""
+"""gpt-analyze program_progress: how far warps are in their program: the branches that they reach, over time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpt.base.printable import printable, shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import human_count
 
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class ProgramProgress(ProgressFold):
-    """Steps: branches that a warp came to."""
+    """Steps: branches that a warp reaches."""
 
     name = "program_progress"
     fields = ("clock", "time", "steps", "sm")
@@ -23,7 +23,7 @@ class ProgramProgress(ProgressFold):
     per = 1000
 
     def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
-        """The steps of all, and whether warps slow down."""
+        """Return the steps of all kernels, and the rate of the first, which shows whether its warps slow down."""
         steps, warps = (sum(getattr(kernel, name) for _, kernel in ordered) for name in ("done", "warps"))
         name, first = ordered[0]
         name = shorten(printable(brief_name(name)), NAMED, middle=False)

@@ -1,11 +1,11 @@
-"""gpt-analyze roofline: what kernels compute and move, against what the device can.
+"""gpt-analyze roofline: the operations and bytes of kernels, compared with the limits of the device.
 
-Bytes are those that the instructions of a kernel ask for (gmem_bytes), which caches may serve; operations those of
-tensor cores (tensorop_count). The *intensity* of a kernel is the second divided by the first. Below that of the device
-its memory is what limits a kernel, above it what it computes: the roof over each intensity. A kernel that is far below
-both limits is bound by neither: its time is *latency*, of instructions, of memory, of too few blocks.
+Bytes count where instructions ask for them (gmem_bytes), even if caches serve them; operations count in tensor cores
+only (tensorop_count). The *intensity* of a kernel is operations divided by bytes. A kernel is limited by the device's
+memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far below both
+limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
 
-Bytes, operations and times may come from runs of their own: each is a mean over the launches that have it.
+Bytes, operations and times may come from different runs: each is a mean over the launches that have it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ MAPS = {
     "tensorop_count": ("flops",),
     "block_sched": ("start", "end", "elapsed", "sm"),
 }
-TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # where a time may come from, the best first
+TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
 NO_DEVICE = "unknown device"
-TOP, SOURCES = 30, 3  # rows that tables show; devices whose peaks are explained
+TOP, SOURCES = 30, 3  # rows that tables show, and devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
 
 Flops = Annotated[float | None, Option("--peak-flops", metavar="NUMBER", help="FLOPs a second of the device.")]
@@ -73,23 +73,23 @@ Key = tuple[str, str]  # kernel and device
 
 
 class _Sums:
-    """Of a kernel on a device, of each `what`: how much, and of how many launches."""
+    """The sums of a kernel on a device: for each `what` the amount and the number of launches that have it."""
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
 
     def add(self, what: str, value: Any, count: int = 1) -> None:
-        """Takes some in."""
+        """Add an amount."""
         self.sums[what] += value
         self.counts[what] += count
 
     def mean(self, what: str) -> float | None:
-        """Of a launch; None if no launch has it."""
+        """Return the mean over launches, or None if no launch has it."""
         return self.sums[what] / self.counts[what] if self.counts[what] else None
 
     def time(self) -> tuple[str | None, float | None]:
-        """Where the best time comes from, and ns."""
+        """Return the source of the best time, and ns."""
         return next(((what, self.mean(what)) for what in TIMES if self.sums[what] > 0), (None, None))
 
 
@@ -109,15 +109,15 @@ class Roofline(MapAnalysis):
                 raise UsageError(f"{option} is not above 0: {value}")
         self._kernels: dict[Key, _Sums] = {}
         self._cards: dict[str, Mapping[str, Any]] = {}
-        self._times: dict[Process, _Times] = {}  # of processes that are not over
+        self._times: dict[Process, _Times] = {}  # of processes that haven't ended
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
-        """All that it can use."""
+        """Return all maps that it can use."""
         return MAPS
 
     def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
+        """Take in the records that a process has collected."""
         if process not in self._times:
             self._times[process] = _Times(process)
         self._times[process].take()
@@ -125,7 +125,7 @@ class Roofline(MapAnalysis):
         self._cards |= {card["name"]: card for card in process.cards.values()}
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Adds what a launch saved."""
+        """Add the data that a launch saved."""
         from gpt.analyze.lib.schedule import make_schedule
 
         key = buffer.kernel, name_device(process, buffer.launch.device)
@@ -134,9 +134,9 @@ class Roofline(MapAnalysis):
         match buffer.map.name:
             case "gmem_bytes":
                 parts = {name: int(saved.slots[name].sum(dtype="u8")) for name in MAPS["gmem_bytes"]}
-                bulk = max(parts["bulk"], parts["expected"])  # the second has those by tensor map, and no stores
+                bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
                 sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
-                if "tensorop_count" in unsaved:  # it has no such operation
+                if "tensorop_count" in unsaved:  # the kernel has no such operation
                     sums.add("flops", 0)
             case "tensorop_count":
                 sums.add("flops", int(saved.slots["flops"].sum(dtype="u8")))
@@ -148,23 +148,23 @@ class Roofline(MapAnalysis):
                     sums.add("block_sched", float(schedule.ended.max()))
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add the times of a process that has ended."""
         _merge(self._kernels, self._times.pop(process).sums())
         super().end(process)
 
     def merge(self, other: Roofline) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         _merge(self._kernels, other._kernels)
         self._cards |= other._cards
         self.merge_launches(other)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Which probes would have recorded it."""
+        """Return which probes would have recorded the missing data, or None."""
         lack = super().find_lack(kinds)
         return f"{lack}, with -p tensorop_count and --gpu-time" if lack and not self._known else lack
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, that which takes most time first, and devices."""
+        """Yield kernels, most time first, and devices."""
         found: dict[Key, _Sums] = {}
         _merge(found, self._kernels)
         for times in self._times.values():
@@ -200,7 +200,7 @@ class Roofline(MapAnalysis):
 
 
 class _Times:
-    """How long the kernels of a process took, once all that there is to say has come."""
+    """The times of the kernels of a process, which are known once all its records have come."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -210,7 +210,7 @@ class _Times:
         self._firsts = FirstLaunches()
 
     def take(self) -> None:
-        """Takes in what the process has collected."""
+        """Take in the records that the process has collected."""
         import numpy as np
 
         process = self._process
@@ -228,7 +228,7 @@ class _Times:
         self._launches.take()
 
     def _firsts_of(self) -> dict[tuple[int, int, bool], tuple[float, int]]:
-        """Return ns and number of the first launches of each kernel on each device, one a thread."""
+        """Return ns and number of the first launches of each kernel on each device, one per thread."""
         rows = self._firsts.rows
         took = self._process.clock.durations(rows["duration"]).tolist()
         found: dict[tuple[int, int, bool], tuple[float, int]] = {}
@@ -238,7 +238,7 @@ class _Times:
         return found
 
     def sums(self) -> dict[Key, _Sums]:
-        """By kernel and device."""
+        """Return the sums by kernel and device."""
         found: dict[Key, _Sums] = {}
         names = self._process.kernels()
         without = self._firsts_of()
@@ -247,7 +247,7 @@ class _Times:
             if function in names and self._process.is_chosen(names[function]):
                 key = names[function], name_device(self._process, device)
                 count = self._counts[kind]
-                took, firsts = without.get(kind, (0.0, 0))  # they may contain the loading of its code
+                took, firsts = without.get(kind, (0.0, 0))  # first launches may include loading the code
                 taken = (ns - took, count - firsts) if count > firsts else (ns, count)
                 found.setdefault(key, _Sums()).add("probed" if probed else "gpu-time", *taken)
         for name, launch, times, _ in self._launches.joined():
@@ -258,7 +258,7 @@ class _Times:
 
 
 def name_device(process: Process, index: int) -> str:
-    """The name of a device of a process."""
+    """Return the name of a device of a process."""
     return str(process.cards.get(index, {}).get("name") or NO_DEVICE)
 
 
@@ -274,7 +274,7 @@ def _scale(rate: float | None, unit: float) -> float | None:
 
 
 def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float | None) -> tuple[Any, ...]:
-    """The columns KERNELS."""
+    """Return the columns KERNELS."""
     bytes_, flops, (timed, ns) = sums.mean("bytes"), sums.mean("flops"), sums.time()
     intensity = None if flops is None or not bytes_ else flops / bytes_
     rates = [None if what is None or not ns else what / ns * 1e9 for what in (flops, bytes_)]
@@ -295,13 +295,13 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
 
 
 def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
-    """Where the peaks come from, a line for each of the first devices."""
+    """Yield the sources of the peaks, a line for each of the first devices."""
     for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
         yield f"{device}: FLOPs: {flops.source}; memory: {bytes_.source}"
 
 
 def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
-    """What stands above the roofs."""
+    """Return the title of the picture."""
     absent = sum(not (row[4] and row[5]) for row in rows)
     more = (
         [f"not drawn, as they compute nothing in tensor cores or have no time: {amount(absent, 'kernel')}"]
@@ -312,7 +312,7 @@ def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
 
 
 def _say(rows: list[tuple[Any, ...]], sums: Mapping[Key, _Sums]) -> Iterator[str]:
-    """What follows, and what would have to be recorded for more."""
+    """Yield the verdict, and the options that would record the missing data."""
     bounds = Counter(row[1] for row in rows if row[1])
     if bounds:
         yield f"kernels bound by memory: {bounds[MEMORY]:,}, by compute: {bounds[COMPUTE]:,}" + (

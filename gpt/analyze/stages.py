@@ -1,21 +1,21 @@
-"""gpt-analyze stages: what an inference spends its time on, from its first call to its last one.
+"""gpt-analyze stages: where an inference spends its time, from its first call to its last one.
 
-The stages are found from the calls of the process that launches most:
+The calls of the process that launches most tell the stages:
 
 - Initialization: from the first call to the first copy to the device, or, without one, the first loading of code.
-- Weight Loading: from there to the end of the copies to the device before the first launch; the last of these, less
-  than 1 % of the bytes together, are the input.
+- Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,
+  with less than 1 % of the bytes together, are the input and don't count.
 - Input Transfer: copies to the device after the weights.
-- Kernel Compile: from loading code after the weights, or the first launch, until no kernel is launched that was not
-  launched before, those aside that are launched once, and the program has waited for that; Warmup, if no code is
-  loaded then.
-- Inference: from there to the last launch, or the end of the wait after it, without what has a line of its own.
-- Sync: waiting, in that time. Output Transfer: copies from the device after the first launch. A copy may wait for
-  kernels that were launched before it: where GPU times say how long, that is waiting.
+- Kernel Compile: from the first loading of code after the weights, or the first launch if that comes earlier, until
+  every kernel has been launched once, except kernels that are launched only once, and the program has waited for them.
+  It's called Warmup if no code is loaded in that time.
+- Inference: from there to the last launch, or the end of the wait after it, except time that has a line of its own.
+- Sync: waits during the inference. Output Transfer: copies from the device after the first launch. A copy may wait for
+  kernels that were launched before it; where GPU times say how long, that counts as waiting.
 - Other: the rest.
 
-A program that marks its stages with NVTX says it better: if names of its outermost ranges contain one of the WORDS,
-the times are those of the ranges. Ranges of LIBRARIES do not count: ncclCommInitRankConfig is not a stage of a program.
+A program that marks its stages with NVTX knows them better: if names of its outermost ranges contain one of the WORDS,
+the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a program.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = 
     "Output Transfer", "Other",
 )  # fmt: skip
 TOKEN, TOTAL = "Per token", "Total"
-PROCESSES = (  # of several that launched: the time of each stage
+PROCESSES = (  # the time of each stage, if several processes launched
     Column("command", "text", title="process"),
     *WHO,
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, TOKEN)),
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name, "any") for name in NAMES if name != INFERENCE),
 )
-WORDS = (  # in names of NVTX ranges, lower case; the first that fits
+WORDS = (  # lower case, in names of NVTX ranges; the first match counts
     ("warm", WARMUP), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
-AHEAD = 0.5  # rounds are launched ahead if that takes less of the inference, and fewer of them are waited for
-LITTLE = 0.01  # of the bytes before the first launch: the input
-COPIES = 0.05  # of the time, from which on copies are worth a word
+AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
+LITTLE = 0.01  # share of the bytes before the first launch that is the input
+COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, which stages are found by: "
@@ -77,7 +77,7 @@ NO_LAUNCH = (
 
 
 class RangeTimes(NamedTuple):
-    """The times of ranges: when the first began, when the last ended, and ns of all together."""
+    """The times of ranges: when the first began, when the last ended, and their total ns."""
 
     first: int
     last: int
@@ -85,7 +85,7 @@ class RangeTimes(NamedTuple):
 
 
 def stages(trace: TraceModel) -> Answers:
-    """The table of the process that launches most, and the times of all if there are several."""
+    """Yield the table of the process that launches most, and the times of all if there are several."""
     who = tell_apart(process.header for process in trace.processes)
     found = sorted(
         ((process.header, one, *made) for number, (process, one) in enumerate(zip(trace.processes, who, strict=True))
@@ -106,20 +106,20 @@ def stages(trace: TraceModel) -> Answers:
 
 
 def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
-    """The columns PROCESSES from `total` on."""
+    """Return the columns PROCESSES from `total` on."""
     times = {row[1] or row[0]: row[2] for row in rows}
     return [times.get(name) for name in (TOTAL, INFERENCE, TOKEN, *(name for name in NAMES if name != INFERENCE))]
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """What a trace without launches lacks."""
+    """Return what a trace without launches lacks, or None."""
     from gpt.analyze.lib.sequence import launches_any
 
     return None if any(launches_any(trace, number) for number in range(len(trace.processes))) else NO_LAUNCH
 
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
-    """How many launches a process has, its table, and what is to be said of it; None if it launched nothing."""
+    """Return the number of launches of a process, its table, and the verdict; None if it launched nothing."""
     from gpt.analyze.lib.short_calls import Tapes
 
     tapes = Tapes(trace, number)
@@ -150,7 +150,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
 
 
 def find_round(kernels: Any) -> Period | None:
-    """Return the launches that repeat themselves, if they are most of all."""
+    """Return the launches that repeat, if they are most of all."""
     from gpt.analyze.lib.periods import SHARE, find_periods, split_units
 
     units = [unit for period in find_periods(kernels)[:1] for unit in split_units(kernels, period)[:1]]
@@ -158,11 +158,11 @@ def find_round(kernels: Any) -> Period | None:
 
 
 def _find_inference(tapes: Tapes) -> int:
-    """When every kernel that comes again had been launched once and waited for, in ns."""
+    """Return when every recurring kernel had been launched once and waited for, in ns."""
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, before = tapes.again  # one that the program launches once may come at its end
+    last, before = tapes.again  # not the last kernel of all: the program may launch a kernel once, at its end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
@@ -172,14 +172,14 @@ def _find_inference(tapes: Tapes) -> int:
 
 
 class _Part:
-    """Calls of a stage: how many, launches among them, bytes copied, and ns of all together."""
+    """The calls of a stage: how many, launches among them, bytes copied, and their total ns."""
 
     def __init__(self) -> None:
         self.calls = self.launches = self.time = 0
         self.bytes = 0.0
 
     def count(self, mask: Mask, sizes: Array, acts: Array) -> None:
-        """Takes calls in."""
+        """Add calls."""
         from gpt.analyze.lib.sequence import IN, LAUNCH, OUT
         from gpt.analyze.lib.short_calls import WAITED
 
@@ -188,19 +188,19 @@ class _Part:
         self.bytes += float(sizes[mask & ((acts & (IN | OUT | LAUNCH)) != 0)].sum())
 
     def row(self, name: str, time: int) -> tuple[Any, ...]:
-        """The columns of a stage."""
+        """Return the columns of a stage."""
         return name, None, time, None, self.calls, self.launches, self.bytes or None
 
 
 class _Cover:
-    """The time that calls of several threads take, what overlaps once, and without what was not recorded."""
+    """The time of calls in several threads: overlaps count once, unrecorded time doesn't."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self._unrecorded = unrecorded
         self._reach: int | None = None
 
     def add(self, start: Whole, end: Whole) -> Whole:
-        """Return what each adds to the time of those before, none of which begins later."""
+        """Return the time that each call adds to the calls before it, none of which begins later."""
         import numpy as np
 
         if not len(start):
@@ -213,7 +213,7 @@ class _Cover:
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
-    """The columns of each stage, and the time of all."""
+    """Return the columns of each stage, and the total time."""
     from gpt.analyze.lib.sequence import LOAD, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
@@ -239,7 +239,7 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
 def _add_up(
     tapes: Tapes, since: tuple[int, int, int], windows: dict[str, tuple[int, int]]
 ) -> dict[str, tuple[Any, ...]]:
-    """The columns of stages: of calls with a line of their own, from some times on, and of others in `windows`."""
+    """Return the columns of stages: calls with a line of their own from `since` on, and the others in `windows`."""
     import numpy as np
 
     from gpt.analyze.lib.sequence import IN, OUT, WAIT
@@ -272,7 +272,7 @@ def _add_up(
 
 
 def _ranges(trace: TraceModel, number: int) -> Marked:
-    """The times of outermost NVTX ranges whose names name a stage, by stage."""
+    """Return the times of outermost NVTX ranges that name a stage, by stage."""
     import numpy as np
 
     found: Marked = {}
@@ -297,7 +297,7 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
 
 
 def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any, ...]], int]:
-    """The columns of each stage that the program names, and the time from the first to the last."""
+    """Return the columns of each stage that the program names, and the time from the first to the last."""
     edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
     total = edges[1] - edges[0] - unrecorded.within_one(*edges)
     rows = [(name, None, marked[name].total) for name in NAMES if name in marked]

@@ -1,4 +1,4 @@
-"""gpt-analyze summary: what calls and how long, bytes each way, which kernels."""
+"""gpt-analyze summary: which calls a program makes and how long they take, bytes each way, kernels."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ KERNELS = (
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
     Column("captured", "u64", shown="any"),
 )
-MUCH = 0.05  # of the time on the GPU: worth a line
+MUCH = 0.05  # share of the time on the GPU that is worth a line
 TOP = 30  # kernels that tables show
 
 
 class Summary:
-    """The sums of what was read so far."""
+    """The sums of all records so far."""
 
     streams = True
 
@@ -77,21 +77,21 @@ class Summary:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
-        self._done = Totals()  # of processes that are over
-        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of the same, and the columns after WHO
-        self._facts: list[InferenceFacts] = []  # of the same
-        self._open: dict[Process, ProcessTotals] = {}  # of those that are read: they may take turns
+        self._done = Totals()  # of processes that have ended
+        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of these, and the columns after WHO
+        self._facts: list[InferenceFacts] = []  # of these
+        self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
-        """Sums up the rows that a process has collected."""
+        """Add up the rows that a process has collected."""
         from gpt.analyze.lib.totals import ProcessTotals
 
         current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
-        self._open[process] = current  # one whose rows are nonsense does not count
+        self._open[process] = current  # not back if its rows make no sense: it doesn't count
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add the sums of a process that has ended."""
         from gpt.analyze.lib.questions import make_facts
 
         if current := self._open.pop(process, None):
@@ -100,17 +100,17 @@ class Summary:
             self._processes.append(_process_row(current))
 
     def merge(self, other: Summary) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether there are calls."""
+        """Return what to say if there are no calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """The sums."""
+        """Yield the sums."""
         from gpt.analyze.lib.questions import answer_questions, make_facts
         from gpt.analyze.lib.totals import Totals
 
@@ -156,7 +156,7 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
 
 
 def _make_functions(totals: Totals) -> Record:
-    """Each type, that with the longest time first, and its functions after it."""
+    """Return each type, longest time first, followed by its functions."""
     types = totals.types()
     rows: list[tuple[Any, ...]] = []
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
@@ -176,7 +176,7 @@ def _make_functions(totals: Totals) -> Record:
 
 
 def _times(function: FunctionTotals) -> tuple[Any, ...]:
-    """From `calls` on."""
+    """Return the columns from `calls` on."""
     took, slowest = function.durations, function.slowest
     counts = function.calls + function.counted, function.counted, function.calls - took.count, function.failed
     if not took.count:
@@ -187,7 +187,7 @@ def _times(function: FunctionTotals) -> tuple[Any, ...]:
 
 
 def _iter_copies(totals: Totals) -> Rows:
-    """Bytes by direction, most first: of calls that ran, and of nodes of graphs that were launched."""
+    """Yield bytes by direction, most first: of calls that ran, and of nodes of graphs that were launched."""
     found: dict[str, Any] = {}  # a Counter for each
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
@@ -206,7 +206,7 @@ def _iter_copies(totals: Totals) -> Rows:
 
 
 def _iter_kernels(totals: Totals) -> Rows:
-    """Each kernel, that with the longest time on the GPU first, then that which was launched most."""
+    """Yield each kernel, longest time on the GPU first, then most launches."""
     launches = sum(kernel.launches for kernel in totals.kernels.values())
     time = sum(kernel.gpu.total for kernel in totals.kernels.values()) + sum(_graph_times(totals))
     for name, kernel in sorted(totals.kernels.items(), key=lambda k: (-k[1].gpu.total, -k[1].launches, k[0])):
@@ -229,7 +229,7 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
-    """What loading code took of the time on the GPU, as far as that is known, and else if it is much of it."""
+    """Say how much of the GPU time was loading code, if that's known, or how much it may have been, if that's much."""
     from gpt.trace.loading import FAR
 
     kernels = totals.kernels.values()

@@ -1,8 +1,8 @@
-"""gpt-analyze sync_wait: how long warps wait in barriers, and for which of the others.
+"""gpt-analyze sync_wait: how long warps wait in barriers, and for which other warps.
 
-The warp of a block that comes last to a barrier waits least. *Imbalance* is what the warp of a block that waits most
-does so longer than the one that waits least, as a share of what it waits: at 0 % all wait alike, for what the barrier
-itself takes; at 100 % one never waits, and the others do for it.
+The warp of a block that reaches a barrier last waits least. *Imbalance* compares the warps of a block that wait most
+and least: by how much their waits differ, as a share of the longer one. At 0 % all warps wait equally, for the time of
+the barrier itself; at 100 % one warp never waits, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PLACES = (
     Column("clocks", "u64", "cycles"),
 )
 TOP_PLACES = 16  # rows that a table shows
-MOST_WARPS = 64  # of a block that are told apart
-LATE = 0.5  # a warp is waited for if it waits so much less than the others
+MOST_WARPS = 64  # of a block that are counted separately
+LATE = 0.5  # others wait for a warp if it waits less than this share of their mean
 
 
 class SyncWait(Ratios):
@@ -53,10 +53,10 @@ class SyncWait(Ratios):
 
         super().__init__()
         self._places: dict[str, Sums] = defaultdict(partial(np.zeros, (2, MOST_WARPS)))  # waits and clocks, by warp
-        self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # what is more, of how much
+        self._spread: dict[str, Sums] = defaultdict(partial(np.zeros, 2))  # longest less shortest wait, longest
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Adds a launch."""
+        """Add a launch."""
         import numpy as np
 
         super().add(process, buffer, saved)
@@ -71,14 +71,14 @@ class SyncWait(Ratios):
         self._spread[buffer.kernel] += (most - least)[several].sum(), most[several].sum()
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         super().merge(other)
         for mine, theirs in ((self._places, other._places), (self._spread, other._spread)):
             for name, sums in theirs.items():
                 mine[name] += sums
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """The mean, the kernel that waits most, and for whom."""
+        """Yield the mean, the kernel that waits most, and the warp that others wait for."""
         more, most = self._spread[kernel.name]
         uneven = f", imbalance {human_share(100 * more / most)}" if most else ""
         yield f"a warp waits {self.show(total)} a barrier on average ({human_count(total['waits'])} waits)"
@@ -100,7 +100,7 @@ class SyncWait(Ratios):
             yield f"others wait for warp {here[last]} of their block: {clocks_of} clocks, itself {own}"
 
     def iter_more(self, ordered: list[tuple[str, Kernel]]) -> Answers:
-        """The warps of a block, by number."""
+        """Yield the waits of the warps of a block, by number."""
         import numpy as np
 
         rows = [

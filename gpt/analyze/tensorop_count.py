@@ -1,4 +1,4 @@
-"""gpt-analyze tensorop_count: what kernels compute in tensor cores."""
+"""gpt-analyze tensorop_count: how much kernels compute in tensor cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARP = 32  # threads
 
 
 class TensoropCount(KernelSums):
-    """Floating-point operations, and the instructions that make them."""
+    """Floating-point operations, and the instructions that perform them."""
 
     name = "tensorop_count"
     parts = ("flops",)
@@ -27,7 +27,7 @@ class TensoropCount(KernelSums):
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """The sum of all warps. An operation is one of a warp: of Neutrino's probe each thread of that counts it."""
+        """Return the sum over warps. In Neutrino's probe each thread of a warp counts the warp's operations."""
         if layout.level == "thread":
             import numpy as np
 
@@ -35,7 +35,7 @@ class TensoropCount(KernelSums):
         return super().add_up(layout, values)
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """Both sums."""
+        """Return both sums."""
         flops = f" FLOPs:{sums['flops']}" if sums["flops"] or not sums["operations"] else ""
         return [f"{self.name}:{sums['operations']}{flops}"]
 

@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: what ran when, as text, or as a file that a viewer of timelines reads."""
+"""gpt-analyze timeline: draw what ran when, as text, or as a file for a timeline viewer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NAMED = 3  # processes, and reasons, that a line names
-LEVEL = 1  # of gzip: half the size of the next one's gain takes a third of the time
+LEVEL = 1  # of gzip: higher levels take two to five times as long to save a fifth to a quarter
 
 
 class TimelineFormat(StrEnum):
-    """What a timeline is written as."""
+    """Formats of a timeline."""
 
     ascii = "ascii"
     chrome = "chrome"
@@ -57,7 +57,7 @@ def _find_form(output: Path | None) -> TimelineFormat:
 
 
 class Drawing:
-    """All that was read, until it is drawn."""
+    """Keeps everything that was read until it is drawn."""
 
     streams = False
 
@@ -75,19 +75,19 @@ class Drawing:
         self._model = TraceModel()
 
     def take(self, process: Process) -> None:
-        """Keeps what a process has collected."""
+        """Keep the rows that a process has collected."""
         self._model.take(process)
 
     def end(self, process: Process) -> None:
-        """A process is over."""
+        """Note that a process has ended."""
         self._model.end(process)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether there are calls."""
+        """Return what to say if there are no calls."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Draws it; what it writes are no records."""
+        """Draw it; the output isn't records."""
         from gpt.analyze.lib.over_time import count_memory, count_warps
         from gpt.timeline.tracks import make_timeline
 
@@ -105,7 +105,7 @@ class Drawing:
         yield from ()
 
     def _find_missing(self, timeline: Timeline) -> Iterator[str]:
-        """What processes did not record, and probes did not save."""
+        """Yield what processes didn't record and probes didn't save."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         if off := [process.pid for process in self._model.processes if process.changes]:
@@ -126,7 +126,7 @@ class Drawing:
 
 
 def write(path: Path, parts: Iterator[bytes]) -> None:
-    """The file, compressed if its name ends in .gz. Raises OSError."""
+    """Write a file, compressed if its name ends in .gz. Raises OSError."""
     with replacing(path) as file:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as packed:

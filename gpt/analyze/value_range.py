@@ -1,7 +1,7 @@
-"""gpt-analyze value_range: what kernels compute in single precision: the range, infinities and NaN.
+"""gpt-analyze value_range: the range of the results in single precision that kernels compute, infinities and NaN.
 
-Each thread has the least and the greatest of its results. What exceeds the range of half precision is counted, too: it
-says whether the kernel could compute in that.
+Each thread records the least and the greatest of its results. Threads with results beyond the range of half precision
+are counted, too: they tell whether the kernel could compute in half precision.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SIZES = (
 )
 HALF = 65504.0  # the greatest number of half precision
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 BINS, DRAWN = 20, 5  # of the histogram, and kernels in it
-NAMED = 60  # columns of a name in a sentence
+NAMED = 60  # width of a name in a sentence
 
 
 class _Range:
-    """What the threads of a kernel, or of a launch, computed."""
+    """The results of the threads of a kernel, or of a launch."""
 
     def __init__(self) -> None:
         from gpt.analyze.lib.values import Distribution
@@ -56,11 +56,11 @@ class _Range:
         self.least: float | None = None
         self.greatest: float | None = None
         self.sums = Counter[str]()
-        self.sizes: Distribution = Distribution()  # of each thread the largest
-        self.first: tuple[int, str] | None = None  # launch with NaN or infinity, and which of them
+        self.sizes: Distribution = Distribution()  # of the largest result of each thread
+        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which of these
 
     def add(self, slots: Any) -> None:
-        """Takes in threads."""
+        """Add threads."""
         import numpy as np
 
         least, greatest, nans = (slots[name].ravel() for name in ("least", "greatest", "nans"))
@@ -83,7 +83,7 @@ class _Range:
             self.greatest = high if self.greatest is None else max(high, self.greatest)
 
     def merge(self, other: _Range, number: int) -> None:
-        """Takes in what another one has of later launches, which come after the `number`th."""
+        """Take in the range of later launches, which come after the `number`th."""
         self.sums.update(other.sums)
         self.sizes.merge(other.sizes)
         if other.least is not None and other.greatest is not None:
@@ -93,7 +93,7 @@ class _Range:
             self.first = other.first[0] + number, other.first[1]
 
     def row(self) -> tuple[Any, ...]:
-        """The columns THREADS."""
+        """Return the columns THREADS."""
         return self.least, self.greatest, *(self.sums[column.name] for column in THREADS[2:])
 
 
@@ -110,7 +110,7 @@ class ValueRange(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in the threads of a launch."""
+        """Take in the threads of a launch."""
         self._number += 1
         slots = saved.slots[saved.counts > 0]
         kernel, one = self._kernels.setdefault(buffer.kernel, _Range()), _Range()
@@ -124,14 +124,14 @@ class ValueRange(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
 
     def merge(self, other: ValueRange) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, kernel in other._kernels.items():
             self._kernels.setdefault(name, _Range()).merge(kernel, self._number)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, those with NaN and infinity first, launches, and how large results are."""
+        """Yield kernels, NaN and infinity first, launches, and the sizes of results."""
         ordered = sorted(
             self._kernels.items(),
             key=lambda one: (

@@ -1,10 +1,10 @@
-"""gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones.
+"""gpt-analyze warp_sched: how long warps run, alone and beside other kernels, and how long the last ones take.
 
-Times are ns of the clock shared by all SMs, so launches can be compared: one whose warps ran while those of another
-launch on its GPU did is `shared`, the others ran `alone`. How long warps took is kept of each launch as
-a histogram (gpt/trace/durations.py), for only at the end it is known which launches were shared.
+Times are ns of a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
+same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps the run times of its
+warps as a histogram (gpt/trace/durations.py), because only at the end it's known which launches were shared.
 
-The *tail* of a launch is the time at its end during which at most half as many warps ran as at its best.
+The *tail* of a launch is the time at its end during which at most half as many warps ran as at its peak.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TIMES = (
     Column("shared", "u64", title="warps shared"),
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 PARTS = 8  # bins of the answer between a time and twice that time
 ALONE, SHARED = "alone", "shared"
 
@@ -70,11 +70,11 @@ class WarpSched(MapAnalysis):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds |= {"device"}  # by UUID they are the same in several processes
+        self.kinds |= {"device"}  # whose UUIDs identify a GPU across processes
         self._runs: list[_Run] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in the warps of a launch."""
+        """Take in the warps of a launch."""
         import numpy as np
 
         from gpt.trace.durations import Durations
@@ -89,13 +89,13 @@ class WarpSched(MapAnalysis):
         self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
 
     def merge(self, other: WarpSched) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         rows = [(run.row[0], run.row[1] + len(self._runs), *run.row[2:]) for run in other._runs]
         self._runs += [run._replace(row=row) for run, row in zip(other._runs, rows, strict=True)]
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels by how they ran, launches, and how many warps took how long."""
+        """Yield kernels by how they ran, launches, and the distribution of run times of warps."""
         shared = _find_shared(self._runs)
         groups: dict[tuple[str, str], list[_Run]] = {}
         for run, how in zip(self._runs, shared, strict=True):
@@ -117,21 +117,21 @@ class WarpSched(MapAnalysis):
 
 
 def _find_tail(start: Any, end: Any) -> int:
-    """How long at the end at most half as many ran as at any time."""
+    """Return the time at the end during which at most half as many warps ran as at the peak."""
     import numpy as np
 
     times = np.concatenate((start, end))
     change = np.repeat(np.array([1, -1]), len(start))
-    order = np.lexsort((-change, times))  # of what happens at once, what begins comes first
+    order = np.lexsort((-change, times))  # at equal times, begins come first
     running = np.cumsum(change[order])
     above = np.flatnonzero(running > running.max() // 2)
     return int(times.max()) - int(times[order][above[-1] + 1])
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Of each launch whether others on its GPU ran meanwhile."""
+    """Return for each launch whether others ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
-    last: dict[Hashable, int] = {}  # of each place, the launch that ends last of those before
+    last: dict[Hashable, int] = {}  # by GPU, the launch that ends last of the ones before
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
         run = runs[number]
         before = last.get(run.where)
@@ -143,7 +143,7 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """The columns WARPS: of several launches span and tail are means."""
+    """Return the columns WARPS; for several launches span and tail are means."""
     from gpt.trace.durations import Durations
 
     times = Durations()
@@ -155,7 +155,7 @@ def _values(runs: list[_Run]) -> tuple[Any, ...]:
 
 
 def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
-    """How many warps took how long, of all kernels, in both ways."""
+    """Return how many warps took how long, over all kernels, alone and shared."""
     import numpy as np
 
     from gpt.trace.durations import BINS, BITS, Durations, edges
@@ -164,8 +164,8 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
     for run, how in zip(runs, shared, strict=True):
         both[how].merge(run.times)
     counts = np.stack([times.counts() for times in both.values()])
-    within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)  # those of the histogram
-    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # are as wide as each other up to twice a time
+    within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)
+    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # its bins are equal from a time to its double
     sums = np.add.reduceat(counts, starts, axis=1)
     here = np.flatnonzero(sums.any(axis=0))
     here = np.arange(here[0], here[-1] + 1) if len(here) else here

@@ -1,1 +1,1 @@
-"""What analyses share: the way through the traces, answers, and what is found in calls, launches and maps."""
+"""Code that analyses share: reading traces, making answers, and finding facts in calls, launches and maps."""

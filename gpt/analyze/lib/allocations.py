@@ -1,6 +1,6 @@
-"""The memory that a process allocated, as pieces: from when to when each was there, which addresses it has, who asked.
+"""The memory that a process allocated, as pieces: their lifetime, their addresses, and who asked for them.
 
-What counts as allocating and freeing stands in two tables; gpt/analyze/memory.py says what is made of it.
+Two tables list the functions that allocate and free; gpt/analyze/memory.py says how this becomes an answer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """Of memory: its name; whether it is on a GPU, in pages that several pieces may share, and ends with the context.
+    """A kind of memory: its name, and whether it is on a GPU, in pages that pieces share, and ends with the context.
 
-    `space` is what an address is one of: memory, handles, or memory of the program's.
+    `space` says what its addresses are: addresses in memory, handles, or addresses of memory that the program
+    registered.
     """
 
     name: str
@@ -83,8 +84,9 @@ MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # 
 class Pieces:
     """The pieces of a process, in the order in which they were allocated; times in ns since the first process began.
 
-    `kinds` are places in KINDS. `left` were not freed; they end with their context or NEVER. `failed` are allocations
-    of the host and of the GPU, by kind; `lost` were freed unseen, `strange` are frees of what nobody allocated.
+    `kinds` are indices into KINDS. `left` were not freed; they end with their context or NEVER. `failed` counts failed
+    allocations by kind, first of the host and then of the GPU. `lost` pieces were freed unseen; `strange` counts frees
+    of something that nobody allocated.
     """
 
     process: Process
@@ -102,12 +104,12 @@ class Pieces:
 
     @staticmethod
     def name(kind: int) -> str:
-        """What a kind is called."""
+        """Return the name of a kind."""
         return KINDS[kind].name
 
     @cached_property
     def on_gpu(self) -> Mask:
-        """Which are memory of GPUs."""
+        """Return which pieces are on a GPU."""
         return np.array([kind.on_gpu for kind in KINDS])[self.kinds]
 
     @cached_property
@@ -115,26 +117,26 @@ class Pieces:
         return np.array([kind.shares for kind in KINDS])[self.kinds] & (self.sizes > 0)
 
     def line(self, mask: Mask) -> Line:
-        """How many bytes of these there are over time."""
+        """Return the bytes of these pieces over time."""
         sizes = self.sizes[mask].astype(float)
         return _sum_up(self.begins[mask], self.ends[mask], sizes)
 
     def peak(self, mask: Mask) -> float:
-        """The most bytes of these at a time."""
+        """Return the most bytes that these pieces have at any time."""
         return float(self.line(mask)[1].max(initial=0))
 
     @cached_property
     def peak_time(self) -> int:
-        """When there was most memory of GPUs, or of hosts if there was none."""
+        """Return when the most GPU memory was allocated, or the most host memory if no piece is on a GPU."""
         moments, values = self.line(self.on_gpu if self.on_gpu.any() else ~self.on_gpu)
         return int(moments[values.argmax()]) if len(values) else 0
 
     def live_at(self, time: int) -> Mask:
-        """Which are there."""
+        """Return which pieces exist at a time."""
         return (self.begins <= time) & (time < self.ends)
 
     def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Moments, and from each on the bytes of pieces that share pages, and those of pages that hold any of them."""
+        """Return moments, and from each on the bytes of pieces that share pages, and of the pages that hold them."""
         own = self._sharing
         begins, ends = self.begins[own], self.ends[own]
         first = self.addresses[own] // PAGE
@@ -149,7 +151,7 @@ class Pieces:
         return moments, np.concatenate(([0.0], live))[np.searchsorted(known, moments, side="right")], held
 
     def holes(self, time: int) -> tuple[int, npt.NDArray[np.float64]]:
-        """How many pieces share pages at a time, and the sizes of the holes between them in these pages."""
+        """Return how many pieces share pages at a time, and the sizes of the holes between them in these pages."""
         now = self._sharing & self.live_at(time)
         order = np.argsort(self.addresses[now], kind="stable")
         begins = self.addresses[now][order].astype(float)
@@ -163,7 +165,7 @@ class Pieces:
 
 
 def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
-    """The sum of what is there over time."""
+    """Return the sum of the sizes over time."""
     over = ends < NEVER
     times = np.concatenate([begins, ends[over]])
     moments, which = np.unique(times, return_inverse=True)
@@ -172,7 +174,7 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
 
 
 def make_pieces(trace: TraceModel) -> list[Pieces]:
-    """Those of each process that allocates anything, or tries to."""
+    """Return the pieces of each process that allocates anything, or tries to."""
     calls = trace.calls("bytes", "to", "from", "object", "stack", "stamp")
     calls = calls[calls["duration"] > 0]
     launches = calls[trace.chosen(calls, type="graph", op="launch") & (calls["result"] == 0)]
@@ -237,7 +239,7 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
 
 
 def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
-    """When the memory of the process ended with its context: none if it has several, for calls do not say theirs."""
+    """Return when the process's memory ended with its context: never if it has several, as calls don't name theirs."""
     found, held, objects = [], 0, set()
     ops = {number: process.api(number).op for number in np.unique(calls["api"]).tolist()
            if process.api(number).type == "context"}  # fmt: skip
@@ -257,9 +259,9 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """When what each call allocated ended, and whether nobody freed it; how many were freed unseen, or not allocated.
+    """Return when each call's piece ended, whether nobody freed it, and the numbers `lost` and `strange` of Pieces.
 
-    In order of time, what comes after an allocation at the same place ends it.
+    In order of time, the next call about the same address ends an allocation.
     """
     ends, left = np.full(len(calls), NEVER, np.int64), kinds >= 0
     here = np.flatnonzero((spaces >= 0) & (calls["to"] != 0))
@@ -289,7 +291,7 @@ def _hold(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, maps: Mask, names: list[str],
     which: Whole, ends: Whole, left: Mask,
 ) -> None:  # fmt: skip
-    """Keeps what cuMemCreate made for as long as it is mapped, too."""
+    """Keep memory of cuMemCreate alive for as long as it is mapped, too."""
     if not maps.any():
         return
     events = np.flatnonzero((spaces == HANDLES) | maps)

@@ -1,7 +1,7 @@
-"""What an analysis says: rows of typed columns, and a verdict.
+"""The answer of an analysis: rows of typed columns, and a verdict.
 
-gpt-stream(5), answer, has the meaning of each key. Whatever shows an answer (gpt/screen/answers.py and plots.py,
-gpt/stream/jsonl.py) reads these keys and knows no analysis.
+gpt-stream(5), answer, has the meaning of each key. The code that shows an answer (gpt/screen/answers.py and plots.py,
+gpt/stream/jsonl.py) reads only these keys and knows no analysis.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Column(NamedTuple):
     shown: str = ""
 
     def declare(self) -> Record:
-        """A struct `column`, at no place yet."""
+        """Return a struct `column` without a place yet."""
         more = {key: getattr(self, key) for key in ("unit", "title", "shown") if getattr(self, key)}
         return {"name": self.name, "type": self.type, "offset": 0, **more}
 
 
 def plot(form: str, x: str, *y: str, **more: str) -> Record:
-    """A struct `plot`: how the columns `x` and `y` are drawn; `more` are its other keys."""
+    """Return a struct `plot`: how the columns `x` and `y` are drawn; `more` are its other keys."""
     keys = {"form": form, "x": x, "y": list(y), **more}
     return {key: keys[key] for key in records.STRUCTS["plot"] if key in keys}
 
@@ -45,9 +45,9 @@ def make_answer(
     top: int | None = None,
     plots: Sequence[Record] = (),
 ) -> Record:
-    """An `answer` of rows with a value for each column, None for none.
+    """Return an `answer` of rows with a value for each column, None for no value.
 
-    Numbers are rounded where the column has whole ones, and as large as these can be where they are larger.
+    Numbers are rounded where the column holds whole numbers, and clipped to its largest value.
     Raises MalformedError if all of it is too large for a record.
     """
     packer = packed.Packer(column.declare() for column in columns)
@@ -65,7 +65,7 @@ def make_array_answer(
     plots: Sequence[Record] = (),
     texts: Sequence[str] = (),
 ) -> Record:
-    """An `answer` with an array for each column; a number stands for an array of it, and text is a place in `texts`."""
+    """Return an `answer` with an array for each column. A number fills its column, text is an index into `texts`."""
     import numpy as np
 
     declared, fields, stride = [], [], 0
@@ -91,7 +91,7 @@ def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plot
 
 
 def _fit(type_: str, value: Any) -> Any:
-    """A number for a column, numpy's too; what malformed rows add up to may not fit."""
+    """Convert a number for a column, numpy's too; sums of malformed rows may not fit and are clipped."""
     value = value.item() if hasattr(value, "item") else value
     if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return float(value)

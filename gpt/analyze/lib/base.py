@@ -1,12 +1,12 @@
-"""What all analyses share: the way through the traces.
+"""Read the traces and ask an analysis about them.
 
-For gpt-stream(5) an analysis is a filter. It removes the kinds that it acts on, because an answer of a page should not
-be followed by a trace of ten million calls, and passes all others on. Its answer goes where the rules of filters want
-one: before a `sync`, and before the last `end`. So it can be asked while a program runs, and what it says
-last is about everything that was read.
+In the terms of gpt-stream(5) an analysis is a filter. It removes the kinds that it acts on, because nobody wants an
+answer of a page followed by a trace of ten million calls, and passes all others on. Its answer goes where filters have
+to write one: before a `sync`, and before the last `end`. So you can ask while a program runs, and the last answer is
+about everything that was read.
 
-A trace that is torn or malformed is an error at the end; what was read of it counts, and every answer says what is
-missing.
+A trace that is torn or malformed is an error at the end; the part that could be read counts, and every answer says
+what's missing.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
 
-# What a process knows, and others use. Launches of probed kernels are some of it: their buffers refer to them.
+# Records that describe a process, and that later stages need, too. Launches of probed kernels belong to them, because
+# the buffers of probes refer to launches.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
-NAMED = 3  # lines of what is missing
+NAMED = 3  # lines of missing input
 KERNELS = 8  # names of kernels, where a selection chose others
 SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
 EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
 
 class Fold(Protocol):
-    """What is done with the processes of traces. Methods raise MalformedError if what they hold is nonsense.
+    """An analysis as it reads traces. Methods raise MalformedError if the records make no sense.
 
-    One whose answer follows from parts has a method `merge`, which takes in what another one has of later traces: such
-    an analysis runs on a cluster (cluster.py).
+    A fold whose answer follows from parts has a method `merge`, which takes in the fold of later traces. Such an
+    analysis runs on a cluster (cluster.py).
     """
 
-    kinds: frozenset[str]  # of records that a process is to know
-    streams: bool  # whether the output is a stream, or lines that are not records
+    kinds: frozenset[str]  # of records that a process has to keep
+    streams: bool  # whether the output is a stream, or else lines that aren't records
 
     def take(self, process: Process) -> None:
-        """Takes the rows that a process has collected: when they are many, and when it is over."""
+        """Take the rows that a process has collected: when there are many, and when it has ended."""
 
     def end(self, process: Process) -> None:
-        """The segment of a process is over."""
+        """Note that the segment of a process has ended."""
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """What there is to say of all that was read, of which lines say what is `incomplete`."""
+        """Yield the answers about everything that was read; the lines of `incomplete` list missing input."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Why there is nothing to say, of a trace that has records of these kinds."""
+        """Return why a trace with records of these kinds gives no answer, or None."""
 
 
 def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:
-    """What to say of a trace without calls."""
+    """Return what to say about a trace without calls."""
     return None if kinds & (wanted | {"child"}) else "no calls in the stream: 'gpt-hook run' records some"
 
 
@@ -75,9 +76,9 @@ def read(
     selection: Selection | None = None,
     seen: Callable[[Record], object] | None = None,
 ) -> bool:
-    """Reads the traces, or standard input, and writes what the analysis says to the stage, and to `seen`.
+    """Read the traces, or standard input, and write the answers to the stage, and to `seen`.
 
-    Returns whether all of it has ended: no process runs any more, and no trace is just begun.
+    Returns whether everything has ended: no process still runs, and nobody is writing a trace.
     """
     from gpt.trace.follow import Follow
     from gpt.trace.inputs import expand, read_input
@@ -98,7 +99,7 @@ def read(
 
 
 def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
-    """Reads a trace; what is wrong with it is said."""
+    """Read a trace, and report its faults."""
     from gpt.trace.inputs import side_folder
 
     passage.begin_trace(trace, side_folder(trace.path))
@@ -113,7 +114,7 @@ def read_trace(stage: Stage, passage: Passage, trace: Trace) -> None:
 
 
 def _read_stdin(stage: Stage) -> Iterator[Record]:
-    """A stream, or text of another format."""
+    """Read a stream, or text of another format."""
     if not (stage.from_json or os.isatty(0)):
         from gpt.trace.inputs import find_text
 
@@ -124,7 +125,7 @@ def _read_stdin(stage: Stage) -> Iterator[Record]:
 
 @contextmanager
 def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
-    """Says what is wrong with a trace, and lets the run go on."""
+    """Report a fault of a trace, and let the run go on."""
     try:
         yield
     except OutputError:
@@ -140,9 +141,9 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 
 
 class Passage:
-    """One run: what was read and is not written yet.
+    """The state of one run: the records that were read and aren't written yet.
 
-    `known` are processes that were read elsewhere, and the trace of each.
+    `known` has processes that were read elsewhere, and the trace of each.
     """
 
     def __init__(
@@ -153,45 +154,45 @@ class Passage:
         seen: Callable[[Record], object] | None = None,
         known: Mapping[Hashable, str] | None = None,
     ) -> None:
-        self.folder: Path | None = None  # of the trace that is read
-        self.origin = 0  # of the same
-        self.name = ""  # of the same
+        self.folder: Path | None = None  # of the trace that is being read
+        self.origin = 0  # of that trace
+        self.name = ""  # of that trace
         self._stage = stage
         self._fold = fold
         self._selection = selection
         self._seen = seen
         self._taken = fold.kinds - PASSED_ON
-        self._missing: dict[str, None] = {}  # lines: what of the input is not there
-        self._endless: list[Header] = []  # of segments that are over, without `end`
+        self._missing: dict[str, None] = {}  # lines about missing input
+        self._endless: list[Header] = []  # of segments that ended without `end`
         self._end: Record | None = None  # the last one, held back: the answer may have to go before it
-        self._segments = Segments()  # of the trace that is read
-        self._processes: dict[int, Process] = {}  # of those that are open
+        self._segments = Segments()  # of the trace that is being read
+        self._processes: dict[int, Process] = {}  # by segment, until it ends
         self.known: dict[Hashable, str] = {**(known or {})}  # processes, and the trace of each
-        self._again: set[int] = set()  # segments, of those that are open, of a process that another trace has
+        self._again: set[int] = set()  # open segments of a process that another trace has, too
         self._begun = False
-        self._runs = False  # one of the endless
-        self._complete: dict[Path, bool] = {}  # by trace: whether it ends, and each segment in it
-        self._news = False  # since the last answer
+        self._runs = False  # whether a process without `end` still runs
+        self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
+        self._news = False  # whether there's news since the last answer
         self._kinds: set[str] = set()  # of all records
-        self._told = False  # whether a stage before has reported an error
-        self._left_out = set[bool]()  # by process: whether the selection leaves everything out
+        self._told = False  # whether an earlier stage reported an error
+        self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
-        self._names: dict[str, None] = {}  # of kernels, for a selection that matches none
+        self._names: dict[str, None] = {}  # of kernels, for the case that a selection matches none
         self._simulated = False  # whether the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
-        """The records of this one come next."""
+        """Start with the records of a trace."""
         self.folder, self.name, self.origin = folder, trace.name, trace.origin
         if trace.path:
             self._complete[trace.path] = False
 
     def note_whole(self, trace: Trace) -> None:
-        """The trace has been read to its end, without a fault."""
+        """Note that the trace was read to its end without a fault."""
         if trace.path:
             self._complete[trace.path] = not self._processes
 
     def pass_on(self, record: Record) -> None:
-        """A record that was read."""
+        """Handle a record that was read."""
         kind = record["kind"]
         segment = self._segments.add(record)
         if segment in self._again and kind not in ("header", "resume", "end", "sync"):
@@ -235,7 +236,7 @@ class Passage:
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
-        apart = getattr(self._fold, "apart", False)  # whether what each trace has is compared
+        apart = getattr(self._fold, "apart", False)  # whether traces are compared with each other
         known = self.known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)
@@ -244,17 +245,17 @@ class Passage:
 
     @property
     def ended(self) -> bool:
-        """Return True once no process runs and nobody writes a trace: a file that was cut has no writer."""
+        """Return True once no process runs and nobody writes a trace: a file that was cut off has no writer."""
         return not self._runs and not live.are_written(self._complete)
 
     def say(self, diag: Record) -> None:
-        """Writes a `diag`, if there is a segment to hold it."""
+        """Write a `diag`, if there is a segment to hold it."""
         self._missing[f"{diag['where']}: {diag['text']}"] = None
         if self._begun:
             self._write(diag)
 
     def close_trace(self) -> None:
-        """The trace is over, and with it the segments that have no `end`."""
+        """End the trace, and the segments in it that have no `end`."""
         for segment in list(self._processes):
             self._close_segment(segment, None)
         self._segments = Segments()
@@ -278,7 +279,7 @@ class Passage:
             self._left_out.add(process.left_out)
         if process.started:
             self._missing |= dict.fromkeys(process.missing)
-            self._news = True  # how it ended, if nothing else
+            self._news = True  # at least how it ended
         if end is not None:
             self._end = end
 
@@ -303,7 +304,7 @@ class Passage:
         self._news = False
 
     def merge(self, other: Passage) -> None:
-        """Takes in what another run has read, whose traces come after those of this one."""
+        """Take in another run, which has read traces that come after our own."""
         self._fold.merge(other._fold)  # type: ignore[attr-defined]
         self._missing |= other._missing
         self._endless += other._endless
@@ -320,7 +321,7 @@ class Passage:
         self._simulated |= other._simulated
 
     def _find_left_out(self) -> str | None:
-        """Whether the selection leaves out all that the analysis is about."""
+        """Return what to say if the selection leaves out everything that the analysis is about."""
         if not self._selection or self._left_out != {True}:
             return None
         if self._names:
@@ -345,7 +346,7 @@ class Passage:
         return f"matches no kernel: {', '.join(map(repr, unmatched))}" if unmatched else None
 
     def _lines(self) -> list[str]:
-        """What of the input is missing."""
+        """Return lines about the missing input."""
         lines = [*self._missing]
         if more := len(lines) - NAMED:
             lines[NAMED:] = [f"{more:,} more errors"] if more > 0 else []
@@ -357,7 +358,7 @@ class Passage:
         return lines
 
     def finish(self, absent: list[str]) -> None:
-        """Everything was read but the traces of these children: the answer."""
+        """Write the answer, as everything was read except the traces of these children."""
         if not self._begun:
             return
         for path in absent:
@@ -374,9 +375,9 @@ class Passage:
         if lack := left_out or lack:
             self._seen = None  # no picture of something else
             if not (self._told or self._stage.faults):
-                self._stage.flush()  # it ends quietly if nobody reads
+                self._stage.flush()  # ends quietly if nobody reads
                 self._write(self._stage.error(GptError(lack)))
-        answered = "answer" in self._kinds and not self._kinds & self._taken  # by a stage before, which took the rest
+        answered = "answer" in self._kinds and not self._kinds & self._taken  # by an earlier stage, which took them
         if not (left_out or answered):
             self._write_answer()
         self._write_end()

@@ -1,8 +1,9 @@
-"""When kernels ran, from what the probe block_sched saved of their warps.
+"""Find when kernels ran, from the clocks of warps that the probe block_sched saved.
 
-A warp saves the clock of its SM when it begins, how many of these clocks it ran, and the ns of its GPU when it ended.
-So it began that many clocks before, at the rate that the clock of its SM has from one launch to the next. The GPU's ns
-are put on the clock of the calls: the launch that waited least for its first warp waited not at all.
+A warp saves the clock of its SM when it begins, the number of these clocks that it ran, and the GPU's time in ns when
+it ended. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The
+GPU's times are put on the clock of the calls by assuming that the launch that waited least for its first warp waited
+zero.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 MAP = "block_sched"
-RATE = 0.6  # ns a clock, where it is not known
+RATE = 0.6  # ns a clock, where the rate isn't known
 
 Whole = npt.NDArray[np.int64]
 Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end
 
 
 def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], bool]) -> dict[tuple[int, int], Times]:
-    """When the launches of `wanted` kernels ran, by device and stream."""
+    """Return when the launches of `wanted` kernels ran, by device and stream."""
     lanes: dict[tuple[int, int], list[tuple[Launch, npt.NDArray[np.void]]]] = defaultdict(list)
     for launch in trace.launches:
         buffer = launch.buffers.get(MAP)
@@ -61,7 +62,7 @@ def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
 
 
 def _rate(launches: list[npt.NDArray[np.void]]) -> float:
-    """ns a clock, of SMs from one launch to the next."""
+    """Return the ns a clock, the median over SMs from one launch to the next."""
     last: dict[int, tuple[int, int]] = {}
     rates = []
     for slots in launches:

@@ -1,11 +1,11 @@
-"""Analyses on a cluster of Dask: each file is read by a worker, and what the workers found is merged here.
+"""Run analyses on a cluster of Dask: a worker reads each file, and the results are merged here.
 
-A worker runs the same fold as a run without a cluster, over one file, and returns it with its warnings. Folds are
+A worker runs the same fold over one file as a run without a cluster, and returns it with its warnings. Folds are
 merged in the order in which one process would have read the files: the named ones, then their children's, each once. So
 the answer is the same, except for the last digit of sums of fractions.
 
-A process that several files have counts once. Workers do not know each other's files, so a file with such a process is
-read again by a worker that was told whose it is.
+A process that appears in several files counts once. Workers don't know each other's files, so a worker reads such a
+file again with a list of the processes that other files have.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SECONDS = 10  # that a scheduler has to answer
-IDLE = 3  # times as long there may be no worker, while others are started
-LOGGERS = ("distributed", "distributed.client")  # which Dask gives levels of their own
+SECONDS = 10  # that a scheduler gets to answer
+IDLE = 3  # how many times SECONDS the cluster may be without workers, while others are started
+LOGGERS = ("distributed", "distributed.client")  # to which Dask gives levels of their own
 
 
 class Job(NamedTuple):
-    """What makes a fold, the options of which it is made, and what it reads: also formats that were registered here."""
+    """The task of a worker: the function that makes its fold, the options, and the input with its formats."""
 
     make: Callable[..., base.Fold]
     options: dict[str, Any]
@@ -49,15 +49,15 @@ class Job(NamedTuple):
 
 
 class WorkerResult(NamedTuple):
-    """What a worker found in a trace, and what is to be said of it."""
+    """A trace as a worker read it, and the messages about it."""
 
     trace: Trace
     passage: base.Passage
-    said: list[tuple[str, tuple[Any, ...]]]  # methods of a stage, and what they are called with
+    said: list[tuple[str, tuple[Any, ...]]]  # methods of a stage, and their arguments
 
 
 class _Worker(Stage):
-    """Keeps what is to be said, and writes nothing."""
+    """A stage that keeps its messages, and writes nothing."""
 
     def __init__(self, from_json: bool) -> None:
         super().__init__(TOOL, from_json=from_json, stream=True, quiet=True)
@@ -82,9 +82,9 @@ def _read_with(stage: Stage) -> Callable[[Path | None], Iterator[Record]]:
 
 
 def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> WorkerResult:
-    """What a trace says, without those of the children that it names. This runs on a worker.
+    """Read a trace without the traces of the children that it names. This runs on a worker.
 
-    `known` are processes that other traces have, which do not count.
+    `known` are processes that other traces have, which don't count.
     """
     from gpt.trace.follow import Trace
     from gpt.trace.inputs import register
@@ -100,7 +100,7 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
 def read(
     stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
 ) -> bool:
-    """As `base.read`, with the workers of a cluster: that at an address, that of Dask's configuration, or our own.
+    """Do the work of `base.read` on a cluster: at this address, in Dask's configuration, or a local one of our own.
 
     Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
     """
@@ -134,7 +134,7 @@ def read(
 
 @contextmanager
 def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerResult]]]:
-    """What has a worker run `read_part`, and returns what waits for its result."""
+    """Yield a function that submits `read_part` to a worker, and returns a function that waits for the result."""
     try:
         import dask
         import distributed
@@ -160,8 +160,8 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerR
 
 
 def _start(distributed: Any) -> Any:
-    """A cluster of this machine, a process for each core. These would run our own file, as far as that has a name."""
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # if a signal ends us there is some left to do
+    """Start a local cluster, a process for each core. Our main file is hidden, or its workers would run it."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # if a signal ends us, semaphores may be left
     main = sys.modules["__main__"].__dict__
     name = main.pop("__file__", None)
     try:
@@ -175,7 +175,7 @@ def _start(distributed: Any) -> Any:
 
 
 def _open(distributed: Any, where: Any) -> Any:
-    """A client of a cluster whose workers have what we are."""
+    """Return a client of a cluster whose workers have our version."""
     name = where if isinstance(where, str) else "the cluster of this machine"
     if isinstance(where, str):
         _check_scheduler(distributed, where)
@@ -185,7 +185,7 @@ def _open(distributed: Any, where: Any) -> Any:
         versions = client.run(_version)
     except TimeoutError:
         raise MissingError("the scheduler has no workers", name) from None
-    except Exception as error:  # what a worker raised, or words of it if it cannot be sent
+    except Exception as error:  # raised by a worker, or a text if it can't be sent
         raise MissingError(f"workers need this version of gpt: {_first_line(error)}", name) from None
     if wrong := {version for version in versions.values() if version != gpt.__version__}:
         raise MissingError(f"workers have version {', '.join(sorted(wrong))} of gpt, not {gpt.__version__}", name)
@@ -193,7 +193,7 @@ def _open(distributed: Any, where: Any) -> Any:
 
 
 def _check_scheduler(distributed: Any, address: str) -> None:
-    """Raises MissingError unless a scheduler answers: a client that fails tries on for a while, and says so."""
+    """Raise MissingError unless a scheduler answers: a client would retry for a while, and log each failure."""
 
     async def look() -> None:
         arguments = distributed.Security().get_connection_args("client")
@@ -201,7 +201,7 @@ def _check_scheduler(distributed: Any, address: str) -> None:
 
     try:
         asyncio.run(look())
-    except Exception as error:  # another service, as the dashboard, answers anything: a length of exabytes, say
+    except Exception as error:  # another service may answer anything: a length of exabytes, say
         raise MissingError(f"no scheduler of Dask: {_first_line(error)}", address) from None
 
 
@@ -214,7 +214,7 @@ def _version() -> str:
 
 
 def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
-    """The result. Raises GptError if none comes: Dask waits for ever if no worker is left."""
+    """Wait for the result. Raises GptError if none comes: Dask waits forever if no worker is left."""
     idle = 0
     try:
         while True:
@@ -238,5 +238,5 @@ def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
 def _has_workers(client: Any) -> bool:
     try:
         return bool(client.nthreads())
-    except Exception:  # without a scheduler futures are cancelled, in a while
+    except Exception:  # without a scheduler, futures are cancelled after a while
         return True

@@ -1,14 +1,14 @@
-"""From an analysis to its command: the options that all have, and its own.
+"""Turn an analysis into a command, with the options that all of them have and its own.
 
-An analysis is declared at the end of its file, as `ANALYSIS`, and its name stands in gpt/stages/analyze.py:
+An analysis is declared at the end of its file, as `ANALYSIS`, and listed in gpt/stages/analyze.py:
 
     def gaps(trace: TraceModel) -> Answers:
         ...
 
     ANALYSIS = of_model(gaps, "Show when the GPU had nothing to do.", CALLS)
 
-A function takes the whole of the traces (gpt/trace/model.py). What is too much to be kept is folded instead (base.py),
-by a class that the declaration names.
+A function gets the complete traces (gpt/trace/model.py). An analysis of more than fits in memory is a fold instead
+(base.py): a class that the declaration names.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SIDE = ".buffers"  # how the name of the file beside a trace ends that has the buffers of its probes
+SIDE = ".buffers"  # suffix of the file beside a trace that holds the buffers of its probes
 
 
 class Engine(StrEnum):
-    """What runs an analysis, if not this process."""
+    """Engines that can run an analysis in place of this process."""
 
     dask = "dask"
 
 
 class AnswerFormat(StrEnum):
-    """What an answer can be written as, beside a table and the stream."""
+    """Formats of answers, besides a table and the stream."""
 
     md = "md"
     csv = "csv"
@@ -57,10 +57,10 @@ class AnswerFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis: what `--list` says of it, what makes it, and its own options.
+    """An analysis: its line in `--list`, the function or class that makes it, and its own options.
 
-    What it `make`s takes the options by their names. If it writes `lines` and not answers it takes the stage too. What
-    holds a file open is a context manager.
+    `make` gets the options by their names. If the analysis writes `lines` instead of answers, it gets the stage, too. A
+    fold that holds a file open is a context manager.
     """
 
     about: str
@@ -68,11 +68,11 @@ class Analysis:
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
     two: bool = False  # whether it compares two traces
-    picture: bool = False  # whether the path of a picture stands for the tables where one is drawn
+    picture: bool = False  # whether --plot replaces the tables
 
     @property
     def merges(self) -> bool:
-        """Whether its answer follows from those of parts of the traces (base.Fold)."""
+        """Return True if parts of the traces can be folded separately and merged (base.Fold)."""
         return hasattr(self.make, "merge")
 
 
@@ -86,17 +86,18 @@ def of_model(
     types: frozenset[str] | None = None,
     drains: bool = False,
 ) -> Analysis:
-    """The analysis that a function is, of a trace that has records of these `kinds`, None for all.
+    """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
 
-    `lack` says of the kinds of a trace without them what would record them, and `need` the same of one that has them,
-    but not what the question is about. Only calls of functions of these `types` are kept; all by default. NVTX ranges
-    are put aside too, and not with their processes, if the analysis `drains`.
+    None stands for all kinds of records.
+    `lack` returns what would record the kinds that a trace doesn't have. `need` does the same if the kinds are there,
+    but not the subject of the question. Only calls of functions of these `types` are kept; all by default. If the
+    analysis `drains`, NVTX ranges are spilled to disk as well, instead of staying with their processes.
     """
     return Analysis(about, lambda **given: _Whole(function, kinds, lack, given, need, types, drains), options or {})
 
 
 class _Whole:
-    """Keeps what was read, and asks a function about all of it."""
+    """A fold that keeps everything, and asks a function about it at the end."""
 
     streams = True
 
@@ -118,32 +119,32 @@ class _Whole:
         self.drains = drains
 
     def take(self, process: Process) -> None:
-        """Keeps what a process has collected."""
+        """Keep the rows that a process has collected."""
         self._model.take(process)
 
     def end(self, process: Process) -> None:
-        """A process is over."""
+        """Note that a process has ended."""
         self._model.end(process)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """What would have recorded what it needs."""
+        """Return what would have recorded the missing input, or None."""
         lack = self._lack(kinds) if self._lack else base.find_lack(kinds, self.kinds)
         return lack or (self._need(self._model) if self._need else None)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """What the function says."""
+        """Yield the answers of the function."""
         self._model.incomplete = incomplete
         yield from self._function(self._model, **self._options)
 
 
 class _Unshown:
-    """Takes the place of tables."""
+    """A table that shows nothing."""
 
     def add(self, record: dict[str, Any]) -> str | None:
-        """Nothing."""
+        """Do nothing."""
 
     def text(self) -> str:
-        """Nothing."""
+        """Do nothing."""
         return ""
 
 
@@ -200,7 +201,7 @@ COMMON = {
 
 
 def _select(given: dict[str, Any]) -> Selection:
-    """The selection that options say."""
+    """Return the selection that the options describe."""
     from gpt.trace.select import Selection
 
     chosen = {name: given[name] for name in FILTERS}
@@ -214,11 +215,11 @@ def _select(given: dict[str, Any]) -> Selection:
 
 
 def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json: bool) -> Stage:
-    """The stage of an analysis that answers: tables unless another form is asked for."""
+    """Open the stage of an analysis that answers: tables unless another form is asked for."""
     if form and (as_stream or json):
         raise UsageError("--format cannot be combined with --stream or --json")
     stage = Stage(TOOL, json=json, from_json=from_json, stream=as_stream, table=not (json or as_stream))
-    if stage.table:  # of answers only, whatever else passes through
+    if stage.table:  # tables show answers only, whatever else passes through
         from gpt.screen.answers import AnswerReport, AnswerTables
 
         stage.table = AnswerReport(form) if form else AnswerTables()
@@ -226,7 +227,7 @@ def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json
 
 
 def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
-    """Raises UsageError if what is asked for cannot be read on a cluster."""
+    """Raise UsageError if a cluster can't read this input or write this output."""
     if given["scheduler"] and not given["engine"]:
         raise UsageError("--scheduler is that of --engine dask")
     if not given["engine"]:
@@ -241,7 +242,7 @@ def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
 
 
 def _check_output(traces: Sequence[Path], path: Path | None) -> None:
-    """Raises UsageError if a file that is written would take the place of a trace: of what is read, or of any other."""
+    """Raise UsageError if the output would replace a trace, whether it's read now or not."""
     if path is None or not is_regular(path):
         return
     with open_regular(path) as file:

@@ -1,9 +1,9 @@
-"""What a trace says beside its calls, as lines after `# `: with the lines of `events --json` all that summaries,
-stages, gaps, memory and timelines need, in text that jq and grep read (gpt/compat/tracers/lines.py reads it back).
+"""The records of a trace besides its calls, as lines after `# ` that `events --json --notes` adds.
 
-Records of the JSON form, with all times in ns: headers, and what numbers in the others mean, before the calls; the rest
-and the ends after them. Launches with probes, what these saved, tensors and
-stacks are not among them.
+They hold what summaries, stages, gaps, memory and timelines need, in text that jq and grep can read
+(gpt/compat/tracers/lines.py reads it back). Lines are records in the JSON form, with all times in ns. Headers and the
+names for numbers come before the calls, the rest and the ends after them. Launches with probes, the buffers that these
+saved, tensors and stacks are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TICKS = ("tsc", "tsc_hz")  # of headers
 
 
 class _Noted(NamedTuple):
-    """A process, and what was taken of it."""
+    """A process, and the rows taken from it."""
 
     process: Process
     gpu_times: list[Rows]
@@ -40,7 +40,7 @@ class Notes:
         self._noted: dict[int, _Noted] = {}
 
     def take(self, process: Process) -> None:
-        """Keeps what a process has collected, but its calls."""
+        """Keep the rows that a process has collected, except its calls."""
         noted = self._noted.setdefault(id(process), _Noted(process, [], {}, {}))
         noted.gpu_times.extend(rows for _, rows in process.gpu_times.take())
         for function, count in process.take_launches().items():
@@ -50,11 +50,11 @@ class Notes:
                 noted.counts[api] = noted.counts.get(api, 0) + count
 
     def machines(self) -> Machines:
-        """Those of the processes whose headers are written: from their times a reader counts."""
+        """Return the machines of the processes whose headers are written; readers count time from the first one."""
         return Machines(noted.process.header for noted in self._noted.values())
 
     def iter_before(self) -> Iterator[str]:
-        """Lines that stand before the calls."""
+        """Yield the lines before the calls."""
         for process, *_ in self._noted.values():
             yield _line({key: value for key, value in process.header.items() if key not in TICKS})
             for id_, api in process.apis.items():
@@ -64,7 +64,7 @@ class Notes:
                 yield _line(records.make("function", id=id_, name=name))
 
     def iter_after(self) -> Iterator[str]:
-        """Lines that stand after them."""
+        """Yield the lines after the calls."""
         for place, noted in enumerate(self._noted.values(), 1):
             yield _line(records.make("resume", back=len(self._noted) - place))
             yield from _iter_records(noted)
@@ -80,7 +80,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _stamp(process: Process, *stamps: int) -> list[int]:
-    """Time stamps in ns."""
+    """Convert time stamps to ns."""
     import numpy as np
 
     found: list[int] = np.maximum(process.clock.times(np.array(stamps, np.uint64)), 0).tolist()
@@ -116,7 +116,7 @@ def _iter_records(noted: _Noted) -> Iterator[str]:
     for record in process.ioctls:
         times: dict[str, Any] = {key: _stamp(process, record[key])[0] for key in ("start", "parent") if key in record}
         yield _line({**record, **times, "duration": _took(process, record["duration"])})
-    unprobed = process.probes.unprobed if not process.probes.probed else {}  # else they look like all launches
+    unprobed = process.probes.unprobed if not process.probes.probed else {}  # else they'd look like all launches
     for (function, reason), count in unprobed.items():
         yield _line(records.make("unprobed", function=function, launches=count, reason=reason))
     for function, count in noted.launches.items():

@@ -1,4 +1,4 @@
-"""Which launches ran with probes, and why others did not: what every answer from probes has to say."""
+"""Count launches that ran with and without probes, and say why: part of every answer from probes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UNPROBED = (
     Column("launches", "u64"),
 )
 TOP = 10  # rows that tables show
-REASONS = 3  # that a line names
+REASONS = 3  # reasons that a line names
 NOT_ASKED = "no probe was asked for"
-NOT_KNOWN = "not known: the trace of its process has no end"  # which says why launches had no probes
-WAYS = {  # what helps against reasons that begin so; gpt-hook says the same at its end (runtime/hook/write/report.c)
+NOT_KNOWN = "not known: the trace of its process has no end"  # the end record would say why launches had no probes
+WAYS = {  # remedies for reasons that begin like this; gpt-hook prints the same (runtime/hook/write/report.c)
     "no PTX comes with it": "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)",
     "it was linked, and not of one PTX module": "link it when it is built (README, Kernels without PTX)",
     "it is a library of NVIDIA's whose code is closed": (
@@ -47,17 +47,17 @@ class Coverage:
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def merge(self, other: Coverage) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.probed += other.probed
         self.unprobed.update(other.unprobed)
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]
 
     def rejects(self) -> bool:
-        """Whether launches were to be probed and were not."""
+        """Return True if launches should have been probed and weren't."""
         return any(reason not in (NOT_ASKED, NOT_KNOWN) for _, reason in self.unprobed)
 
     def verdict(self) -> Iterator[str]:
-        """One line, if there were launches, and one for each reason in it that something helps against."""
+        """Yield one line, if there were launches, and one for each reason in it that has a remedy."""
         times = [f" ({time / 1e6:,.3f} ms on the GPU)" if any(self.gpu_time) else "" for time in self.gpu_time]
         ran = f"{amount(self.probed, 'launch')} ran with probes{times[True]}"
         if self.unprobed:
@@ -66,7 +66,7 @@ class Coverage:
             yield ran
 
     def reasons(self, what: str) -> Iterator[str]:
-        """Why launches ran without probes, after `what` they did; then what helps against that."""
+        """Yield why launches ran without probes, after `what` happened to them; then the remedies."""
         reasons = Counter[str]()
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
@@ -77,14 +77,14 @@ class Coverage:
             yield from (f"{start}: {way}" for start, way in WAYS.items() if reason.startswith(start))
 
     def answer(self) -> Iterator[Record]:
-        """The launches without probes, by kernel and reason, if there were any."""
+        """Yield the launches without probes, by kernel and reason, if there were any."""
         if self.unprobed:
             ordered = sorted(self.unprobed.items(), key=lambda row: (-row[1], row[0]))
             yield make_answer("unprobed", UNPROBED, [(*key, launches) for key, launches in ordered], top=TOP)
 
 
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:
-    """That of a process. `launches` are all that there were, by function: of the rest no record has a reason."""
+    """Return the coverage of a process. `launches` counts all by function; not all have a record with a reason."""
     found, probes, names = Coverage(), process.probes, process.kernels()
     found.probed = sum(count for id_, count in probes.probed.items() if process.is_chosen(names.get(id_, "")))
     known = probes.probed.copy()
@@ -94,7 +94,7 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     all_ = launches or {}
     otherwise = NOT_KNOWN if process.status is None else NOT_ASKED
-    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but no kernel, which is known of the launch only
+    unnamed = max(0, known[0] - all_.get(0, 0))  # have a reason, but the kernel is only in the launch
     for function, count in all_.items():
         left = max(0, count - known[function])
         told, unnamed = min(left, unnamed), max(0, unnamed - left)

@@ -1,16 +1,18 @@
-"""What differs between runs of two sides beyond noise, for one function or kernel.
+"""Decide whether a function or kernel differs between the runs of two sides by more than noise.
 
 A count that differs is a difference, and so are bytes. Times vary from call to call and from run to run. With RUNS runs
-or more of each side, the noise is what the runs of one side differ by: means over m and n runs differ if they are more
-than NOISE standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs there is only
-what calls within them differ by, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise
+or more of each side, the spread within a side is the noise: means over m and n runs differ if they are more than NOISE
+standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs only the calls within
+them show a spread, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise too, because
+clocks and temperature change.
 too, because clocks and temperature change.
 
-One run that is far from the others of its side hides what the others say, as it raises the variance. Such outliers are
-found by the median and the median distance from it, which one run can't move, and the verdict names them.
+One run that is far from the others of its side raises the variance, and so hides a difference that the others show.
+Such outliers are found by the median and the median distance from it, which one run can't move, and the verdict names
+them.
 
 A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
-aren't noise. They cost the time all the same: they count as SLOWEST if they change the time of the whole program.
+aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_T
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
 LITTLE = 0.02  # of a mean
-MUCH = 0.01  # of the time in all calls: the slowest calls of a function count if they change it by so much
-FAR = 2.0  # times as long: the slowest calls of two sides differ
-FEW, RUNS = 5, 3  # durations, and runs of each side, from which on their variance is known well enough
+MUCH = 0.01  # share of the time in all calls by which the slowest calls of a function must change it to count
+FAR = 2.0  # ratio from which the slowest calls of two sides differ
+FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
 OUTLYING, VISIBLE = 5.0, 0.05  # standard deviations from the median of runs, and a share of it, that make an outlier
 SCALE = 1.4826  # standard deviations of a normal distribution in its median distance from the median
 DIGITS = re.compile(r"\d+")
 
 
 class RunSums:
-    """What one run says of a function or kernel: how often, how long each that is timed took in ns, how many bytes."""
+    """A function or kernel in one run: how often, how long each timed call took in ns, how many bytes."""
 
     def __init__(self, number: int = 0, bytes_: float = 0.0) -> None:
         self.number = number
@@ -47,31 +49,31 @@ class RunSums:
         self.times = Durations()
 
     def add(self, number: int, bytes_: float, times: Durations) -> None:
-        """Adds calls or launches."""
+        """Add calls or launches."""
         self.number += number
         self.bytes += bytes_
         self.times.merge(times)
 
 
 class Side(NamedTuple):
-    """What the runs of one side say."""
+    """A function or kernel in the runs of one side."""
 
     runs: Sequence[RunSums]
     times: Durations  # of all runs
 
     @property
     def number(self) -> float:
-        """How often, in the mean of the runs."""
+        """Return the number of calls, the mean of the runs."""
         return mean_of(run.number for run in self.runs).mean
 
     @property
     def bytes(self) -> float:
-        """Bytes, in the mean of the runs."""
+        """Return the bytes, the mean of the runs."""
         return mean_of(run.bytes for run in self.runs).mean
 
     @property
     def total(self) -> float:
-        """ns, in the mean of the runs."""
+        """Return the ns, the mean of the runs."""
         return self.times.total / len(self.runs)
 
 
@@ -91,7 +93,7 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 
 def is_apart(a: Mean, b: Mean) -> bool:
-    """Whether two means differ by more than noise."""
+    """Return True if two means differ by more than noise."""
     return abs(a.mean - b.mean) > max(NOISE * math.sqrt(a.error + b.error), LITTLE * max(a.mean, b.mean))
 
 
@@ -106,7 +108,7 @@ def find_outliers(values: Sequence[float]) -> list[int]:
 
 
 def make_side(runs: Sequence[RunSums]) -> Side:
-    """Return the side that runs are."""
+    """Return the side that consists of these runs."""
     times = Durations()
     for run in runs:
         times.merge(run.times)
@@ -140,12 +142,12 @@ def tell_difference(a: Side, b: Side, whole: float) -> str:
 
 
 def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:
-    """Whether counts or bytes of runs differ; those of single runs do if none of A is as one of B."""
+    """Return True if counts or bytes differ; single runs differ if they have no value in common."""
     return is_apart(mean_of(a), mean_of(b)) if several else set(a).isdisjoint(b)
 
 
 def _medians_differ(a: Durations, b: Durations) -> bool:
-    """Whether medians are apart, and the order statistics around each that noise may make the median."""
+    """Return True if medians differ, and the ranges around them that noise could move a median in are disjoint."""
     lows, middles, highs = zip(*(
         [times.percentile(min(1.0, max(0.0, 0.5 + side * NOISE / 2 / math.sqrt(times.count)))) for side in (-1, 0, 1)]
         for times in (a, b)
@@ -160,10 +162,10 @@ def _tell_slowest(a: Side, b: Side, whole: float) -> str:
 
 
 def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """Return what names that only one side has are compared as, if they are the same as others but for numbers.
+    """Return the names under which kernels of only one side are compared, if they match others but for numbers.
 
-    Programs number what they make, as in triton_poi_fused_add_3, and not in the same way each time. A number that tells
-    kernels apart in the same way on both sides, as a tile's size, stays in the name.
+    Programs number the kernels they generate, as in triton_poi_fused_add_3, and not always in the same way. A number
+    that distinguishes kernels in the same way on both sides, such as a tile's size, stays in the name.
     """
     only = [sorted({*a} - {*b}), sorted({*b} - {*a})]
     shapes: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
@@ -178,7 +180,7 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
 
 
 def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
-    """Return what names of one `shape` are compared as: with the numbers in them of which both sides have the same."""
+    """Return the names under which names of one `shape` are compared: with only the numbers that both sides have."""
     numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
     kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]
 

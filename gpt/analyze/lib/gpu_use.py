@@ -1,4 +1,4 @@
-"""When GPUs were idle, and where they and threads went from one process or context to another."""
+"""When GPUs were idle, and where GPUs and threads switched to another process or context."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.void]
 Place = tuple[int, int]  # a process, and a device of it
-LISTED = 1000  # switches of which the time is kept
+LISTED = 1000  # switches whose times are kept
 ALL = "all processes"
 
 
 class Switch(NamedTuple):
-    """From one context to another, or one process: on a `place`, at `at`; ns that it took, by the calls or the GPU."""
+    """A switch to another context or process: its `place`, when, and how many ns the calls or the GPU took."""
 
     place: str
-    process: int | None  # of a thread
+    process: int | None  # of the thread
     source: str
     target: str
     at: int
@@ -37,7 +37,7 @@ class Switch(NamedTuple):
 
 
 class SwitchSums:
-    """Switches of one kind: how many, ns together, the longest, and when the first one was."""
+    """Switches of one kind: how many, their total and longest ns, and when the first one was."""
 
     def __init__(self, first: int) -> None:
         self.count = self.total = self.longest = 0
@@ -45,7 +45,7 @@ class SwitchSums:
 
 
 class Switches:
-    """All switches: the sums of those of one kind, and when the first ones were."""
+    """All switches: their sums by kind, and the points of the first ones."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, int | None, str, str], SwitchSums] = {}
@@ -53,7 +53,7 @@ class Switches:
         self._points: list[Switch] = []
 
     def add(self, switch: Switch) -> None:
-        """One more, of one place in order of time."""
+        """Add a switch; the switches of one place come in order of time."""
         key = switch.place, switch.process, switch.source, switch.target
         sums = self.sums.setdefault(key, SwitchSums(switch.at))
         sums.count += 1
@@ -65,11 +65,11 @@ class Switches:
             self._points = self.points()
 
     def points(self) -> list[Switch]:
-        """The first LISTED of them."""
+        """Return the first LISTED of them."""
         return sorted(self._points, key=lambda switch: switch.at)[:LISTED]
 
     def order(self) -> None:
-        """Puts kinds in the order in which the first of each was."""
+        """Sort kinds by their first switch."""
         self.sums = dict(sorted(self.sums.items(), key=lambda one: one[1].first))
 
 
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU, what ran before and after it; in ns, without time that wasn't recorded."""
+    """An idle period of a GPU, and the work before and after it; in ns, without time that wasn't recorded."""
 
     begin: int
     took: int
@@ -91,25 +91,25 @@ class IdlePeriod(NamedTuple):
 
 
 class GpuUse:
-    """What ran on a GPU: how long nothing did, by group.
+    """The work on a GPU, and how long each group had none.
 
-    A group is all of it (ALL), a process, or a stream of a process. `gaps` has how long each idle period of it was,
-    without the time that wasn't recorded. `longest` are the longest of all of it.
+    A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods,
+    without time that wasn't recorded. `longest` has the longest idle periods of the whole GPU.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded]) -> None:
-        """`unrecorded` has what each of the processes didn't record."""
+        """Start without work; `unrecorded` has the times that each of the processes didn't record."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
         self.gaps = Numbers()
         self.streams: dict[int, set[int]] = defaultdict(set)  # of each process
         self._began: dict[Hashable, int] = {}
-        self._reach: dict[Hashable, int] = {}  # when all before had ended
+        self._reach: dict[Hashable, int] = {}  # when all earlier work had ended
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel began last
         self.longest: list[IdlePeriod] = []
-        self._ender: tuple[Work, int] | None = None  # what ended last of all before, and when
+        self._ender: tuple[Work, int] | None = None  # the work that ended last so far, and when
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([*unrecorded.values()])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
@@ -120,7 +120,7 @@ class GpuUse:
         return self._reach[group] - self._began[group] - self._unknown[group]
 
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
-        """Takes GPU times in that follow those of the last time; processes have `names`."""
+        """Add GPU times that follow the ones added before; processes have these `names`."""
         if len(self.processes) > 1:
             gaps = self._add(ALL, rows)
             self._keep_longest(ALL, rows, gaps)
@@ -136,7 +136,7 @@ class GpuUse:
                     self._add((process, stream), mine[order])
 
     def _add(self, group: Hashable, rows: Array) -> npt.NDArray[np.int64]:
-        """How long nothing of a group ran before each, 0 before the first of all."""
+        """Return how long the group was idle before each row, 0 before the first of all."""
         begins = rows["begin"]
         first = group not in self._reach
         if first:
@@ -172,7 +172,7 @@ class GpuUse:
             self._ender = _work(rows[ender[-1]]), int(reach[-1])
 
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
-        """Where the GPU goes from a process to another, each by its name."""
+        """Add the points where the GPU switches between processes, which have these `names`."""
         process = rows["process"].astype(np.int64)
         before = np.concatenate(([process[0] if self._last is None else self._last], process[:-1]))
         for at in np.flatnonzero(process != before).tolist():
@@ -186,7 +186,7 @@ def _work(row: Any) -> Work:
 
 
 def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[GpuUse]:
-    """Those of all GPUs that anything ran on; also adds the `switches` between processes, which have `names`."""
+    """Return the use of each GPU that ran anything; also adds the `switches` between processes, which have `names`."""
     gpus, places = Gpus(), defaultdict[int, list[Place]](list)
     for number, device in trace.gpus():
         place = gpus.number(trace.processes[number], None if device == NO_DEVICE else device)
@@ -203,7 +203,7 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[G
 
 
 class Current(NamedTuple):
-    """The context of a thread from `start` on, in ns, 0 if it has none; the call that made it so took so many ns."""
+    """The context of a thread from `start` on (ns), 0 for none; the call that changed it took `took` ns."""
 
     thread: int
     start: int
@@ -218,7 +218,7 @@ class Contexts:
         self._stacks = defaultdict[int, list[int]](list)
 
     def iter(self, calls: CallTable) -> Iterator[Current]:
-        """What calls change, which follow those of the last time."""
+        """Yield the changes that calls make, which follow the calls of the last time."""
         good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
         rows = calls.rows[["thread", "start", "duration", "object"]][good]
         for (thread, start, took, context), act in zip(rows.tolist(), calls.acts[good].tolist(), strict=True):
@@ -228,22 +228,22 @@ class Contexts:
 
 
 def iter_contexts(trace: TraceModel, process: int) -> Iterator[Current]:
-    """The contexts of the threads of a process, in order of time."""
+    """Yield the contexts of the threads of a process, in order of time."""
     contexts = Contexts()
     for calls in iter_calls(trace, process, "object"):
         yield from contexts.iter(calls)
 
 
 class ThreadSwitches:
-    """Where the calls of the threads of a process go from a context to another."""
+    """Finds where the threads of a process switch to another context."""
 
     def __init__(self, process: int, switches: Switches) -> None:
         self._process, self._switches = process, switches
         self._contexts = Contexts()
-        self._last: dict[int, int] = {}  # context of a thread: what has none between two others does not matter
+        self._last: dict[int, int] = {}  # the last context of each thread, even if it has none now
 
     def add(self, calls: CallTable) -> None:
-        """Takes calls in that follow those of the last time."""
+        """Add calls that follow the ones added before."""
         for thread, start, took, now in self._contexts.iter(calls):
             before = self._last.get(thread, 0)
             if now and before and now != before:
@@ -253,7 +253,7 @@ class ThreadSwitches:
 
 
 def _change(stack: list[int], act: int, context: int) -> None:
-    """What a call does to the contexts of its thread, the current one last."""
+    """Apply a call to the contexts of its thread, the current one last."""
     if act & PUSH:
         stack.append(context)
     elif stack:
@@ -263,7 +263,7 @@ def _change(stack: list[int], act: int, context: int) -> None:
 
 
 def name_processes(who: list[Who]) -> list[str]:
-    """Names as short as they can be."""
+    """Return names for processes, as short as possible."""
     ranks = [rank for _, rank, _ in who]
     if None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank {rank}" for rank in ranks]
@@ -271,6 +271,6 @@ def name_processes(who: list[Who]) -> list[str]:
 
 
 def find_untimed(trace: TraceModel) -> list[Process]:
-    """Processes of which nothing is known that ran on a GPU."""
+    """Return the processes whose work on a GPU has no times."""
     timed = {number for number, _ in trace.gpus()}
     return [process for number, process in enumerate(trace.processes) if number not in timed]

@@ -1,4 +1,4 @@
-"""Intervals of time: what several of them cover together."""
+"""Unions of time intervals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Whole = npt.NDArray[np.int64]
 
 
 def unite(groups: npt.NDArray[np.generic], begins: Whole, ends: Whole) -> tuple[Whole, Whole, Whole]:
-    """The intervals that those of each group cover, which do not touch each other: place of the group, begin, end.
+    """Return the union of each group's intervals, as disjoint ones: index of the group, begin, end.
 
-    The first counts in the sorted groups.
+    The index is into the sorted groups.
     """
     count = len(groups)
     times, ranks = np.unique(np.concatenate([begins, ends]), return_inverse=True)

@@ -1,11 +1,11 @@
-"""The iterations of a process: how many launches repeat themselves, how often, from when on and how fast.
+"""Find the iterations of a process: how many launches repeat, how often, since when, and how fast.
 
-Of each launch 20 bytes are kept, of the first MOST of a process: when, of which kernel or graph, by which thread, in
-which stream, and how long the call took. Launches of all threads are one sequence, in the order of time. If no unit
-repeats itself in SHARE of it, as where threads take turns by chance, each thread has one, and each stream.
+The first MOST launches of a process are kept, 20 bytes each: the time, the kernel or graph, the thread, the stream, and
+how long the call took. The launches of all threads form one sequence in order of time. If no unit repeats in SHARE of
+it, for instance because threads interleave at random, each thread and each stream is searched on its own.
 
-An iteration could begin at any place of its unit; it begins where the host takes a break that is longer than that
-where the sequence begins to repeat itself.
+An iteration could begin at any place of its unit. It begins where the host takes its longest break, if that is clearly
+longer than the one where the sequence begins to repeat.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
     from gpt.trace.unrecorded import Unrecorded
 
-MOST = 1 << 22  # launches of a process that are looked at
+MOST = 1 << 22  # launches of a process that are examined
 WHOLE, INSIDE, OTHER = (
     "iteration",
     "part of it",
     "repetition",
-)  # of units: what covers most, repeats in that, or beside it
-NESTED = 3  # units of a sequence: the iteration, and what repeats inside of it
-OTHERS, LITTLE = 7, 0.05  # units of the same length that are told, and the share that each of them covers at least
-SCOPES = 8  # threads, and streams, that are looked at: those with most launches
-SAMPLE = 1000  # iterations in which breaks are looked for
-GRAPH = np.uint32(1 << 31)  # of a code: the rest is the place of a handle, else the id of a function
-HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its 16 upper bits
+)  # roles of units: covers most, repeats inside that, repeats beside it
+NESTED = 3  # units of a sequence: the iteration, and repetitions inside it
+OTHERS, LITTLE = 7, 0.05  # other units of the same length that are listed, and the least share that each must cover
+SCOPES = 8  # threads, and streams, that are examined: the ones with most launches
+SAMPLE = 1000  # iterations that are searched for breaks
+GRAPH = np.uint32(1 << 31)  # bit of a code: the rest is the index of a handle, or else the id of a function
+HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its upper 16 bits are kept
 Stamps = npt.NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
-    """What repeats itself in the launches of a `scope`, of which it covers `covered`; times are time stamps or ticks.
+    """A unit that repeats in the launches of a `scope`, of which it covers `covered`; times are time stamps or ticks.
 
-    `codes` are those of one iteration, which comes `times` times; `first` is the number of the launch where it begins.
-    `role` is WHOLE, INSIDE or OTHER.
+    `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
+    begins it. `role` is WHOLE, INSIDE or OTHER.
     """
 
     role: str
@@ -77,30 +77,30 @@ class LaunchSequence:
         self._threads: dict[int, int] = {}  # places, by id
 
     def first(self) -> int | None:
-        """When the first one began, a time stamp; None if there is none."""
+        """Return the time stamp of the first launch, or None."""
         starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
         return min(starts, default=None)
 
     def count(self, begin: int, end: int) -> int:
-        """Launches that began in a time."""
+        """Return the number of launches that began in a time."""
         return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Return the number of launches."""
         return sum(count for key, count in self._totals.items() if self._launches(key))
 
     def _launches(self, key: int) -> bool:
-        """Whether calls did launch something: of functions that weren't named before, it's known now."""
+        """Return True if calls launched something; functions may have got their names after they were added."""
         api = self._process.apis.get(abs(key))
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
 
     def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
-        """The parts, without calls that turned out not to launch graphs, or to be captured."""
+        """Return the parts, without calls that turned out not to launch graphs, or to be captured."""
         return [part for part in self._parts if self._launches(part[0])]
 
     def calls_of_kernels(self) -> npt.NDArray[np.void]:
-        """The calls, as find_loading takes them."""
+        """Return the calls in the form that find_loading takes."""
         parts = [columns for api, columns in self._named() if api <= 0]
         found = np.zeros(sum(len(columns[0]) for columns in parts), LAUNCH)
         for name, place in (("start", 0), ("function", 1), ("duration", 4)):
@@ -109,11 +109,11 @@ class LaunchSequence:
 
     @property
     def graphs(self) -> list[int]:
-        """The handles of graphs, by their places."""
+        """Return the handles of graphs, by index."""
         return [*self._graphs]
 
     def add_kernels(self, threads: Threads, rows: Rows) -> None:
-        """Takes calls in that have a function."""
+        """Add calls that have a function."""
         good = (rows["function"] != 0) & (rows["result"] == 0)
         known = self._process.apis
         for api in np.unique(rows["api"]).tolist():
@@ -126,7 +126,7 @@ class LaunchSequence:
         self._add(0, threads, rows, rows["function"] & ~GRAPH)
 
     def add_graphs(self, api: int, threads: Threads, rows: Rows) -> None:
-        """Takes calls of a function in that may launch graphs."""
+        """Add calls of a function that may launch graphs."""
         good = (rows["result"] == 0) & (rows["duration"] != 0)
         threads, rows = threads[good], rows[good]
         handles, which = np.unique(rows["object"], return_inverse=True)
@@ -147,14 +147,14 @@ class LaunchSequence:
         self._parts.append((api, tuple(np.ascontiguousarray(column[:room]) for column in columns)))
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
-        """Threads by their places; they come in runs. Those after the first 65535 are one."""
+        """Return the index of each thread; they come in runs. Threads after the first 65535 share one index."""
         edges = np.flatnonzero(threads[1:] != threads[:-1]) + 1
         begins = np.concatenate(([0], edges))[: len(threads)]
         places = [self._threads.setdefault(id_, len(self._threads)) for id_ in threads[begins].tolist()]
         return np.repeat(np.minimum(places, 0xFFFF).astype(np.uint16), np.diff(begins, append=len(threads)))
 
     def find_units(self) -> list[Unit]:
-        """What repeats itself, the iteration of each scope first, that which covers most first."""
+        """Return the units that repeat: the scope with most launches first, and in each scope the iteration first."""
         parts = [columns for _, columns in self._named()]
         if not parts:
             return []
@@ -187,7 +187,7 @@ class LaunchSequence:
 def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iterator[Unit]:
     """Yield the iteration and what repeats inside it, then other units of the same length.
 
-    `times` leave out what wasn't recorded. The iteration has to cover SHARE of the sequence by itself: if only
+    `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
     several units of one length do so together, those are yielded and none is called the iteration.
     """
     periods = find_periods(codes)
@@ -224,16 +224,16 @@ def _make_unit(role: str, scope: str, starts: Stamps, times: Places, codes: Code
 
 
 def _find_break(times: Places, begin: int, end: int, length: int) -> int:
-    """How far from its beginning an iteration begins, in the stretch from `begin` to before `end`."""
+    """Return how many launches into the stretch from `begin` to before `end` the iteration begins."""
     rounds = min((end - begin - 1) // length, SAMPLE)
     waits = np.diff(times[begin : begin + rounds * length + 1]).reshape(rounds, length)
-    usual = np.median(waits, axis=0)  # after each launch of the unit; that before the first is the last
+    usual = np.median(waits, axis=0)  # after each launch of the unit; the last is the wait before its first launch
     longest = int(usual.argmax())
     return (longest + 1) % length if usual[longest] >= 2 * usual[-1] else 0
 
 
 def _find(codes: Codes, unit: Codes) -> int:
-    """Where a unit begins in a sequence that has it."""
+    """Return where a unit begins in a sequence that has it."""
     for at in np.flatnonzero(codes[: len(codes) - len(unit) + 1] == unit[0]).tolist():
         if np.array_equal(codes[at : at + len(unit)], unit):
             return int(at)
@@ -241,7 +241,7 @@ def _find(codes: Codes, unit: Codes) -> int:
 
 
 class CallTimes:
-    """When calls were made, of which functions: of each call, or of one in `step` where there are over a million."""
+    """When which functions were called: every call, or one in `step` where there are over a million."""
 
     KEPT = 1 << 20
 
@@ -251,7 +251,7 @@ class CallTimes:
         self._kept = 0
 
     def add(self, rows: Rows) -> None:
-        """Takes calls in."""
+        """Add calls."""
         some = rows[:: self.step]
         self._parts.append((np.ascontiguousarray(some["start"]), np.ascontiguousarray(some["api"])))
         self._kept += len(some)
@@ -265,14 +265,14 @@ class CallTimes:
         return np.concatenate(starts), np.concatenate(apis).astype(np.uint32)
 
     def count(self, begin: int, end: int) -> dict[int, int]:
-        """Calls that began in a time, by function."""
+        """Return the number of calls that began in a time, by function."""
         starts, apis = self._columns()
         values, counts = np.unique(apis[(starts >= begin) & (starts < end)], return_counts=True)
         return dict(zip(values.tolist(), (counts * self.step).tolist(), strict=True))
 
 
 class BusyTimes:
-    """When the GPU was busy, as far as that is recorded: of the first MOST kernels and copies."""
+    """When the GPU was busy, if that's recorded: the first MOST kernels and copies."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -280,7 +280,7 @@ class BusyTimes:
         self._kept = 0
 
     def add(self, rows: Rows) -> None:
-        """Takes `gpu_times` in."""
+        """Add `gpu_times`."""
         self.total += len(rows)
         rows = rows[: max(0, MOST - self._kept)]
         self._kept += len(rows)
@@ -288,9 +288,9 @@ class BusyTimes:
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
     def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
-        """Return when nothing ran, from the first to the last, without what is `unrecorded`; None if nothing is known.
+        """Return the idle time from the first to the last work, without `unrecorded` time; None if nothing is known.
 
-        `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that it took.
+        `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that loading took.
         """
         if not self._kept:
             return None
@@ -319,7 +319,7 @@ class BusyTimes:
 
 
 class IdleShare(NamedTuple):
-    """Of a `total`, the GPU was idle for `idle`, `number` times; the `longest` began `at`, in ns of CLOCK_MONOTONIC."""
+    """The idle time of a GPU: `number` times, `idle` ns of `total`; the `longest` began `at` ns of CLOCK_MONOTONIC."""
 
     total: int
     idle: int

@@ -1,4 +1,4 @@
-"""What is between the launches of a process: of each thread how long until the next one, and the longest of these."""
+"""The gaps between the launches of a process: for each thread the times until its next launch, and the longest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextLaunches
 from gpt.trace.unrecorded import Unrecorded
 
-TOP = 10  # gaps that are kept of a thread
-WAITS = "waits"  # the group of what follows waits; others are threads
+TOP = 10  # gaps that are kept per thread
+WAITS = "waits"  # the group of gaps after waits; other groups are threads
 
 
 class Meanwhile(NamedTuple):
-    """Calls of a thread between two launches: ns of all and of the longest one, and its api, None without any."""
+    """The calls of a thread between two launches: ns of all and of the longest one, and its api, or None."""
 
     time: float
     longest: float
@@ -24,7 +24,7 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The `time` from a launch to the next one of its thread, in ns: the functions, and the calls in between."""
+    """The `time` from a launch to the next one of its thread, in ns: both functions, and the calls in between."""
 
     after: int
     before: int
@@ -47,7 +47,7 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
 
-    Time in gaps that wasn't recorded isn't part of them.
+    Unrecorded time in a gap doesn't count.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
@@ -62,7 +62,7 @@ class Between:
         self._idle, self._next = IdleWaits(), NextLaunches()
 
     def add(self, calls: CallTable) -> None:
-        """Takes calls in that follow those of the last time."""
+        """Add calls that follow the ones added before."""
         start, launch = calls.start, calls.of(LAUNCH)
         self.first, self._began = self.first if self._began else int(start[0]), True
         self.last = max(self.last, int(calls.end.max())) if self.launches or self.last else int(calls.end.max())
@@ -75,20 +75,20 @@ class Between:
 
     @property
     def whole(self) -> int:
-        """Recorded ns from the first call to the end of the last one."""
+        """Return the recorded ns from the first call to the end of the last one."""
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def _add_thread(
         self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
     ) -> None:
-        """Those of a thread; launches are at `places` of its own."""
+        """Add the calls of a thread; `places` are its launches, as indices into `mine`."""
         last = self._before.get(thread)
         if len(places):
             own = mine[places]
             starts, ends = calls.rows["start"][own], calls.end[own]
             begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
             between = np.maximum(starts - begins, 0) - self.unrecorded.within(begins, starts)
-            known = int(not last)  # the first launch of all is after none
+            known = int(not last)  # nothing comes before the first launch of all
             if len(between) > known:
                 self.gaps.add(thread, between[known:])
             self._keep_longest(thread, calls, mine, places, between, known)

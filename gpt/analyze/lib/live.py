@@ -1,8 +1,8 @@
-"""Traces that are still being written: looked at again and again until their programs have ended.
+"""Follow traces that are still being written: read them again and again until their programs have ended.
 
-Every look reads the traces anew, as they are then, and the pause after one that took longer is longer. On a terminal
-each shows what there is; anywhere else only the last one writes, for nobody wants a file with many answers. A signal
-ends the looking, and what is there by then is written.
+Every look reads the traces from the beginning, and a look that takes longer is followed by a longer pause. On a
+terminal each look shows its answer; anywhere else only the last one writes, because nobody wants a file with many
+answers. A signal ends the loop, and the answer at that moment is written.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from gpt.stream.stage import Stage
 if TYPE_CHECKING:
     from gpt.trace.process import Process
 
-PAUSE, SHARE = 1.0, 4.0  # seconds between looks, at least; and times what one took
-CLEAR = "\x1b[H\x1b[J"  # of a terminal
-FRESH = 5.0  # seconds in which a file without a header may be a trace that somebody is about to write
+PAUSE, SHARE = 1.0, 4.0  # least seconds between looks; and the pause as a multiple of the time a look took
+CLEAR = "\x1b[H\x1b[J"  # clears a terminal
+FRESH = 5.0  # seconds in which a file without a header may be a trace that someone is about to write
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
 
 
 class Nothing:
-    """An analysis that has nothing to say; what is read tells whether it is over."""
+    """An analysis without an answer: reading with it tells whether the traces have ended."""
 
     kinds = frozenset[str]()
     streams = True
 
     def take(self, process: Process) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self, process: Process) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Nothing."""
+        """Do nothing."""
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Nothing."""
+        """Do nothing."""
         yield from ()
 
 
@@ -53,7 +53,7 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
     """Return True if somebody has a trace open for writing, or may be about to write it.
 
     The value says whether a trace is complete. An incomplete one may still be on its way if it changed a moment ago,
-    as when a tool copies it in pieces. Only processes of this machine that we may look at are seen.
+    for instance because a tool copies it in pieces. Only processes on this machine that we may inspect are found.
     """
     wanted = set()
     for path, complete in traces.items():
@@ -70,7 +70,7 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
             flags = Path(name.replace("/fd/", "/fdinfo/"))
             if (found.st_dev, found.st_ino) in wanted and _WRITES.search(flags.read_text()):
                 return True
-        except OSError:  # it was closed meanwhile, or is another user's
+        except OSError:  # closed meanwhile, or another user's
             continue
     return False
 
@@ -82,7 +82,7 @@ def is_running(header: Record) -> bool:
 
 
 def check(traces: Sequence[Path]) -> None:
-    """Raises UsageError without files, MissingError if one is absent."""
+    """Raise UsageError if no files are named, MissingError if one is absent."""
     if not traces or Path("-") in traces:
         raise UsageError("--follow takes files; a stream is read to its end anyway")
     for path in traces:
@@ -91,9 +91,9 @@ def check(traces: Sequence[Path]) -> None:
 
 
 def wait(tool: str, look: Callable[[Stage], bool], traces: Sequence[Path], shown: bool) -> signals.Terminated | None:
-    """Looks until `look` says that all has ended, or a signal comes, which is returned. A look may be `shown`.
+    """Call `look` until it says that all has ended, or until a signal comes, which is returned. A look may be `shown`.
 
-    Raises MissingError if one of the traces is there no more.
+    Raises MissingError if one of the traces has disappeared.
     """
     from gpt.screen.answers import AnswerTables
 

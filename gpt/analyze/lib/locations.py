@@ -1,7 +1,7 @@
-"""Where things ran, as tables of several processes say it: on which host, as which rank, on which GPU.
+"""Name hosts, ranks and GPUs in tables of several processes.
 
-A pid alone does not tell a process from those of other hosts. So tables have its host too, if traces are of more than
-one, and its rank, if its environment had one.
+A pid doesn't identify a process among several hosts. So tables show the host, too, if traces come from more than one,
+and the rank, if the environment of the process had one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WHO = (  # columns of a process
     Column("pid", "u64?", "id"),
 )
 Who = tuple[str | None, int | None, int]
-BOOT = 8  # digits of it, where two machines have one name
+BOOT = 8  # digits of the boot id, where two machines have the same name
 
 
 def tell_apart(headers: Iterable[Header]) -> list[Who]:
-    """The columns WHO of each process; a host only if there are several."""
+    """Return the columns WHO of each process; a host only if there are several."""
     found = list(headers)
     machines = {machine_of(header) if header.get("boot_id") else header["host"]: header["host"] for header in found}
     names = list(machines.values())
@@ -41,17 +41,17 @@ def tell_apart(headers: Iterable[Header]) -> list[Who]:
 
 
 def describe(who: Who) -> str:
-    """A process, in a sentence."""
+    """Name a process in a sentence."""
     host, rank, pid = who
     return (f"rank {rank}, " if rank is not None else "") + f"process {pid}" + (f" of {host}" if host else "")
 
 
 class Gpus:
-    """The GPUs of processes, numbered from 0 in the order in which they are asked for: by UUID, if that is known."""
+    """The GPUs of processes, numbered from 0 in the order in which they are asked for: by UUID, if it's known."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, process: Process, ordinal: int | None) -> int:
-        """Of a device of a process; None for one that is not known."""
+        """Return the number of a device of a process; None stands for an unknown device."""
         return self._numbers.setdefault(process.gpu(ordinal), len(self._numbers))

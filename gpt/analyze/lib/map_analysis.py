@@ -1,4 +1,4 @@
-"""What analyses of one map share: the way from a process to the arrays that each launch saved, and what is missing."""
+"""The base of analyses of a map: from processes to the arrays that each launch saved, and what's missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout, SavedBuffer
     from gpt.trace.process import Process
 
-LAUNCH = (  # columns of a launch, before those of its map
+LAUNCH = (  # columns of a launch, to the left of the columns of its map
     Column("kernel", "text", "kernel", "launches of"),
     Column("launch", "u64", "id", "no"),
     Column("host", "text", shown="never"),
@@ -34,7 +34,7 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """The columns LAUNCH of a launch, the `number`th of all traces."""
+    """Return the columns LAUNCH of a launch, the `number`th of all traces."""
     launch = buffer.launch
     where = number, process.header["host"], process.pid
     ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
@@ -44,9 +44,9 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
-    One of several maps has these in `maps`.
+    An analysis of several maps lists them in `maps`.
 
-    `add` takes what a launch saved, `iter_answers` says what is to be said, with the `verdict` on what is missing.
+    `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` tells it what's missing.
     """
 
     streams = True
@@ -54,37 +54,37 @@ class MapAnalysis(ABC):
     fields: tuple[str, ...]
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
-    log = False  # whether the map is one
+    log = False  # whether the map is a log
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
-        self._wanted: int | None = None  # the number of a launch, where one is to be shown
-        self._number = 0  # of the last launch, where they are numbered
+        self._wanted: int | None = None  # the number of the launch to show, if any
+        self._number = 0  # of the last launch, in analyses that number launches
         self._known = False  # whether a trace has the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # launches
         self._lost = Counter[str]()  # launches, by reason
         self._logs = Counter[str]()  # of launches: `kept` and `dropped` records, how many launches, and `full` ones
-        self._done = Coverage()  # of processes that are over
+        self._done = Coverage()  # of processes that have ended
         self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
-        """The fields of each map that it is of."""
+        """Return the fields of each map that the analysis reads."""
         return {self.name: self.fields}
 
     @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in what a launch saved."""
+        """Take in the data that a launch saved."""
 
     @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """The answers, if a launch saved anything."""
+        """Yield the answers, if a launch saved anything."""
 
     def take(self, process: Process) -> None:
-        """Takes the buffers in that a process has collected."""
+        """Take in the buffers that a process has collected."""
         self._launches[process] += process.take_launches()
         for buffer in process.probes.take():
             if self.wants(buffer.map):
@@ -92,11 +92,11 @@ class MapAnalysis(ABC):
         self._known |= any(map(self.wants, process.probes.maps.values()))
 
     def wants(self, layout: MapLayout) -> bool:
-        """Whether it is about a map. Its fields need not be those that are expected: `check` says so."""
+        """Return True if the analysis reads a map of this name; `check` looks at its fields."""
         return layout.name in self.maps
 
     def check(self, layout: MapLayout) -> None:
-        """Raises GptError if a map is another one of that name."""
+        """Raise GptError if a map isn't the expected one but shares its name."""
         missing = [f"unsigned field '{name}'" for name in self.maps[layout.name] if name not in layout.unsigned]
         missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
         if (layout.type == "log") != self.log or not layout.capacity:
@@ -110,7 +110,7 @@ class MapAnalysis(ABC):
             saved = buffer.read()
         except (MissingError, TruncatedError) as error:
             where = process.pid, buffer.launch.id
-            self._lost[error.fact] += where != self._last_lost  # of several maps it is one launch
+            self._lost[error.fact] += where != self._last_lost  # a launch with several maps counts once
             self._last_lost = where
             return
         self._read += 1
@@ -120,14 +120,14 @@ class MapAnalysis(ABC):
         self.add(process, buffer, saved)
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add the coverage of a process that has ended."""
         self._done.merge(make_coverage(process, self._launches.pop(process, None)))
         if process.probes.pending:
             self._lost[KILLED if process.status is None else ABSENT] += process.probes.pending
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Takes in how many launches another one has of later traces, and which of them are lost."""
+        """Take in how many launches an analysis of later traces has, and how many of them are lost."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read
@@ -136,11 +136,11 @@ class MapAnalysis(ABC):
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Rows of launches of later traces, numbered from the last launch on."""
+        """Renumber rows of launches of later traces, from our last launch on."""
         return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Which probe would have recorded it, or that the launch that is wanted is not there."""
+        """Return which probe would have recorded the map, or that there's no launch with the number to show."""
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
@@ -151,7 +151,7 @@ class MapAnalysis(ABC):
         return "; ".join([fact, *ran, *self._lost_lines()])
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """What there is to say, and what kept more from being said."""
+        """Yield the answers, and the launches without probes."""
         coverage = Coverage()
         coverage.merge(self._done)
         for process, launches in self._launches.items():
@@ -162,11 +162,11 @@ class MapAnalysis(ABC):
 
     @property
     def kept(self) -> str:
-        """What share of all records logs kept; empty if they kept all."""
+        """Return the share of all records that logs kept, or an empty text if they kept all."""
         return kept_share(self._logs["kept"], self._logs["dropped"]) if self._logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Return the title of a picture of all launches, and below it what share of the records it is of."""
+        """Return the title of a picture of all launches, and below it the share of the records that it shows."""
         return f"{title}\n{self.kept}" if self.kept else title
 
     def _kept_lines(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Whole numbers by group, as many as there are: how many, their sum, the largest, and exact percentiles.
+"""Whole numbers by group, any number of them: their count, sum, maximum, and exact percentiles.
 
-They are put aside (gpt/trace/spill.py). A percentile is found by counting: in bins between the least and the largest
-number, then in finer ones within the bin that holds it, until that has few numbers, or one value.
+They are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins between zero and the
+largest number, then in finer bins within the right one, until that has few numbers, or one value.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpt.trace.spill import Aside
 Whole = npt.NDArray[np.int64]
 
 PENDING = 1 << 20  # numbers in memory
-SMALL = 1 << 10  # of a group that stay there longer
-FEW = 1 << 16  # that are sorted
-BITS = 16  # of the number of bins
+SMALL = 1 << 10  # groups with fewer pending numbers stay in memory at first
+FEW = 1 << 16  # numbers that are sorted
+BITS = 16  # log2 of the number of bins
 HALF = 32
 
 
@@ -28,11 +28,11 @@ class _Group:
     def __init__(self) -> None:
         self.count = self.total = self.most = self.pending = 0
         self.parts: list[Whole] = []
-        self.places: list[tuple[int, int]] = []  # in the file, and how many are there
+        self.places: list[tuple[int, int]] = []  # offsets in the file, and how many numbers are there
 
 
 class Numbers:
-    """Numbers from 0 on, by group."""
+    """Groups of numbers that are at least 0."""
 
     def __init__(self) -> None:
         self._aside = Aside()
@@ -40,7 +40,7 @@ class Numbers:
         self._pending = 0
 
     def add(self, group: Hashable, values: Whole) -> None:
-        """Takes numbers of a group in. Raises OutputError."""
+        """Add numbers to a group. Raises OutputError."""
         mine = self._groups.get(group) or self._groups.setdefault(group, _Group())
         if not len(values):
             return
@@ -69,28 +69,28 @@ class Numbers:
         return iter(self._groups)
 
     def count(self, group: Hashable) -> int:
-        """How many there are."""
+        """Return how many numbers a group has."""
         return self._groups[group].count if group in self._groups else 0
 
     def total(self, group: Hashable) -> int:
-        """Their sum."""
+        """Return the sum of a group."""
         return self._groups[group].total
 
     def most(self, group: Hashable) -> int:
-        """The largest."""
+        """Return the largest number of a group."""
         return self._groups[group].most
 
     def percentile(self, group: Hashable, percent: int) -> int:
-        """The least number that so many percent of a group are not larger than; there must be one."""
+        """Return a percentile of a group, which mustn't be empty: `percent` of its numbers are at most that large."""
         return self.find(group, max(math.ceil(Fraction(percent, 100) * self.count(group)), 1) - 1)
 
     def median(self, group: Hashable) -> float:
-        """The one in the middle, or the mean of the two."""
+        """Return the median: the number in the middle, or the mean of the two."""
         count = self.count(group)
         return (self.find(group, (count - 1) // 2) + self.find(group, count // 2)) / 2
 
     def find(self, group: Hashable, rank: int) -> int:
-        """The number that so many others come before, if they are sorted."""
+        """Return the number at index `rank` of the sorted group."""
         mine = self._groups[group]
         low, high, left = 0, mine.most, mine.count
         while left > FEW and low < high:
@@ -116,5 +116,5 @@ class Numbers:
 
 
 def add_up(values: Whole) -> int:
-    """The sum of numbers from 0 on, however large it is."""
+    """Return the sum of numbers that are at least 0, however large it is."""
     return (int((values >> HALF).sum()) << HALF) + int((values & ((1 << HALF) - 1)).sum())

@@ -1,11 +1,11 @@
-"""How full the device was while a launch ran: blocks and warps that were resident, the tail, and how even SMs were.
+"""Measure how full the device was while a launch ran: resident blocks and warps, the tail, and the imbalance of SMs.
 
 A block is resident from the first clock of its warps to the last one, and all of its warps with it: their registers and
-their places are free for others when the last one has ended.
+slots become free when the last warp has ended.
 
 The *tail* is the time from when the first SM has no more blocks to the end of the launch. An SM is *busy* while at
-least one block is resident; the *imbalance* is how long the busiest one was, divided by the mean. Both are of the
-SMs that the launch used.
+least one block is resident; the *imbalance* is how long the busiest SM was busy, divided by the mean. Both count only
+the SMs that the launch used.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import ProbedLaunch
 
 WARP = 32  # threads
-BINS = 500  # of time, in which residents are drawn
+BINS = 500  # of time, for the picture of resident blocks
 
 
 class Resident(NamedTuple):
-    """What was resident at each time at which that changed: `blocks` from each of the `times` (ns) to the next."""
+    """The number of resident `blocks` from each of the `times` (ns) at which it changed to the next."""
 
     times: Real
     blocks: Whole
 
     def mean_between(self, edges: Real) -> Real:
-        """The mean number of blocks between each two edges."""
+        """Return the mean number of blocks between consecutive edges."""
         area = np.concatenate(([0.0], np.cumsum(self.blocks[:-1] * np.diff(self.times))))
         found: Real = np.diff(np.interp(edges, self.times, area)) / np.maximum(np.diff(edges), 1e-9)
         return found
 
 
 def find_resident(schedule: Schedule) -> Resident:
-    """Of all SMs together; of blocks that end and begin at once, the end comes first."""
+    """Return the resident blocks of all SMs together; where one block ends as another begins, the end comes first."""
     count = len(schedule.block)
     times = np.concatenate((schedule.ended, schedule.began))
     order = np.argsort(times, kind="stable")
@@ -47,7 +47,7 @@ def find_resident(schedule: Schedule) -> Resident:
 
 
 def find_busy(schedule: Schedule) -> Real:
-    """Clocks of each SM during which at least one block was resident."""
+    """Return the clocks of each SM during which at least one block was resident."""
     times = np.concatenate((schedule.end, schedule.begin))
     which = np.concatenate((schedule.which, schedule.which))
     change = np.repeat(np.array([-1, 1]), len(schedule.block))
@@ -57,7 +57,7 @@ def find_busy(schedule: Schedule) -> Real:
 
 
 class Occupancy:
-    """The sums of a launch, or of the launches of a kernel; times are ns, of launches whose times are known."""
+    """The sums of one launch, or of a kernel's launches; times are ns, of launches whose times are known."""
 
     _added = "launches", "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
     _most = "most_warps", "most_blocks", "holds"
@@ -68,17 +68,17 @@ class Occupancy:
         self.most_warps = self.most_blocks = 0
         self.busiest = self.mean_busy = 0.0  # clocks
         self.holds = 0  # warps
-        self.known = self.room = 0.0  # resident warps by ns and what there is room for, where that is known
+        self.known = self.room = 0.0  # resident warps by ns, and the device's capacity, where that is known
 
     def add(self, other: Occupancy) -> None:
-        """Takes in that of other launches."""
+        """Add the occupancy of other launches."""
         for name in self._added:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in self._most:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
     def row(self) -> tuple[Any, ...]:
-        """The values of the columns OCCUPANCY of block_sched."""
+        """Return the values of the columns OCCUPANCY of block_sched."""
         time, known = self.time or 1.0, self.time > 0
         values = (
             (self.warps / time, known),
@@ -95,7 +95,7 @@ class Occupancy:
 
 
 def make_occupancy(schedule: Schedule | None, launch: ProbedLaunch, card: Mapping[str, Any]) -> Occupancy:
-    """That of a launch; `card` is the record of its device, as far as there is one."""
+    """Return the occupancy of a launch; `card` is the record of its device, or empty."""
     found = Occupancy()
     found.holds = card.get("sms", 0) * card.get("warps", 0)
     if schedule is None:

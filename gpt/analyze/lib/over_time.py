@@ -1,7 +1,7 @@
-"""Figures over time that timelines draw: what is allocated on each GPU, and how many warps of launches ran there.
+"""Counters over time for timelines: the memory allocated on each GPU, and the warps of launches that ran there.
 
-Calls do not say their device. In a process that has several, memory is on the one of the context that the thread had
-then, and that is the one on which launches ran that were made in this context.
+Calls don't name their device. In a process with several, an allocation belongs to the GPU of the context that its
+thread had then; launches made in that context tell which GPU it is.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
-Warps = tuple[Real, Real, int]  # when some began and ended, in ns since the first of all, and how many each stands for
+Warps = tuple[Real, Real, int]  # begins and ends in ns since the first of all, warps per entry
 
-PARTS, POINTS = 100, 100_000  # of a launch, and of all of them
+PARTS, POINTS = 100, 100_000  # points per launch, and of all launches
 WARP = 32  # threads
 MOST = 1 << 62
 
 
 def count_memory(timeline: Timeline) -> Iterator[Counter]:
-    """The memory that each process has allocated, by GPU."""
+    """Yield the memory that each process has allocated, by GPU."""
     model = timeline.model
     numbers = {process: number for number, process in enumerate(model.processes)}
     contexts, devices = _Contexts(model), dict[tuple[int, int], int]()
@@ -58,7 +58,7 @@ def count_memory(timeline: Timeline) -> Iterator[Counter]:
 
 
 class _Contexts:
-    """Which context each thread had when."""
+    """The contexts of threads over time."""
 
     def __init__(self, model: TraceModel) -> None:
         self._known = defaultdict[tuple[int, int], list[tuple[int, int]]](lambda: [(-MOST, 0)])
@@ -67,7 +67,7 @@ class _Contexts:
                 self._known[process, thread].append((start, context))
 
     def find(self, process: int, threads: npt.NDArray[np.uint64], times: Whole) -> list[int]:
-        """Those of some threads of a process at some times."""
+        """Return the contexts that threads of a process had at these times."""
         found = np.zeros(len(times), np.uint64)
         for thread in np.unique(threads).tolist():
             starts, contexts = zip(*self._known[process, thread], strict=True)
@@ -77,9 +77,9 @@ class _Contexts:
 
 
 def count_warps(timeline: Timeline) -> Iterator[Counter]:
-    """How many warps of launches were resident, by GPU, as the probes block_sched and warp_sched saw it.
+    """Yield how many warps of launches were resident, by GPU, as the probes block_sched and warp_sched saw it.
 
-    Their clocks are not that of the trace: the first warp begins when its kernel does.
+    Their clocks aren't the clock of the trace: the first warp is assumed to begin when its kernel does.
     """
     ran = [(launch, row, warps) for launch, row in timeline.saved.ran if (warps := find_warps(launch))]
     parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
@@ -98,12 +98,12 @@ def count_warps(timeline: Timeline) -> Iterator[Counter]:
 
 
 def find_warps(launch: Launch) -> Warps | None:
-    """The warps of a launch; None if no map that is known says when they ran."""
+    """Return the warps of a launch, or None if no known map says when they ran."""
     try:
         for name, find in (("warp_sched", _of_warps), ("block_sched", _of_blocks)):
             if name in launch.buffers and (found := find(launch)) and len(found[0]):
                 return found
-    except (GptError, KeyError, ValueError):  # lost, or a map of that name with other fields
+    except (GptError, KeyError, ValueError):  # lost, or a map with that name but other fields
         return None
     return None
 
@@ -125,7 +125,7 @@ def _of_blocks(launch: Launch) -> Warps | None:
 
 
 def mean_between(begins: Real, ends: Real, edges: Real) -> Real:
-    """How many there are in the mean between each two edges."""
+    """Return the mean number of intervals that are open between consecutive edges."""
     area = np.zeros(len(edges))
     for times, sign in ((begins, 1), (ends, -1)):
         ordered = np.sort(times)

@@ -1,4 +1,4 @@
-"""Which pages are accessed, and which place each has among them: of a hundred million accesses, in little memory.
+"""Find the pages that are accessed, and the rank of each among them: for a hundred million accesses, in little memory.
 
 Pages are marked in bitmaps, one for each region of memory that is accessed: 2^20 pages, or more where addresses lie far
 apart. If these regions are too many, page numbers are sorted instead, which takes ten times as long.
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PAGES = 1 << 26  # of all regions
-REGIONS, REGION = 1 << 22, 20  # from the lowest page to the highest; bits of the number of a page in a region
+PAGES = 1 << 26  # in all regions together
+REGIONS, REGION = 1 << 22, 20  # most regions between the lowest and the highest page; log2 of the pages in a region
 
 Numbers = npt.NDArray[np.uint64]
 Ranks = npt.NDArray[np.int64]
@@ -22,9 +22,9 @@ Ranks = npt.NDArray[np.int64]
 def rank_pages(
     iter_pages: Callable[[], Iterator[Numbers]], low: int, high: int
 ) -> tuple[Numbers, Callable[..., Ranks]]:
-    """The pages that `iter_pages` yields, in order, and a function from pages to their places among them.
+    """Return the pages that `iter_pages` yields, sorted, and a function from pages to their ranks.
 
-    The numbers are from `low` to `high`.
+    All page numbers are from `low` to `high`.
     """
     bits = max(REGION, (high - low + 1).bit_length() - REGIONS.bit_length())
     regions = np.full(((high - low) >> bits) + 1, -1, np.int64)

@@ -1,9 +1,9 @@
-"""What a device can do at most: floating-point operations and bytes of its memory, a second.
+"""Find the peak rates of a device: floating-point operations and bytes of its memory, per second.
 
-Its record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table says how many
-operations an SM makes a clock; memory moves two bits a line and clock. For records without these numbers, of older
-traces, there are the figures that NVIDIA publishes. All are of matrix products of dense FP16 or BF16 that add up in
-FP32: TF32 has half of it, FP8 twice as much.
+Its record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table has the operations per
+SM and clock; memory moves two bits per line and clock. For records of older traces, without these numbers, there are
+the figures that NVIDIA publishes. All of them are for matrix products of dense FP16 or BF16 that accumulate in FP32:
+TF32 reaches half of that, FP8 twice as much.
 
 Sources: the architecture whitepapers of NVIDIA (V100, Turing, A100, GA102, Ada, H100, Blackwell), and its data sheets.
 """
@@ -23,8 +23,8 @@ PER_CLOCK = {  # by compute capability: FLOPs of an SM
     "sm_100": 8192,
     "sm_120": 1024,
 }
-HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these have half of it where they add up in FP32
-PUBLISHED = {  # by the name that the driver gives: 10^12 FLOPs and 10^9 bytes a second
+HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when they accumulate in FP32
+PUBLISHED = {  # by the driver's name of the device: 10^12 FLOPs and 10^9 bytes per second
     "Tesla V100-SXM2-16GB": (125, 900),
     "Tesla V100-SXM2-32GB": (125, 900),
     "Tesla T4": (65, 320),
@@ -44,7 +44,7 @@ PUBLISHED = {  # by the name that the driver gives: 10^12 FLOPs and 10^9 bytes a
 
 
 class Peak(NamedTuple):
-    """A number a second, None if it is not known, and where it comes from."""
+    """A rate per second, None if it isn't known, and where it comes from."""
 
     rate: float | None
     source: str
@@ -55,12 +55,12 @@ SIMULATED = Peak(None, "none, as its times mean nothing")
 
 
 def is_simulated(card: Mapping[str, Any]) -> bool:
-    """Return whether the device of this record runs PTX itself."""
+    """Return True if this is the record of the simulated device, which runs PTX itself."""
     return bool(card.get("runs") == "ptx")
 
 
 def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """The operations of a device of this record; `given` on the command line comes first."""
+    """Return the FLOPs of the device of this record; `given` on the command line comes first."""
     if given:
         return Peak(given, "--peak-flops")
     if is_simulated(card):
@@ -76,7 +76,7 @@ def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
 
 
 def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """The bytes of its memory, likewise."""
+    """Return the bytes per second of its memory; `given` on the command line comes first."""
     if given:
         return Peak(given, "--peak-bytes")
     if is_simulated(card):

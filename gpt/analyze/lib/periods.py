@@ -1,18 +1,19 @@
-"""The unit that a sequence repeats: how many launches an iteration has, found and not asked for.
+"""Find the unit that a sequence repeats, and so how many launches an iteration has, without asking the user.
 
 A program launches kernels to warm up, then the same ones in the same order for each token or batch, with an odd one
-here and there. Of a *period* p, the places where s[i] = s[i + p] are runs; a run of 2p places or more is a *stretch*
-in which a unit of p comes three times or more. The period whose stretches cover most of the sequence is that of the
-iteration. The layers of a model have a period too, but its stretches leave out what comes before and after the
-layers; an odd kernel ends a stretch of any period, and the next one begins after it: nothing else is lost. Where
-iterations are few, an odd one among them costs more than that: a longer period that covers nearly as much, and in each
-of its units launches that the shorter one leaves out, is that of the iteration.
+here and there. For a *period* p, look at runs of places where s[i] = s[i + p]. A run of 2p places or more is a
+*stretch*, in which a unit of p launches occurs three times or more. The period whose stretches cover most of the
+sequence is the iteration. The layers of a model have a period too, but its stretches leave out the launches before and
+after the layers. An odd kernel ends a stretch of any period, and the next one begins after it; nothing else is lost.
+With few iterations, an odd one costs more than that. So a longer period wins if it covers nearly as much, and has
+launches in each of its units that the shorter one leaves out.
 
-Which periods are tried? At some places, anchors, it is asked where what follows the anchor comes again: first what has
-one launch in common with it, and with each answer what has more in common than that. In a stretch these distances grow
-to the period, at the latest when a whole unit is in common. A distance that is a period around its anchor is tried on
-the whole sequence. So the time is that of a handful of comparisons of the sequence with itself, moved. What is around
-no anchor is overlooked: stretches that together are less than a 16th of the sequence; and a unit of over WINDOW.
+Which periods are tried? At some places, the anchors, the search looks for the next place that continues like the
+anchor: first with one launch in common, then with more in common than the last answer had. In a stretch these distances
+grow to the period, at the latest when a whole unit is in common. A distance that is a period around its anchor is tried
+on the whole sequence. So it takes the time of comparing the sequence with a shifted copy of itself a handful of times.
+Stretches without an anchor are overlooked: together they are less than a 16th of the sequence. So are units of more
+than WINDOW launches.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
-SHARE = 0.5  # of a sequence that the unit of its iterations covers
-REPEATS = 3  # times that a unit comes one after the other
+SHARE = 0.5  # of a sequence that the unit of its iterations must cover
+REPEATS = 3  # least times that a unit occurs in a row
 ANCHORS, FEW = 32, 4
-NEARLY = 0.9  # of what the period that covers most does
-ENOUGH = 0.95  # share that a period covers: no more anchors are asked then, but for the first few
-WINDOW = 1 << 17  # launches of the longest unit that is looked for
-STEPS = 64  # distances that are asked about at an anchor
+NEARLY = 0.9  # of the greatest coverage
+ENOUGH = 0.95  # coverage of a period at which no more anchors are tried, after the first FEW
+WINDOW = 1 << 17  # launches of the longest unit that is searched for
+STEPS = 64  # distances that are tried at an anchor
 BLOCK = 1 << 16  # launches that are compared at once
-BLOCKS = 1 << 20  # the same, of the whole sequence
+BLOCKS = 1 << 20  # launches that are compared at once on the whole sequence
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
 HALF = np.uint64(32)  # bits
 
 
 class Sliced(Protocol):
-    """What of an array is looked at here: it need not be in memory."""
+    """The part of an array's interface that is used here: it needn't be in memory."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +49,7 @@ class Sliced(Protocol):
 
 
 class Period(NamedTuple):
-    """A unit of `length`: the stretches in which it repeats, from their `begins` to before their `ends`."""
+    """A unit of `length` launches: the stretches in which it repeats, from their `begins` to before their `ends`."""
 
     length: int
     begins: Places
@@ -56,17 +57,17 @@ class Period(NamedTuple):
 
     @property
     def covered(self) -> int:
-        """Launches in the stretches."""
+        """Return the number of launches in the stretches."""
         return int((self.ends - self.begins).sum())
 
     @property
     def times(self) -> int:
-        """How often the unit comes, whole."""
+        """Return how many times the whole unit occurs."""
         return int(((self.ends - self.begins) // self.length).sum())
 
 
 def find_periods(codes: Codes | Sliced) -> list[Period]:
-    """The units that repeat themselves: the iteration, then that which covers most first."""
+    """Return the units that repeat: the iteration first, then the others, most coverage first."""
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
     for tried, anchor in enumerate(anchors, 1):
@@ -81,7 +82,7 @@ def find_periods(codes: Codes | Sliced) -> list[Period]:
 
 
 def _find_outer(known: list[Period]) -> Period | None:
-    """The first, or a longer one that holds its units and more."""
+    """Return the first, or a longer period that contains its units and more."""
     if not known:
         return None
     outer, most = known[0], known[0].covered
@@ -94,7 +95,7 @@ def _find_outer(known: list[Period]) -> Period | None:
 
 
 def _count_common(some: Period, others: Period) -> int:
-    """Launches that are in stretches of both."""
+    """Return the number of launches that are in stretches of both."""
     sums = np.append(0, np.cumsum(others.ends - others.begins))
 
     def before(places: Places) -> Places:
@@ -107,7 +108,7 @@ def _count_common(some: Period, others: Period) -> int:
 
 
 def make_period(codes: Codes | Sliced, length: int) -> Period:
-    """The stretches of a period."""
+    """Return a period with its stretches."""
     parts = [*_iter_stretches(codes, length)]
     begins, ends = np.concatenate(parts, axis=1)
     begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
@@ -116,8 +117,8 @@ def make_period(codes: Codes | Sliced, length: int) -> Period:
 
 
 def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
-    """Begins and ends of the stretches, BLOCKS of launches at a time."""
-    began: int | None = None  # the beginning of a run that reaches the end of the blocks before
+    """Yield begins and ends of the stretches, BLOCKS of launches at a time."""
+    began: int | None = None  # the beginning of a run that reaches the end of the previous block
     size = max(0, len(codes) - length)
     for at in range(0, size + 1, BLOCKS):  # at least once, and with a place after the last
         end = min(at + BLOCKS, size)
@@ -134,10 +135,10 @@ def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
 
 
 def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
-    """Return a period for each unit, that which covers most first: stretches of one length may repeat different ones.
+    """Return a period for each unit, most coverage first: stretches of one length may repeat different units.
 
-    A stretch can begin anywhere in its unit, so units are told apart by a sum over their triples of launches, which
-    doesn't depend on where they begin.
+    A stretch can begin anywhere in its unit. So units are identified by a sum over their triples of launches, which
+    doesn't depend on the place where they begin.
     """
     if not len(period.ends):
         return []
@@ -159,7 +160,7 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
             (np.zeros(first - at + 2, np.uint64), codes[first : at + BLOCKS].astype(np.uint64))
         )
         triples: npt.NDArray[np.uint64] = (near[2:] * BASE + near[1:-1]) * BASE + near[:-2]
-        triples = (triples ^ (triples >> HALF)) * BASE  # or the sums of many units would be the same
+        triples = (triples ^ (triples >> HALF)) * BASE  # or the sums of many units would be equal
         running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(triples ^ (triples >> HALF)))) + total
         here = slice(*np.searchsorted(places, (at, at + BLOCKS + 1)))
         sums[here] = running[places[here] - at]
@@ -169,9 +170,10 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
 
 
 def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Places:
-    """How long each unit took, from its beginning to that of the next one in its stretch.
+    """Return how long each unit took, from its beginning to the beginning of the next one in its stretch.
 
-    Each stretch has one of `begins`, and so many whole units as `counts` says. `times` has when each launch began.
+    `begins` and `counts` have the beginning and the number of whole units of each stretch, `times` the start of each
+    launch.
     """
     began = times[find_units(begins, counts, length)]
     stretch = np.repeat(np.arange(len(counts)), counts)
@@ -180,12 +182,12 @@ def find_steps(times: Places, begins: Places, counts: Places, length: int) -> Pl
 
 
 def find_units(begins: Places, counts: Places, length: int) -> Places:
-    """The places at which whole units begin."""
+    """Return the places at which whole units begin."""
     return np.concatenate([np.zeros(0, np.int64), *(places for _, places in iter_units(begins, counts, length))])
 
 
 def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Places, Places]]:
-    """The stretches of whole units, and the places at which these begin, BLOCK units at a time."""
+    """Yield the stretches of whole units, and the places at which these begin, BLOCK units at a time."""
     ends = np.cumsum(counts)
     for at in range(0, int(counts.sum()), BLOCK):
         units = np.arange(at, min(at + BLOCK, int(ends[-1])))
@@ -194,10 +196,10 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
 
 
 def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> list[int]:
-    """Periods of what is around an anchor, those aside that are known."""
+    """Return periods of the launches around an anchor, except the ones already known."""
     near = codes[anchor : anchor + 3 * WINDOW]
-    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where what follows comes again
-    found, same = [], 1  # launches that these have in common with the anchor
+    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the launch at the anchor occurs again
+    found, same = [], 1  # launches that all places have in common with the anchor
     sums: PrefixHashes | None = None
     for _ in range(STEPS):
         if not len(places):
@@ -224,7 +226,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> 
 
 
 def _count_same(some: Codes, others: Codes) -> int:
-    """How many of the first are the same."""
+    """Return the length of the common prefix."""
     end = min(len(some), len(others))
     at, size = 0, 64
     while at < end:
@@ -236,16 +238,16 @@ def _count_same(some: Codes, others: Codes) -> int:
 
 
 class PrefixHashes(NamedTuple):
-    """A polynomial of the launches up to each one, modulo 2^64: two sequences of one length are the same if theirs are.
+    """Polynomials of the launches up to each one, modulo 2^64.
 
-    If they are not, a length is tried in vain.
+    Sequences of one length are taken as equal if theirs are; if that's wrong, a length is tried in vain.
     """
 
     powers: npt.NDArray[np.uint64]
     sums: npt.NDArray[np.uint64]
 
     def keep_same(self, places: Places, begin: int, end: int) -> Places:
-        """Those of the places after which the launches from `begin` to before `end` are those of the beginning."""
+        """Return the places that continue like the anchor: the launches from `begin` to before `end` are equal."""
         theirs = self.sums[places + end] - self.sums[places + begin]
         ours = self.sums[end : end + 1] - self.sums[begin : begin + 1]  # arrays: numbers warn where they overflow
         same: Places = places[theirs == ours * self.powers[places]]

@@ -1,8 +1,9 @@
-"""Analyses of maps that log how far a warp is: its rate, from its first record to its last one.
+"""Base of the analyses of maps that log how far a warp is: its rate, from its first record to its last one.
 
-A record is what a warp has done until a clock of its SM; two of a warp, one after the other, are a rate. *Progress* is
-the share of what the warp does in all, so that warps of different speed compare: a rate counts where the middle of its
-two records is. Lanes that part log what each group of them has done: the warp is as far as the furthest.
+A record says what a warp has done until a clock of its SM; two consecutive records of a warp give a rate. *Progress* is
+the share of all the work of the warp, so that warps of different speed compare. A rate counts at the progress halfway
+between its two records. When the lanes of a warp diverge, each group of them logs its own work: the furthest group
+counts for the warp.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ DROPPED = Column("dropped", "u64", title="lost", shown="any")
 PROGRESS = Column("progress", "f64", "%")
 LINES = (Column("warp", "u64", "id", "progress of warp"), Column("sm", "u64", "id", "SM"))
 BINS = 100  # of progress
-EDGE = 1e-6  # what is so near to the next bin is in it
+EDGE = 1e-6  # added to a position in bins, so that rounding doesn't put a boundary into the bin before
 TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
 DRAWN = 5  # kernels whose rates are drawn
-WARPS, POINTS = 64, 100_000  # whose progress is listed, of one launch, and records of them
+WARPS, POINTS = 64, 100_000  # of one launch: warps whose progress is listed, and their records
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 
 
 class RateTotals:
-    """The sums of a kernel; `amounts` and `clocks` are by progress, the rate is of `per` clocks."""
+    """The sums of a kernel; `amounts` and `clocks` are by progress, the rate is per `per` clocks."""
 
     def __init__(self, per: int) -> None:
         import numpy as np
@@ -44,13 +45,13 @@ class RateTotals:
         self.amounts, self.clocks = np.zeros(BINS), np.zeros(BINS)
 
     def row(self) -> tuple[Any, ...]:
-        """From `launches` on."""
+        """Return the columns from `launches` on."""
         tenth = BINS // 10
         rates = self.rate(), self.rate(0, tenth), self.rate(-tenth)
         return self.launches, self.warps, self.records, self.done, *rates, self.dropped
 
     def rate(self, first: int = 0, last: int = BINS) -> float | None:
-        """What a warp does in so many clocks, in some of the bins; None if none was there."""
+        """Return how much a warp does in `per` clocks, in some of the bins; None if no warp was there."""
         clocks = float(self.clocks[first:last].sum())
         return self.per * float(self.amounts[first:last].sum()) / clocks if clocks else None
 
@@ -63,10 +64,11 @@ class _Shown(NamedTuple):
 
 
 class ProgressFold(MapAnalysis):
-    """The rates of kernels, and the progress of the warps of one launch: number `launch`, or that with most records.
+    """The rates of kernels, and the progress of the warps of launch number `launch`, or else the one with most records.
 
-    `amount` is the column of the field that says how far a warp is, `rate` that of it in `per` clocks. Lines are over
-    `axis`, which counts from the first record of an SM if it is its clock, else of the launch.
+    `amount` is the column of the field that says how far a warp is, `rate` is its growth in `per` clocks. Lines are
+    drawn over `axis`, which counts from the first record of an SM if it is the SM's clock, else from the first of the
+    launch.
     """
 
     amount: Column
@@ -83,7 +85,7 @@ class ProgressFold(MapAnalysis):
         self._shown: _Shown | None = None
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Takes in the records of a launch."""
+        """Take in the records of a launch."""
         import numpy as np
 
         assert saved.units is not None
@@ -101,7 +103,7 @@ class ProgressFold(MapAnalysis):
         last = np.append(opens[1:], len(warp)) - 1
         done = slots[amount].astype(float)
         if ((done[1:] < done[:-1]) & (which[1:] == which[:-1])).any():
-            step = done.max() + 1  # more than any: so a warp does not begin with what the one before has
+            step = done.max() + 1  # more than any, so no warp begins with the amount of the one before
             done = np.maximum.accumulate(done + which * step) - which * step
         whole = np.maximum(done[last], 1.0)
         progress = done / whole[which]
@@ -129,11 +131,11 @@ class ProgressFold(MapAnalysis):
         return self._shown is None or records > self._shown.records
 
     def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
-        """What there is to say of the kernels, that with most done first."""
+        """Return the lines about the kernels, which come with the most done first."""
         return ["of the warps that are sampled"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, their rates by progress, and the progress of warps of one launch."""
+        """Yield kernels, their rates by progress, and the progress of warps of one launch."""
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1].done, kernel[0]))
         rows = [(name, *kernel.row()) for name, kernel in ordered]
         columns = (NAME, *KERNELS, self.amount, self.rate._replace(type="f64?"), *ENDS, DROPPED)

@@ -1,7 +1,7 @@
-"""The questions that a trace of an inference is made for, as part of `gpt-analyze summary`.
+"""Answer the questions that people ask about an inference, as part of `gpt-analyze summary`.
 
-Each has an answer in short, the figure, and what it rests on; if the trace cannot say, the option of gpt-hook with
-which another run could. What is known of a process is a page, so that it can be kept when the process is over.
+Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the option of
+gpt-hook with which another run could. The facts of a process fill a page, so they can be kept when it has ended.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ SCHEDULING = {0xA06C0101: "schedule a group of channels", 0xA06C0103: "set a tim
 
 
 class InferenceFacts(NamedTuple):
-    """What the questions ask of one process; times are ns."""
+    """The facts of one process that the questions ask for; times are ns."""
 
     header: Header
     threads: int
-    span: int  # from its beginning to the end of its last call, as far as it was recorded
-    launches: int  # that were recorded as calls
-    looked_at: int  # of these
+    span: int  # recorded time from its beginning to the end of its last call
+    launches: int  # recorded as calls
+    looked_at: int  # the launches of these that were examined
     units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
     phases: list[tuple[Any, ...]]  # rows PHASES without WHO
     loading: Counter[str]  # calls by type
-    counted: int  # calls that were only counted
-    step: int  # one call in so many was looked at
+    counted: int  # calls that were counted, and not recorded
+    step: int  # one call in `step` was examined
     idle: IdleShare | None
-    around: tuple[str, str] | None  # names: between what the longest time was that the GPU was idle
-    idle_all: bool  # whether all that ran is in it
+    around: tuple[str, str] | None  # names of the work before and after the longest idle time of the GPU
+    idle_all: bool  # whether `idle` covers all the work
     controls: Counter[int]  # control commands
 
 
 def make_facts(totals: ProcessTotals) -> InferenceFacts:
-    """What is known of a process by now."""
+    """Return the facts of a process so far."""
     from gpt.analyze.lib.iterations import MOST, WHOLE
 
     process, clock, kernels = totals.process, totals.process.clock, totals.process.kernels()
@@ -143,7 +143,7 @@ def _array(*values: int) -> Any:
 
 
 def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
-    """The columns ITERATIONS without WHO."""
+    """Return the columns ITERATIONS without WHO."""
     import numpy as np
 
     from gpt.analyze.lib.iterations import GRAPH
@@ -169,7 +169,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
 
 
 def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers:
-    """The tables of iterations and phases, and the list of questions."""
+    """Yield the tables of iterations and phases, and the list of questions."""
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
     who = tell_apart(fact.header for fact in ordered)
     names = {id(fact): describe(one) for fact, one in zip(ordered, who, strict=True)}
@@ -191,13 +191,13 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
 
 
 def _name_unit(row: tuple[Any, ...]) -> str:
-    """Return a name for a row of ITERATIONS, of which a table may cut the end."""
+    """Return a name for a row of ITERATIONS that makes sense even if a table cuts its end."""
     role, _, scope = row[0].partition(", ")
     return f"{scope}: {role}" if scope else role
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of ITERATIONS without those of streams that have the launches of one thread."""
+    """Yield rows of ITERATIONS, leaving out a stream that has the launches of one thread."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]
@@ -217,7 +217,7 @@ class Said(NamedTuple):
     option: str | None = None
 
 
-Names = Mapping[int, str]  # of processes, by the id() of what is known of them
+Names = Mapping[int, str]  # names of processes, by the id() of their facts
 
 
 def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
@@ -281,12 +281,12 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
 
 
 def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[FunctionTotals]:
-    """The functions of these types."""
+    """Return the functions of these types."""
     return [function for api, function in totals.functions.items() if api.type in types and op in (api.op, "")]
 
 
 def _launched(totals: Totals) -> int:
-    """How many launches there were, recorded as calls or only counted; of graphs there may be others, not recorded."""
+    """Return the number of launches, recorded as calls or only counted; graphs may have launched more, unrecorded."""
     counted = sum(kernel.launches for kernel in totals.kernels.values())
     return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch")) or totals.replays.unseen
 

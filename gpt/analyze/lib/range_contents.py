@@ -1,7 +1,7 @@
-"""What the calls of a process did within its NVTX ranges, of as many calls and ranges as there are.
+"""Sum up what the calls of a process did within its NVTX ranges, however many calls and ranges there are.
 
-What happened within a range is what had happened before its end, less what had before its begin. So begins and ends are
-put in one order, and pass together with the calls, which are added up; then each range gets what was found for it.
+The sum for a range is the running sum at its end, less the running sum at its begin. So begins and ends are sorted
+together and merged with the calls, which are added up on the way; then each range gets its two sums.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ALL = None  # threads
 
 
 class Within(NamedTuple):
-    """Some ranges, and sums of what had happened until they began and until they ended.
+    """Some ranges, with the running sums at their begins and at their ends.
 
-    That is in rows: launches, ns on the GPU, bytes copied, calls, of the thread of the range, or of all if it is not
-    one that a thread pushed.
+    The rows are launches, ns on the GPU, bytes copied, and calls. They count the thread of the range if that thread
+    pushed it, and all threads if not.
     """
 
     ranges: Array
@@ -40,7 +40,7 @@ class Within(NamedTuple):
 
 
 class Inside:
-    """The ranges of a process, and its `launches` once these were read."""
+    """The ranges of a process, and its `launches` once the ranges were read."""
 
     def __init__(self, trace: TraceModel, number: int) -> None:
         self.launches = 0
@@ -48,7 +48,7 @@ class Inside:
         self._process = trace.processes[number]
 
     def iter_within(self) -> Iterator[Within]:
-        """All ranges, in the order in which they began, with what happened until then."""
+        """Yield all ranges, in the order in which they began, with their running sums."""
         kept, aside = self._trace.ranges(self._number), Aside()
         ranges, edges = Tape(aside, RANGE), Sorted(aside, EDGE, "time")
         for rows in self._trace.iter_ranges(self._number, self._find_last() if kept.has_open() else 0):
@@ -66,12 +66,12 @@ class Inside:
             at += count
 
     def _find_last(self) -> int:
-        """When the last call ended."""
+        """Return when the last call ended."""
         chunks = self._trace.iter_calls(process=self._number)
         return max((int((rows["start"] + rows["duration"].astype(np.int64)).max()) for rows in chunks), default=0)
 
     def _add_up(self, edges: Sorted) -> Iterator[Array]:
-        """What had happened at each edge, as FOUND."""
+        """Yield the running sums at each edge, as FOUND."""
         times = Sorted(Aside(), TIME, "time")
         for rows in self._trace.iter_gpu_times([place for place in self._trace.gpus() if place[0] == self._number]):
             part = np.zeros(len(rows), TIME)
@@ -87,7 +87,7 @@ class Inside:
             yield found
 
     def _iter_work(self) -> Iterator[Array]:
-        """Calls of the driver: what each launched, the bytes that it copied, and that it is one."""
+        """Yield the calls of the driver: launches of each, the bytes it copied, and 1 for the call itself."""
         acts = Acts(self._process)
         for calls in self._trace.iter_calls("bytes", "object", "stamp", process=self._number):
             does = acts.of(calls)
@@ -116,7 +116,7 @@ def _make_edges(ranges: Array, first: int, end: bool) -> Array:
 
 
 class _Sums:
-    """Sums of values by thread, and of all, up to now."""
+    """Running sums of values, by thread and in total."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -124,7 +124,7 @@ class _Sums:
         self._rows, self._edges = Groups(), Groups()
 
     def find(self, edges: Array, rows: Array) -> npt.NDArray[np.float64]:
-        """What there was before each edge, a row of values each; takes in the rows, which are of the same time."""
+        """Return the running sums before each edge, a row of values each; takes in rows of the same window of time."""
         found = np.zeros((len(edges), self._count))
         threads = dict(self._rows.iter(rows["thread"]))
         pushed = np.flatnonzero(edges["pushed"])

@@ -1,4 +1,4 @@
-"""How the NVTX ranges of a process lie within each other: the tree of those of threads, and what counts once."""
+"""Nest the NVTX ranges of a process: the tree of ranges that threads pushed, and counting overlaps once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ DEEPEST = 64
 class Nested:
     """The ranges of a process, in the order in which they began.
 
-    `paths` is the tree, of all processes: of the names of ranges that lie in each other, the outermost first, how many
-    there were, ns, ns without those within, and what happened meanwhile (range_contents.py). `texts` are domains and
+    `paths` is the tree, for all processes. Its keys are the names of nested ranges, the outermost first. Its values are
+    the number of ranges, ns, ns outside of ranges within, and the sums of range_contents.py. `texts` are domains and
     names.
     """
 
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:
         self._texts, self._paths = texts, paths
-        self._reached: dict[Hashable, Any] = {}  # what had happened when the ranges so far had ended
-        self._open = defaultdict[int, list[tuple[int, Path]]](list)  # by thread, the ends and paths of those around
+        self._reached: dict[Hashable, Any] = {}  # running sums at the end of the ranges so far
+        self._open = defaultdict[int, list[tuple[int, Path]]](list)  # by thread: ends and paths of enclosing ranges
         self._names, self._threads = Groups(), Groups()
 
     def iter_names(self, within: Within) -> Any:
-        """Ranges by name, and by whether a thread pushed them: both, places, and what happened within any of them.
+        """Yield ranges by name and by whether a thread pushed them: both, places, and the sums within any of them.
 
-        What is within several of one thread counts once.
+        Calls within several ranges of one thread count once.
         """
         ranges = within.ranges
         for number, own in self._names.iter(2 * ranges["name"].astype(np.uint64) + ranges["pushed"]):
@@ -51,15 +51,15 @@ class Nested:
             yield name, pushed, own, found
 
     def count_launches(self, within: Within) -> float:
-        """Launches within pushed ranges that are in none before."""
+        """Return the number of launches within pushed ranges that no earlier range contains."""
         pushed = np.flatnonzero(within.ranges["pushed"])
         mine = self._threads.iter(within.ranges["thread"][pushed])
         return sum(float(self._count(("all", thread), within, pushed[at])[0]) for thread, at in mine)
 
     def _count(self, group: Hashable, within: Within, own: Places) -> Real:
-        """What happened within some ranges of a thread, or of all threads, less what did within those before.
+        """Return the sums within some ranges of a thread, or of all threads, without the part in earlier ranges.
 
-        It never becomes less, so what had happened when the last of these ended is the most of what had when each did.
+        Running sums never decrease, so the sum at the latest end so far is the greatest of the sums at all ends.
         """
         begins, ends = within.begins[:, own], within.ends[:, own]
         before = self._reached.get(group, np.zeros(len(ends)))
@@ -69,10 +69,9 @@ class Nested:
         return found
 
     def nest(self, within: Within) -> npt.NDArray[np.int64]:
-        """Adds ranges to the tree, and returns how deep each lies; one lies within those that began before and end
-        after it.
+        """Add ranges to the tree, and return the depth of each: how many ranges began before it and end after it.
 
-        When one that is open ends is not known: it stands alone.
+        Nobody knows when a range that is still open ends, so it stands alone.
         """
         ranges, depth = within.ranges, np.zeros(len(within.ranges), np.int64)
         pushed = np.flatnonzero(ranges["pushed"])

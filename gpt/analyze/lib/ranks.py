@@ -1,4 +1,4 @@
-"""The kernels of collectives of each rank, which of them belong together, and on which clock."""
+"""Find the collective kernels of each rank, match them between ranks, and put them on one clock."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 
-# Names of kernels: NCCL's, RCCL's, those of torch's symmetric memory and of vLLM. All but the last wait for all ranks.
+# Names of kernels of NCCL, RCCL, torch's symmetric memory and vLLM. In the ones TOGETHER matches, ranks wait for all.
 TOGETHER = re.compile(
     r"nccl\w*(AllReduce|AllGather|ReduceScatter|All[Tt]oAll)|(multimem|one_shot|two_shot)_all_(reduce|gather)"
     r"|cross_device_reduce"
 )
 OTHERS = re.compile(r"nccl(Dev|Sym)*Kernel")
-OVERLAP = 0.95  # share of the kernels of two streams that run at the same time, if they are of one communicator
-STEADY = 50_000, 0.2  # by how much the distance of their ends changes from one to the next: ns, share of their time
-FEW = 9  # kernels, below which clocks differ by a constant
+OVERLAP = 0.95  # share of the kernels of two streams of one communicator that run at the same time
+STEADY = 50_000, 0.2  # limit for the change of the distance between ends from one to the next: ns, share of their time
+FEW = 9  # with fewer kernels, clocks differ by a constant
 
 Offset = tuple[Whole, Whole]  # ns to add to a clock, at these times
 
 
 class Rank(NamedTuple):
-    """A rank: its process, the ordinal of its device, its name in tables; `said` if that is its rank in its job."""
+    """A rank: its process, the ordinal of its device, its name in tables; `said` if its header gave its rank."""
 
     process: Process
     device: int
@@ -46,7 +46,7 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The kernels of collectives of a stream of a rank, oldest first: names, when they began and ended on a clock."""
+    """The collective kernels in a stream of a rank, oldest first: their names, and when they began and ended."""
 
     rank: int
     clock: Hashable
@@ -65,10 +65,11 @@ class Communicator(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """What there is of collectives. `alone` are lanes without partners, `others` the times of other kernels, in ns, by
-    rank and name.
+    """The collectives of a trace.
 
-    `clocks` are those that were set: the name of their machine or GPU, and ns that were added at first and at last.
+    `alone` are lanes without partners, `others` the times of other kernels, in ns, by rank and name.
+    `clocks` lists the clocks that were corrected: the name of their machine or GPU, and the ns added at first and at
+    last.
     """
 
     ranks: list[Rank]
@@ -79,7 +80,7 @@ class Collectives(NamedTuple):
 
 
 class Split:
-    """The times of a group, by rank and collective, and which rank was the last to begin each."""
+    """The times of a communicator, by rank and collective, and which rank was the last to begin each."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -90,12 +91,12 @@ class Split:
         self.early = int((group.end < self.arrived).any(axis=0).sum())
 
     def name(self, found: Collectives, place: int) -> str:
-        """The name of one of its ranks."""
+        """Return the name of one of its ranks."""
         return found.ranks[self.group.ranks[place]].name
 
 
 def find_collectives(trace: TraceModel) -> Collectives:
-    """The collectives of all ranks."""
+    """Return the collectives of all ranks."""
     runs = find_runs(trace)
     ranks = _name_ranks(trace, sorted({run[:2] for run in runs}))
     numbers = {(trace.processes.index(rank.process), rank.device): at for at, rank in enumerate(ranks)}
@@ -119,14 +120,14 @@ def find_collectives(trace: TraceModel) -> Collectives:
 
 
 def is_collective(name: str) -> bool:
-    """Whether a kernel exchanges data with other ranks."""
+    """Return True if a kernel exchanges data with other ranks."""
     return bool(TOGETHER.search(name) or OTHERS.search(name))
 
 
 def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
-    """The kernels of collectives by process, device and stream.
+    """Return the collective kernels by process, device and stream.
 
-    From GPU times, or of a process without them from what block_sched saved.
+    They come from GPU times, or for a process without them from the map of block_sched.
     """
     from gpt.analyze.lib.block_times import find_blocks
 
@@ -150,7 +151,7 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
 
 
 def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
-    """By the ranks of their processes; else numbered by machine, process and device."""
+    """Name ranks as their processes do, or else number them by machine, process and device."""
     who = tell_apart(process.header for process in trace.processes)
     said = [who[process][1] for process, _ in places]
     good = None not in said and len(set(said)) == len(said)
@@ -164,11 +165,11 @@ def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
 
 # Communicators
 
-Member = tuple[Lane, int]  # and the place of its first kernel among those of the first lane
+Member = tuple[Lane, int]  # and the index of its first kernel in the first lane
 
 
 def _group(lanes: list[Lane]) -> list[list[Member]]:
-    """The lanes of each communicator: a lane goes to the group whose ends are steadiest beside its own."""
+    """Return the lanes of each communicator: a lane joins the group with the steadiest distance to its ends."""
     groups: list[list[Member]] = []
     for lane in lanes:
         fits = [(*fit, at) for at, group in enumerate(groups) if (fit := _fit(group, lane))]
@@ -181,7 +182,7 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """By how many ns the ends of a lane move against those of a group, and its place there; None if it is not of it.
+    """Return by how many ns the distance between a lane's ends and a group's varies, and the lane's shift, or None.
 
     A lane may lack kernels at its beginning or at its end.
     """
@@ -206,7 +207,7 @@ def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
 
 
 def _line(at: Whole, values: Whole) -> Offset:
-    """The line through values of which some are far off: the medians of the first and of the last third."""
+    """Return a line through values with outliers: through the medians of the first and of the last third."""
     if len(at) < FEW:
         return np.array([at[0]]), np.array([int(np.median(values))])
     third = len(at) // 3
@@ -218,14 +219,14 @@ def _line(at: Whole, values: Whole) -> Offset:
 
 
 def _cut(group: list[Member]) -> list[tuple[Lane, slice]]:
-    """Of each lane the kernels that all have."""
+    """Return the range of kernels in each lane that all lanes have."""
     low = max(shift for _, shift in group)
     high = min(shift + len(lane.names) for lane, shift in group)
     return [(lane, slice(low - shift, high - shift)) for lane, shift in group]
 
 
 def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
-    """What to add to each clock for that of the first rank, if they have communicators in common."""
+    """Return the offset of each clock to the clock of the first rank, if they have communicators in common."""
     none = np.array([0]), np.array([0])
     found: dict[Hashable, Offset] = {groups[0][0][0].clock: none} if groups else {}
     pending = [_cut(group) for group in groups]
@@ -244,7 +245,7 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
 
 
 def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Communicator:
-    """The kernels of a group, on one clock."""
+    """Return the kernels of a group, on one clock."""
     begin: list[Whole] = []
     end: list[Whole] = []
     for lane, places in _cut(group):

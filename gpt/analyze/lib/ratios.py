@@ -1,7 +1,6 @@
-"""Analyses of maps in which each warp has two sums, of what happened and of what it cost: their ratio by kernel.
+"""Base of the analyses of maps in which each warp has two sums, a number of events and their cost: the ratio by kernel.
 
-The ratio of a kernel is that of the sums of all its warps; how it is distributed is said of the warps, each of which
-counts once.
+The ratio of a kernel is the ratio of the sums over all its warps; the distribution counts each warp once.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ LOST = (
 )
 PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # of warps
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
-BINS, DRAWN = 20, 5  # of the histogram, of which a table shows one kernel's, and kernels in it
-NAMED = 60  # columns of a name in a sentence
+MOST_LAUNCHES = 100_000  # launches that are listed
+BINS, DRAWN = 20, 5  # bins of the histogram (a table shows one kernel's), and kernels in it
+NAMED = 60  # width of a name in a sentence
 
 
 class Kernel:
@@ -49,16 +48,16 @@ class Kernel:
 
 
 class Ratios(MapAnalysis):
-    """What `cost` is of `number`, two of the `fields`, times `scale`: the column `ratio`.
+    """The `ratio` of `cost` to `number`, two of the `fields`, times `scale`.
 
-    `sums` are the columns of the fields. The line that scripts know has their sums, in the order of the fields.
+    `sums` are the columns of the fields. The line that scripts parse has their sums, in the order of the fields.
     """
 
     ratio: Column
     scale = 1
     number: str
     cost: str
-    nothing: str  # what there is to say if no warp has any
+    nothing: str  # the verdict if no warp has any
     sums: tuple[Column, ...]
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Ratios(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Adds a launch."""
+        """Add a launch."""
         kernel = self.kernels.setdefault(buffer.kernel, Kernel(buffer.kernel))
         number, cost = saved.slots[self.number], saved.slots[self.cost]
         here = number > 0
@@ -81,7 +80,7 @@ class Ratios(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, kernel in other.kernels.items():
             mine = self.kernels.setdefault(name, Kernel(name))
             mine.sums.update(kernel.sums)
@@ -90,21 +89,21 @@ class Ratios(MapAnalysis):
         self.merge_launches(other)
 
     def mean(self, sums: Mapping[str, int]) -> float | None:
-        """The ratio of sums; None where nothing happened."""
+        """Return the ratio of sums, or None where nothing happened."""
         return self.scale * sums[self.cost] / sums[self.number] if sums[self.number] else None
 
     def _values(self, sums: Mapping[str, int]) -> tuple[Any, ...]:
-        """Of a launch, from the ratio on."""
+        """Return the columns of a launch from the ratio on."""
         return self.mean(sums), *(sums[column.name] for column in (*self.sums, WARPS, *LOST))
 
     def show(self, sums: Mapping[str, int]) -> str:
-        """The ratio of sums as it stands in a sentence."""
+        """Format the ratio of sums for a sentence."""
         mean = self.mean(sums) or 0
         return human_share(mean) if self.ratio.unit == "%" else f"{human_count(mean)} clocks"
 
     @abstractmethod
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """The evidence, in parts of a sentence; `kernel` is that with the highest cost, `total` the sums of all.
+        """Yield the evidence, in parts of a sentence; `kernel` has the highest cost, `total` the sums of all.
 
         `where` names the kernel, and its share.
         """
@@ -114,7 +113,7 @@ class Ratios(MapAnalysis):
         return f"{100 * kernel.sums[self.cost] / (total[self.cost] or 1):.0f} % of that in {name}"
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, that with the highest cost first, launches, and how the ratios of warps are distributed."""
+        """Yield kernels, highest cost first, launches, and the distribution of the ratios of warps."""
         ordered = sorted(self.kernels.items(), key=lambda one: (-one[1].sums[self.cost], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         told = [f"{self.name}:{' '.join(f'{name} {total[name]}' for name in self.fields)}"]
@@ -147,7 +146,7 @@ class Ratios(MapAnalysis):
         yield self._make_histogram(ordered[:DRAWN])
 
     def iter_more(self, ordered: list[tuple[str, Kernel]]) -> Answers:
-        """What there is to say of one map only."""
+        """Yield the answers that only one analysis has."""
         return iter(())
 
     def _make_histogram(self, kernels: list[tuple[str, Kernel]]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""The blocks of a launch on the SMs that ran them, from what the probe `block_sched` saved.
+"""Reconstruct the schedule of a launch's blocks on its SMs, from the records of the probe `block_sched`.
 
-A block runs from the first clock of its warps to the last one. Clocks are those of its SM, so blocks are put in order
-within an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot of the block that
-ended first among those whose slots are free; if none is free, it opens another one. What lies between the end of the
-one and the beginning of the other, in the same slot, is the cost of scheduling.
+A block runs from the first clock of its warps to the last one. Each SM has its own clock, so blocks can be sorted only
+within an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot that became free
+first; if none is free, it opens a new one. The time between the end of one block and the beginning of the next in the
+same slot is the cost of scheduling.
 
-For that nobody walks through the blocks. With E(k) blocks of an SM ended when its block k begins, and c(k) slots taken
-again by then, c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
+This needs no loop over blocks. With E(k) blocks of an SM ended when its block k begins, and c(k) slots reused by then,
+c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
 
-Across SMs there is only the time in ns, `end`, which may be coarse. The line through all (clock, ns) of warps, of one
-slope for all SMs, gives each clock a time. Of a short launch the steps of the timer (32 ns of an H200) leave that slope
-open, by a factor of ten if its warps end at once: then the slope is that of the device's highest rate of clocks.
+Across SMs there is only the time in ns, `end`, which may be coarse. A line through all points (clock, ns) of warps,
+with the same slope on all SMs, gives each clock a time. In a short launch the steps of the timer (32 ns on an H200)
+leave the slope uncertain, by a factor of ten if its warps end together. Then the slope is taken from the highest clock
+rate of the device.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
 FIELDS = ("start", "elapsed", "sm")
-TIME = "end"  # the field that some maps do not have
-LIMIT = np.uint64(1 << 60)  # clocks, ns: what is more is nonsense
+TIME = "end"  # a field that some maps don't have
+LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
 SLOPES = 0.1, 10.0  # ns a clock: 10 GHz, 100 MHz
-EXACT = 0.02  # the standard error of a slope that is taken, as a share of it
+EXACT = 0.02  # greatest standard error of a slope that is used, as a share of it
 UNKNOWN: Mapping[str, Any] = {}  # a device without a record
 
 
 class Schedule(NamedTuple):
-    """The blocks of a launch, those of each SM together and in the order in which they began.
+    """The blocks of a launch, by SM and in the order in which they began.
 
-    `block` is the number in the grid, `which` the place of its SM in `sms`, `slot` the number of its slot there.
-    `begin` and `end` are clocks since the first block of its SM began; `gap` are the clocks that its slot was free
-    before, -1 if it was the first in it. `began` and `ended` are ns since the first block began; if `ns_per_clock`
-    is None they are clocks as `begin` and `end` are, because the ns fit no line.
-    `silent` blocks saved nothing; they are not among the others.
+    `block` is the number in the grid, `which` the index of its SM in `sms`, `slot` the number of its slot there.
+    `begin` and `end` are clocks since the first block of its SM began; `gap` is the clocks its slot was free before,
+    -1 for the first block in a slot. `began` and `ended` are ns since the first block began. If `ns_per_clock` is None,
+    they are clocks like `begin` and `end`, because no line fits the ns.
+    `silent` is the number of blocks that saved nothing; the arrays don't have them.
     """
 
     sms: npt.NDArray[np.uint64]
@@ -59,22 +60,22 @@ class Schedule(NamedTuple):
 
     @property
     def running(self) -> Real:
-        """Clocks of each SM: what its blocks took, added."""
+        """Return the clocks of each SM that its blocks ran, added up."""
         return np.bincount(self.which, self.end - self.begin, len(self.sms)).astype(np.float64)
 
     @property
     def scheduling(self) -> Real:
-        """Clocks of each SM: the gaps between its blocks, added."""
+        """Return the clocks of each SM in gaps between its blocks, added up."""
         return np.bincount(self.which, np.maximum(self.gap, 0), len(self.sms)).astype(np.float64)
 
     @property
     def slots(self) -> Whole:
-        """Slots of each SM: blocks that it ran at once."""
+        """Return the slots of each SM: how many blocks it ran at once."""
         return np.bincount(self.which, self.gap < 0, len(self.sms)).astype(np.int64)
 
 
 def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
-    """The schedule of a launch on the device of a record; None if no warp saved anything."""
+    """Return the schedule of a launch on the device with this record, or None if no warp saved anything."""
     here = saved.counts > 0
     block = np.flatnonzero(here.any(axis=1))
     if not len(block):
@@ -105,11 +106,11 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
 
 
 def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]) -> tuple[Whole, Whole]:
-    """The slot of each block, and for how long it was free before: see above."""
+    """Return the slot of each block, and how long it was free before; the module's docstring explains how."""
     count = len(begin)
     number = np.arange(count)
     base = np.flatnonzero(opens)[which]  # the first block of its SM
-    both = np.concatenate((end, begin))  # of what happens at once, ends come first
+    both = np.concatenate((end, begin))  # at equal times, ends come first
     order = np.lexsort((np.repeat((0, 1), count), both, np.concatenate((which, which))))
     begins = order >= count
     ended = np.cumsum(~begins)[begins]  # of its SM, and of all SMs before
@@ -129,7 +130,7 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
 
 
 def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) -> tuple[float | None, Real]:
-    """ns a clock, and for each SM the ns at its clock 0; `highest` is the slope of the highest rate."""
+    """Return ns a clock, and the ns at clock 0 of each SM; `highest` is the slope at the highest clock rate."""
     x, y = at.astype(np.float64), np.minimum(ns - ns.min(), LIMIT).astype(np.float64)
     count = np.bincount(which)
     mean_x, mean_y = np.bincount(which, x) / count, np.bincount(which, y) / count
@@ -144,7 +145,7 @@ def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float) ->
 
 
 def _find_error(x: Real, y: Real, which: Whole) -> float:
-    """The standard error of a slope that comes of the steps of `y`: warps that end together share theirs."""
+    """Return the standard error of a slope due to the steps of `y`; warps that end together share one error."""
     steps = np.diff(np.unique(y))
     step = float(steps.min()) if len(steps) else np.inf
     opens = np.flatnonzero(np.diff(which, prepend=-1))

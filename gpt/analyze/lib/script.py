@@ -1,4 +1,4 @@
-"""Analyses of users' own: a file with a function `analyze`, from the trace model to answers.
+"""Load a user's own analysis: a file with a function `analyze`, from the trace model to answers.
 
 from gpt.analyze.lib.answer import Column, make_answer
 
@@ -28,18 +28,18 @@ NAME = "analyze"
 
 
 def load_script(path: Path) -> Analysis:
-    """The analysis of a file, which is run when that is asked for."""
+    """Return the analysis of a file, which runs once that analysis is asked."""
 
     def analyze(trace: TraceModel) -> Iterator[dict[str, Any]]:
         try:
-            with redirect_stdout(sys.stderr):  # standard output is that of the answers
+            with redirect_stdout(sys.stderr):  # standard output is for the answers
                 function = runpy.run_path(str(path)).get(NAME)
                 if not callable(function):
                     raise UsageError(f"no function '{NAME}'", str(path))
                 found = list(function(trace) or ())
         except (GptError, OSError):
             raise
-        except (Exception, SystemExit) as error:  # whatever it does
+        except (Exception, SystemExit) as error:  # whatever the script does
             raise GptError(f"{type(error).__name__}: {error}", f"{path}:{_find_line(error, path)}") from error
         for answer in found:
             is_answer = isinstance(answer, dict) and answer.get("kind") == "answer"

@@ -18,8 +18,8 @@ Whole = npt.NDArray[np.int64]
 LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
 FIRST = np.iinfo(np.int64).min  # a time before all
 
-# What a call does: bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to the device and from
-# it, and the last three make a context that of the thread.
+# What a call does, as bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to the device and
+# from it, and the last three change the current context of the thread.
 LAUNCH, WAIT, ONE, LOAD, COPY, IN, OUT, IOCTL, PUSH, SET, POP = (1 << bit for bit in range(11))
 CONTEXTS = PUSH | SET | POP
 ACTS = {
@@ -32,11 +32,11 @@ ACTS = {
     ("context", "set"): SET,
     ("context", "pop"): POP,
 }
-BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # whatever the op
+BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # regardless of the op
 
 
 class Acts:
-    """What the functions of a process do."""
+    """The acts of the functions of a process."""
 
     def __init__(self, process: Process) -> None:
         known = sorted(process.apis.items())
@@ -44,7 +44,7 @@ class Acts:
         self._acts = np.array([_find_acts(api) for _, api in known] or [0], np.uint16)
 
     def of(self, calls: npt.NDArray[np.void]) -> npt.NDArray[np.uint16]:
-        """The bits of each call; a launch is one that succeeded."""
+        """Return the bits of each call; only a launch that succeeded counts as one."""
         found = self.of_ids(calls["api"])
         found[(calls["result"] != 0) & (found == LAUNCH)] = 0
         return found
@@ -57,7 +57,7 @@ class Acts:
 
     @property
     def launches(self) -> bool:
-        """Whether any function launches."""
+        """Return True if any function launches."""
         return bool((self._acts == LAUNCH).any())
 
 
@@ -68,7 +68,7 @@ def _find_acts(api: Api) -> int:
 class CallTable(NamedTuple):
     """Calls that returned, oldest first; `end` is when each did, `acts` what it does.
 
-    What is a launch has the number of its kernel in `function`, a launch of a graph that of its graph in `object`.
+    A launch has the id of its kernel in `function`, or the handle of its graph in `object`.
     """
 
     rows: npt.NDArray[np.void]
@@ -77,18 +77,18 @@ class CallTable(NamedTuple):
 
     @property
     def start(self) -> Whole:
-        """When each began, in ns."""
+        """Return when each began, in ns."""
         found: Whole = self.rows["start"]
         return found
 
     def of(self, act: int) -> Mask:
-        """Which of them do that, or any of it."""
+        """Return which calls do any of the acts."""
         found: Mask = (self.acts & act) != 0
         return found
 
 
 def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[CallTable]:
-    """The calls of a process that returned, with these fields. What begins in one nanosecond comes together."""
+    """Yield the calls of a process that returned, with these fields. Calls of the same nanosecond come together."""
     acts = Acts(trace.processes[number])
     for found in trace.iter_calls(*names, process=number):
         rows = found if found["duration"].all() else found[found["duration"] > 0]
@@ -97,26 +97,26 @@ def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[CallTabl
 
 
 def launches_any(trace: TraceModel, number: int) -> bool:
-    """Whether a process launches anything."""
+    """Return True if a process launches anything."""
     if not Acts(trace.processes[number]).launches:
         return False
     return any(calls.of(LAUNCH).any() for calls in iter_calls(trace, number))
 
 
 class Groups:
-    """The places at which each of some numbers is, of arrays that have few of them: threads, streams."""
+    """Group the indices of equal values, in arrays with few different ones: threads, streams."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0, np.uint64)
 
     def iter(self, values: npt.NDArray[np.uint64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Each number with its places, in order."""
+        """Yield each value with its indices, in order."""
         if not len(values):
             return
         if not len(self._known) or not self._has(values):
             self._known = np.union1d(self._known, values)
         ranks = np.searchsorted(self._known, values)
-        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy sorts those by radix
+        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy radix-sorts u16
         order = np.argsort(ranks, kind="stable")
         counts = np.bincount(ranks, minlength=len(self._known))
         ends = np.cumsum(counts)
@@ -129,10 +129,10 @@ class Groups:
 
 
 class IdleWaits:
-    """Finds the waits after which all that was launched before has been waited for, as far as the calls say.
+    """Finds the waits after which the GPU has nothing left to do, judging by the recorded calls.
 
-    What waits for an event counts as if it waited for all. Of each stream it keeps when the last launch was, and the
-    last wait for it.
+    A wait for an event counts as a wait for everything. The times of the last launch and of the last wait are kept for
+    each stream.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class IdleWaits:
         self._all = FIRST
 
     def find(self, calls: CallTable) -> Mask:
-        """Which of these calls are such waits: they follow those of the last time."""
+        """Return which of these calls are such waits; the calls follow the ones of the last time."""
         idle, launch, one = calls.of(WAIT), calls.of(LAUNCH), calls.of(ONE)
         start, streams = calls.start, calls.rows["stream"]
         alone = np.flatnonzero(one)
@@ -168,25 +168,25 @@ class IdleWaits:
 
 
 def _latest(times: Whole, at: Whole, before: int) -> Whole:
-    """The last of `times`, which are in order, before each of `at`; of none what was `before`."""
+    """Return the last of the sorted `times` before each of `at`, or else `before`."""
     found: Whole = np.concatenate(([before], times))[np.searchsorted(times, at)]
     return found
 
 
 class NextLaunches:
-    """How long after waits the next launch began; of several waits before one launch, after the last.
+    """Finds how long after a wait the next launch began; if several waits precede a launch, the last one counts.
 
-    Waits that no launch followed yet are kept, but of those that are over the last only.
+    Waits that have no launch after them yet are kept, except that only the last of the finished ones is.
     """
 
     def __init__(self) -> None:
         self._ends = np.zeros(0, np.int64)
-        self._last = np.zeros(0, bool)  # whether the wait after it is before a later launch
+        self._last = np.zeros(0, bool)  # whether a later launch comes before the next wait
 
     def find(self, launches: Whole, waits: Whole, now: int) -> tuple[Whole, Whole]:
         """Return the ends of the waits before these launches, and the ns from there to the launch.
 
-        `waits` are the ends of further waits, in the order in which these began, and `now` is the last call's begin.
+        `waits` are the ends of further waits, sorted by their starts, and `now` is the start of the last call.
         """
         ends = np.concatenate((self._ends, waits))
         last = np.concatenate((self._last, np.zeros(len(waits), bool)))

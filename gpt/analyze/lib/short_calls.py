@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("thread", "<u8")]
-COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a copy's call, and when earlier work had ended
-WAITED = 1 << 15  # of acts: the part of a copy's call in which it waited for earlier work
-LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: those, and copies from the device, that began before
+COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]  # a call that copies, and when earlier work ended
+WAITED = 1 << 15  # an act: the part of a copy's call in which it waited for earlier work
+LAUNCHED = [("start", "<i8"), ("waits", "<u8")]  # waits: how many waits, and copies from the device, began before
 STEPS = "steps"
 
 
 class Codes:
-    """The numbers of kernels that were launched, from some place on: as much of an array as find_periods looks at."""
+    """The numbers of the kernels launched from some place on, as much of an array as find_periods needs."""
 
     def __init__(self, tape: Tape, first: int) -> None:
         self._tape, self._first = tape, first
@@ -41,10 +41,10 @@ class Codes:
 class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
-    Times are in ns: when the first call began and the last one ended, when the first of code loaded, when the last
-    launch ended. `again` is when the last kernel came that was launched again later, the first time, or if there is
-    none the last of all, and how many launches came before. `copies_timed` says whether it's known how long copies
-    waited for work before them.
+    Times are in ns: when the first call began, when the last one ended, when the first of them loaded code, when the
+    last launch ended. `again` is about the last kernel to appear that was launched more than once, or if no kernel was,
+    the last one to appear: when it was launched first, and how many launches came before. `copies_timed` says whether
+    it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -55,7 +55,7 @@ class Tapes:
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
         self._numbers: dict[int, int] = {}  # of kernels and of graphs
-        self._firsts: list[tuple[int, int]] = []  # of each, how many launches came before the first, and when it began
+        self._firsts: list[tuple[int, int]] = []  # how many launches came before the first of each, and when it began
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -106,23 +106,23 @@ class Tapes:
 
     @property
     def begin(self) -> int:
-        """When the first launch began."""
+        """Return when the first launch began."""
         return self._firsts[0][1]
 
     @property
     def latest(self) -> int:
-        """When the last launch began."""
+        """Return when the last launch began."""
         return int(self.launches[-1:]["start"][0])
 
     @property
     def again(self) -> tuple[int, int]:
-        """See above."""
+        """Return when the last recurring kernel was first launched, and how many launches came before."""
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start = max(again or self._firsts)
         return start, before
 
     def find_launch(self, time: int) -> int:
-        """How many launches began before a time."""
+        """Return how many launches began before a time."""
         low, high = 0, len(self.launches)
         while low < high:
             middle = (low + high) // 2
@@ -133,12 +133,12 @@ class Tapes:
         return low
 
     def codes(self, first: int) -> Codes:
-        """What was launched, from a launch on."""
+        """Return the kernels that were launched, from a launch on."""
         return Codes(self._codes, first)
 
     def measure(self, first: int, period: Period) -> tuple[float, float]:
-        """Of what repeats itself in the launches from `first` on: the median of the times of its units, in ns, and the
-        share of the units after which the program waited for the GPU before it began the next one."""
+        """Return the median time of the units that repeat in the launches from `first` on, in ns, and the share of the
+        units after which the program waited for the GPU before it began the next one."""
         took, waited, count = Numbers(), 0, 0
         before: tuple[int, Array] | None = None  # stretch and launch of the unit before
         counts = (period.ends - period.begins) // period.length
@@ -156,13 +156,13 @@ class Tapes:
 
 
 def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
-    """Begins, ends, bytes and acts of all calls, some at a time."""
+    """Yield begins, ends, bytes and acts of all calls, some at a time."""
     for rows in tapes.calls:
         yield rows["start"], rows["end"], rows["bytes"], rows["acts"]
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return the copies of a process that have GPU times, and until when the GPU was busy with what began earlier.
+    """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
 
     None if no copy has any.
     """
@@ -183,7 +183,7 @@ def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
 
 
 def _split_copies(calls: Tape, copied: Sorted) -> Tape:
-    """Return the calls with each copy split in two, where it waited: the wait, which is WAITED, and the copy."""
+    """Return the calls, with each copy that waited split in two: the wait, which is WAITED, and the copy."""
     made = Tape(Aside(), CALL)
     streams = (iter(calls), calls.dtype, "start"), (iter(copied), copied.dtype, "call")
     for rows, copies in iter_windows(*streams):
@@ -211,9 +211,10 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
 
 
 def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | None:
-    """From when to when data was copied to the device before a time, without the last copies: of `little` of the bytes.
+    """Return from when to when data was copied to the device before a time, without the last copies, `little` of the
+    bytes.
 
-    None if none was.
+    None if nothing was copied.
     """
     first, total = None, 0.0
     for start, _, sizes, _ in _iter_early(tapes, begin):

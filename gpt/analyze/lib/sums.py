@@ -1,4 +1,4 @@
-"""Analyses of maps that count: the fields of all records of a launch, added up, by kernel and by launch."""
+"""Base of the analyses of maps that count: all records of a launch, added up by kernel and by launch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KERNEL = (
 )
 DROPPED = Column("dropped", "u64", title="lost", shown="any")
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # that are listed
+MOST_LAUNCHES = 100_000  # launches that are listed
 
 
 class KernelSums(MapAnalysis):
     """The sums of each kernel, and of each launch.
 
-    The first of the `columns` is what kernels are compared by; it is the sum of `parts`, or a field. The others are
-    fields of the map, 0 where it has not such a field.
+    Kernels are compared by the first of the `columns`, which is the sum of `parts`, or a field. The other columns are
+    fields of the map, 0 where the map doesn't have the field.
     """
 
     columns: tuple[Column, ...]
@@ -43,7 +43,7 @@ class KernelSums(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []  # of launches
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Adds a launch."""
+        """Add a launch."""
         sums = {name: self.add_up(buffer.map, saved.slots[name]) if name in buffer.map.unsigned else 0
                 for name in (*self.fields, *self.optional)}  # fmt: skip
         sums |= {self.columns[0].name: sum(sums[name] for name in self.parts), "dropped": saved.dropped}
@@ -53,11 +53,11 @@ class KernelSums(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """The sum of a field, whose values are by block, unit of the block and slot."""
+        """Return the sum of a field, whose values are by block, unit of the block and slot."""
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         for name, sums in other._kernels.items():
             self._kernels.setdefault(name, Counter()).update(sums)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))
@@ -67,11 +67,11 @@ class KernelSums(MapAnalysis):
         return tuple(sums[column.name] for column in (*self.columns, DROPPED))
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """What is to be said of the sums of all launches, the line that scripts know first."""
+        """Return the lines about the sums of all launches; the line that scripts parse comes first."""
         return [f"{self.name}:{sums[self.columns[0].name]}"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Kernels, that with the most first, and launches."""
+        """Yield kernels, the greatest sum first, and launches."""
         first, total = self.columns[0].name, sum(self._kernels.values(), Counter())
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1][first], kernel[0]))
         rows = [

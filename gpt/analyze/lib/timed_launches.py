@@ -1,4 +1,4 @@
-"""Launches with probes and what they took, as overhead and exposed_latency add them up: per process, then over all."""
+"""The times of launches with probes, for overhead and exposed_latency: per process, then over all."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NO_ORIGINAL = "no times of kernels without probes: 'gpt-hook run --benchmark' ta
 
 
 class TimedLaunches:
-    """The launches of a process; they are joined once all that there is to say of them has come."""
+    """The launches of a process; they are joined with their times once all records have come."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._probed: dict[int, ProbedLaunch] = {}  # by id
         self._times: list[dict[str, Any]] = []
-        self._gpu: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []  # what ran on the GPU, and ns
+        self._gpu: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []  # calls, and ns on the GPU
 
     def take(self) -> None:
-        """Takes in what the process has collected."""
+        """Take in the records that the process has collected."""
         import numpy as np
 
         process = self._process
@@ -46,7 +46,7 @@ class TimedLaunches:
                 self._gpu.append((calls, process.clock.durations(rows["duration"])))
 
     def _find_times(self) -> dict[tuple[int, int], float]:
-        """ns on the GPU of launches with probes, by thread and start."""
+        """Return the ns on the GPU of launches with probes, by thread and start."""
         import numpy as np
 
         starts = np.array(sorted({launch.start for launch in self._probed.values()}), np.uint64)
@@ -57,7 +57,7 @@ class TimedLaunches:
         return found
 
     def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
-        """The kernel of each launch with times, the launch, its `times`, and ns on the GPU as --gpu-time has them."""
+        """Yield the kernel of each launch with times, the launch, its `times`, and ns on the GPU from --gpu-time."""
         names, on_gpu = self._process.kernels(), self._find_times()
         for times in self._times:
             if launch := self._probed.get(times["launch"]):
@@ -65,32 +65,32 @@ class TimedLaunches:
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
 
 
-def _make_values() -> array[float]:  # it has a name, for workers of a cluster send pickles
+def _make_values() -> array[float]:  # a named function, because workers of a cluster send pickles
     return array("d")
 
 
 class Samples:
-    """Values of launches by name, of which medians are told: the first launch of a kernel contains its loading."""
+    """Values of launches by name; medians are used, because the first launch of a kernel includes loading its code."""
 
     def __init__(self) -> None:
         self._values: dict[str, array[float]] = defaultdict(_make_values)
 
     def add(self, **values: float) -> None:
-        """What is known of a launch."""
+        """Add the known values of a launch."""
         for name, value in values.items():
             self._values[name].append(value)
 
     def merge(self, other: Samples) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         for name, values in other._values.items():
             self._values[name].extend(values)
 
     def count(self, name: str) -> int:
-        """Launches of which it is known."""
+        """Return how many launches have the value."""
         return len(self._values.get(name, ()))
 
     def median(self, name: str) -> float | None:
-        """None if it is known of no launch."""
+        """Return the median, or None if no launch has the value."""
         import numpy as np
 
         values = self._values.get(name)
@@ -98,15 +98,15 @@ class Samples:
 
 
 def divide(time: float | None, by: float | None) -> float | None:
-    """None where one is not known, or the second is 0."""
+    """Return the quotient, or None if a time isn't known or the second is 0."""
     return None if time is None or not by else time / by
 
 
 class Mergeable(Protocol):
-    """What is added up of the launches of a key."""
+    """The sums of the launches of a key."""
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -114,7 +114,7 @@ Cost = TypeVar("Cost", bound=Mergeable)
 
 
 class TimedFold(ABC, Generic[Key, Cost]):
-    """What is known of the launches of all that was read, by a key."""
+    """The costs of all launches that were read, by a key."""
 
     streams = True
 
@@ -123,46 +123,46 @@ class TimedFold(ABC, Generic[Key, Cost]):
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
-        self._done: dict[Key, Cost] = {}  # of processes that are over
-        self._coverage = Coverage()  # of the same
+        self._done: dict[Key, Cost] = {}  # of processes that have ended
+        self._coverage = Coverage()  # of these
         self._open: dict[Process, TimedLaunches] = {}
 
     @abstractmethod
     def new(self) -> Cost:
-        """Sums of nothing."""
+        """Return the sums of no launches."""
 
     @abstractmethod
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Cost]:
-        """What is known of a process by now."""
+        """Return the costs of a process so far."""
 
     @abstractmethod
     def tell(self, costs: dict[Key, Cost], coverage: list[str]) -> Answers:
-        """The answers, of which `coverage` says what they leave out."""
+        """Yield the answers; `coverage` says which launches they leave out."""
 
     def take(self, process: Process) -> None:
-        """Takes in what a process has collected."""
+        """Take in the records that a process has collected."""
         if process not in self._open:
             self._open[process] = TimedLaunches(process)
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Adds a process to those that are over."""
+        """Add the costs of a process that has ended."""
         from gpt.analyze.lib.coverage import make_coverage
 
         self._merge(self._done, self.add_up(process, self._open.pop(process)))
         self._coverage.merge(make_coverage(process))
 
     def merge(self, other: Self) -> None:
-        """Takes in what another one has of later traces."""
+        """Take in another one, which has read later traces."""
         self._merge(self._done, other._done)
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Whether launches had probes."""
+        """Return what to say if no launch had probes."""
         return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """What there is to say, and the launches without probes."""
+        """Yield the answers, and the launches without probes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         del incomplete

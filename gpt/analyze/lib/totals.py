@@ -1,7 +1,7 @@
 """Calls by function: how many, how long, how many bytes; and kernels by name.
 
-Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory does
-not grow with the length of a trace.
+Calls come in batches of arrays and go into a histogram for each function (gpt/trace/durations.py), so memory
+doesn't grow with the length of a trace.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
 
 MAX_FUNCTIONS = 8192  # with calls: 64 KiB each at most; the driver has some 700
-FEW = 3  # launches of which one takes FAR times as long as the others: it contains the loading of code
+FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
 
 class SlowestCall(NamedTuple):
-    """A call: its duration in ns, when it began in ns since the epoch, by whom."""
+    """A call: its duration in ns, when it began in ns since the epoch, its process and thread."""
 
     duration: float
     start: int
@@ -38,17 +38,17 @@ class SlowestCall(NamedTuple):
 
 
 class FunctionTotals:
-    """The calls of one function: `calls` were recorded, `counted` only counted."""
+    """The calls of one function: `calls` were recorded, `counted` were only counted."""
 
     def __init__(self) -> None:
         self.calls = self.counted = self.failed = 0
-        self.durations = Durations()  # of those that returned
+        self.durations = Durations()  # of calls that returned
         self.slowest: SlowestCall | None = None
         self.gpu = Durations()  # of what ran on the GPU
-        self.moved = Counter[str]()  # calls with a number of bytes that succeeded: `calls`, `bytes`, `total` ns
+        self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
-        """Takes calls of a process in."""
+        """Add calls of a process."""
         done = calls["duration"] != 0
         self.calls += len(calls)
         if not done.all():
@@ -71,7 +71,7 @@ class FunctionTotals:
             self.moved.update(calls=int(good.sum()), bytes=int(size), total=int(total))
 
     def merge(self, other: FunctionTotals) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.calls += other.calls
         self.counted += other.counted
         self.gpu.merge(other.gpu)
@@ -88,18 +88,18 @@ class KernelTotals:
     def __init__(self) -> None:
         self.launches = self.captured = self.loads = 0
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
-        self.loaded = 0.0  # ns that are known to be the loading of its code, and are not in `gpu`
-        self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels that were launched once
+        self.loaded = 0.0  # ns that are known to be loading its code, and aren't in `gpu`
+        self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels launched only once
         self.gpu = Durations()  # of what ran on the GPU
 
     def find_loading(self, known: bool) -> None:
-        """Sets `loads`, of one process: the first launch of a kernel loads its code, and how long may be `known`."""
+        """Set `loads` for one process: one launch took far longer, so it loaded code, unless that time is `known`."""
         gpu = self.gpu
         far = gpu.count >= FEW and gpu.largest > FAR * (gpu.total - gpu.largest) / (gpu.count - 1)
         self.loads, self.loading = (1, gpu.largest) if far and not known else (0, 0.0)
 
     def merge(self, other: KernelTotals) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.launches += other.launches
         self.captured += other.captured
         self.loads += other.loads
@@ -110,16 +110,16 @@ class KernelTotals:
 
 
 class Totals:
-    """Functions and kernels of several processes, by what they are called."""
+    """Functions and kernels of several processes, by name."""
 
     def __init__(self) -> None:
-        self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # whatever the program asked for them as
+        self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)  # however the program got them
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
         self.coverage = Coverage()
         self.replays = Replays()
 
     def merge(self, other: Totals) -> None:
-        """Takes in what another one has."""
+        """Take in another one."""
         self.coverage.merge(other.coverage)
         self.replays.merge(other.replays)
         for api, function in other.functions.items():
@@ -129,7 +129,7 @@ class Totals:
             self.kernels[name].merge(kernel)
 
     def types(self) -> dict[str, FunctionTotals]:
-        """The functions of each type together."""
+        """Return the sums of the functions of each type."""
         found = defaultdict[str, FunctionTotals](FunctionTotals)
         for api, function in self.functions.items():
             found[api.type].merge(function)
@@ -142,8 +142,8 @@ class ProcessTotals:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
-        self.calls = self.counted = 0  # all of them, and those that were only counted
-        self._last = process.clock.monotonic  # when the last call that is known of ended
+        self.calls = self.counted = 0  # all calls, and the calls that were only counted
+        self._last = process.clock.monotonic  # when the last known call ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
@@ -153,11 +153,11 @@ class ProcessTotals:
 
     @property
     def last(self) -> int:
-        """When the last call ended, or recording was turned on or off after it, in ns of CLOCK_MONOTONIC."""
+        """Return when the last call ended or recording was turned on or off after it, in ns of CLOCK_MONOTONIC."""
         return self.process.find_end(self._last)
 
     def take(self) -> None:
-        """Takes in the rows that the process has collected."""
+        """Add the rows that the process has collected."""
         process = self.process
         for threads, found in process.calls.take():
             self._add_calls(threads, found)
@@ -168,7 +168,7 @@ class ProcessTotals:
             for id_, order in rows.iter_groups(found["api"]):
                 self._function(id_).gpu.add(took[order])
             for id_, order in rows.iter_groups(found["function"]):
-                if id_:  # else it is not a kernel
+                if id_:  # else it isn't a kernel
                     self._kernels[id_].gpu.add(took[order])
             if "probed" in (found.dtype.names or ()):
                 for probed in (0, 1):
@@ -198,12 +198,12 @@ class ProcessTotals:
             calls = rows.take(found, order)
             self._function(id_).add(calls, threads[order], process)
             if "object" in names and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
-                process.graphs.add_calls(id_, calls)  # whose name may come yet
+                process.graphs.add_calls(id_, calls)  # its name may come later
                 self.launches.add_graphs(id_, threads[order], calls)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
     def _add_captures(self, found: rows.Rows) -> None:
-        """Counts launches that were captured, or may have been, by kernel."""
+        """Count launches that were captured, or may have been, by kernel."""
         known = self.process.apis
         may = [id_ for id_ in np.unique(found["api"]).tolist() if id_ not in known or known[id_].type == CAPTURED]
         if may:
@@ -218,9 +218,9 @@ class ProcessTotals:
         return function
 
     def find_loaded(self) -> rows.Rows:
-        """The first launches in which kernels were loaded: rows of GPU times, `took` ns, of which `cut` are that.
+        """Return the first launches in which kernels were loaded: rows of GPU times, `took` ns, `cut` of it loading.
 
-        And those in which they may have been, for `unsure` ns.
+        They include launches that may have loaded code, for `unsure` ns.
         """
         firsts, durations = self._firsts.rows, self.process.clock.durations
         found = np.zeros(len(firsts), [*TIMED, ("took", "<f8"), ("cut", "<i8"), ("unsure", "<i8")])
@@ -235,7 +235,7 @@ class ProcessTotals:
         return some
 
     def named(self) -> Totals:
-        """What is known by now, by name."""
+        """Return the sums so far, by name."""
         found, process, kernels, loaded = Totals(), self.process, self.process.kernels(), self.find_loaded()
         for id_, function in self._functions.items():
             found.functions[process.api(id_)._replace(symbol="")].merge(function)
@@ -263,7 +263,7 @@ class ProcessTotals:
         return found
 
     def _take_out(self, totals: Totals, loaded: rows.Rows) -> list[float]:
-        """Takes loading out of the times of kernels. Returns ns without probes, and with them."""
+        """Take loading out of the times of kernels. Returns ns without probes, and with them."""
         left, kernels = [*self._gpu_time], self.process.kernels()
         names = ["function", "api", "probed", "took", "cut", "unsure"]
         for function, api, probed, took, cut, unsure in loaded[names].tolist():

@@ -1,10 +1,10 @@
-"""How numbers are distributed: any numbers, taken in as arrays, in memory that does not grow with how many there are.
+"""Distributions of numbers, added as arrays, in memory that doesn't grow with how many there are.
 
-A number counts in a bin of its distance from a base. The bins are those of the bits of a float of 64 bits, as far as
-the first BITS after the point: each is 0.2 % of the distance wide, and whole distances below 1024 have one of their
-own. All in a bin count as the number at its beginning. The base is 0, of whole numbers without a sign the least of the
-first array: so clocks and addresses, which are large and near each other, do not share one bin. Numbers below half of
-that base are nearer to 0, so their distance from 0 counts.
+A number counts in a bin of its distance from a base. A bin is the upper bits of a 64-bit float, including the first
+BITS of the mantissa: each is 0.2 % of the distance wide, and whole distances below 1024 have bins of their own. All
+numbers in a bin count as the one at its beginning. The base is 0, except that for unsigned numbers it's the least of
+the first array. So clocks and addresses, which are large and close to each other, don't share one bin. Numbers below
+half of that base are nearer to 0, so their distance from 0 counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy.typing as npt
 
 BITS = 9
 SHIFT = np.int64(52 - BITS)
-WIDE = 64  # how many times the median and the least above 0 the greatest is, for bins that double
-DOUBLINGS = 2  # bins between a number and twice that number, at most
-BELOW = np.int64(1 << 21)  # taken from bins of distances from 0 where the base is another: they come before all others
-HALF = 32  # bits of a whole number: sums of halves of many do not overflow
+WIDE = 64  # ratio of the greatest to both the median and the least above 0, from which on bins double
+DOUBLINGS = 2  # most bins between a number and twice that number
+BELOW = np.int64(1 << 21)  # subtracted from bins of distances from 0 if the base isn't 0: they come before all others
+HALF = 32  # bits of half a number: sums of halves don't overflow
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 class Distribution:
-    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are not among them."""
+    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are counted apart."""
 
     def __init__(self) -> None:
         self.count = self.nans = self.infinite = 0
@@ -41,7 +41,7 @@ class Distribution:
         self._counts: Ints = np.zeros(0, np.int64)
 
     def add(self, found: npt.NDArray[Any]) -> None:
-        """Takes some in."""
+        """Add numbers."""
         found = found.ravel()
         if found.dtype.kind == "f":
             known = ~np.isnan(found)
@@ -68,7 +68,7 @@ class Distribution:
         self._count(self._find_bins(found))
 
     def merge(self, other: Distribution) -> None:
-        """Takes in the numbers of another one, none of which are unsigned."""
+        """Add the numbers of another distribution, none of them unsigned."""
         self.nans += other.nans
         if not other.count or other.least is None or other.greatest is None:
             return
@@ -105,20 +105,20 @@ class Distribution:
         self._bins, self._counts = bins, counts
 
     def bins(self) -> tuple[Floats, Ints]:
-        """The number at the beginning of each bin that is not empty, from the least on, and how many are in it."""
+        """Return the number at the beginning of each bin that isn't empty, in ascending order, and its count."""
         found, bases = self._split(self._bins)
         found = found + bases
         return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
 
     def _split(self, bins: Ints) -> tuple[Floats, Floats]:
-        """The distance that each bin begins at, and the base that it is from."""
+        """Return the distance at which each bin begins, and its base."""
         from_zero = bins < -BELOW // 2
         own = np.where(from_zero, bins + BELOW, bins)
         away = (np.abs(own) << SHIFT).view(np.float64)
         return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
-        """The number that `part` of all, 0 to 1, are not greater than; None if there are none."""
+        """Return a percentile, `part` from 0 to 1, or None without numbers."""
         if not self.count:
             return None
         rank = max(1, math.ceil(part * self.count))
@@ -128,12 +128,12 @@ class Distribution:
         if not self.whole or self.least is None or self.greatest is None:
             return float(self.bins()[0][at])
         away, base = self._split(self._bins[at : at + 1])
-        found = int(away[0]) + (self._base if base[0] else 0)  # whole, as the base is, which a float may not hold
+        found = int(away[0]) + (self._base if base[0] else 0)  # whole like the base, which a float may not hold
         return max(self.least, min(found, self.greatest))
 
     @property
     def mean(self) -> float | None:
-        """Of those that are finite."""
+        """Return the mean of the finite numbers."""
         return self.total / (self.count - self.infinite) if self.count > self.infinite else None
 
 
@@ -148,10 +148,10 @@ def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tupl
 
 
 def make_histogram(series: Sequence[Distribution], most: int) -> tuple[Floats, list[Ints]]:
-    """The edges of at most `most` bins, and for each of the series how many of its finite numbers are in each.
+    """Return the edges of at most `most` bins, and for each series how many of its finite numbers are in each.
 
-    Whole numbers near each other have a bin each. Bins are as wide as each other, or, of numbers that are not below 0
-    and differ widely, in the same ratio, with one for 0.
+    Whole numbers close to each other get a bin each. Bins have equal widths, except that for numbers that aren't
+    negative and differ widely they have equal ratios, with one bin for 0.
     """
     bins = [values.bins() for values in series]
     finite = [found[np.isfinite(found)] for found, _ in bins]
