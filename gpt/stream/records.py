@@ -2,8 +2,8 @@
 
 The kinds are in record_code.py and record_runs.py; structs that several of them share are here.
 
-`make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes that C
-writes, so a change here needs one there.
+`make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes
+that C writes, so a change here needs one there.
 
 Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
 the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
