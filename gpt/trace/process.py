@@ -73,9 +73,9 @@ class Process:
     """The contents of a segment so far. Kinds of records that the reader didn't ask for are ignored.
 
     `started` is false for a segment that only names another process. `status` comes from its `end`; None without one.
-    `libraries` are records by path; `lookups` are ids of modules and what the process looked up in them; `devices`
-    are architectures with `sass` or `ptx`, whichever they run; `cards` are these records by ordinal. `folder` is the folder
-    of the trace, or None. Rows and launches are limited to the `selection`.
+    `libraries` are records by path; `lookups` are pairs of a module id and the name that was looked up there;
+    `devices` are pairs of an architecture and the code it runs (`sass` or `ptx`); `cards` are `device` records by
+    ordinal. `folder` is the folder of the trace, or None. Rows and launches are limited to the `selection`.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ have no ends: there, a tensor lives until another one is seen that covers part o
 several tensors share an address, as views do, the smallest wins; if sizes are equal, the first to be seen.
 
 The result of a call has no name yet while the kernels that compute it run. So if no tensor is known at an address, the
-next one that's seen there is used, if it's among the next few hundred. `later` marks such results. They may be
+next tensor seen there is used, if it's among the next few hundred. `later` marks such results. They may be
 wrong, because another tensor may have used the memory in between.
 """
 
@@ -199,7 +199,7 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
     """Parse the lines that Neutrino's TensorTrace wrote to `tensor.trace`. Its tensors have no end.
 
     Times are line numbers; with `zero`, ns since the epoch, they are ns since then where that's larger. Lines with
-    equal address, size and shape mean the same tensor. TensorTrace also writes lines of another form, which are skipped.
+    equal address, size and shape mean the same tensor. TensorTrace also writes other lines, which are skipped.
 
     Raises MalformedError if no line has this form.
     """
