@@ -73,7 +73,7 @@ class Process:
     """The contents of a segment so far. Kinds of records that the reader didn't ask for are ignored.
 
     `started` is false for a segment that only names another process. `status` comes from its `end`; None without one.
-    `libraries` are records by path; `lookups` are pairs of a module id and the name that was looked up there;
+    `libraries` are records by path; `lookups` are pairs of a module id and `enumerate` or `variable`;
     `devices` are pairs of an architecture and the code it runs (`sass` or `ptx`); `cards` are `device` records by
     ordinal. `folder` is the folder of the trace, or None. Rows and launches are limited to the `selection`.
     """
