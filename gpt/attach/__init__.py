@@ -1,1 +1,1 @@
-"""Watching processes that already run, by bpftrace: the program, how it runs, and what is made of its output."""
+"""Watch running processes with bpftrace: write the program, run it, and turn its output into a trace."""

@@ -1,4 +1,4 @@
-"""One run of gpt-attach: what is watched, the program for it, and the trace."""
+"""One run of gpt-attach: choose the drivers to watch, generate the program, and write the trace."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from gpt.stream import wire
 from gpt.stream.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"
-FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: of process ids, that which no container is in
+FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: the pid namespace outside of all containers
 TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
 
 
 class Output:
-    """The trace, a file that is made when something is written: what fails before leaves what was there.
+    """The trace file. It's created at the first write, so that an earlier failure leaves an existing file alone.
 
-    It grows while the process is watched, as one of gpt-hook run does, and says itself whether it's complete.
+    Like a trace of gpt-hook run, it grows while the process is watched, and says itself whether it's complete.
     """
 
     def __init__(self, name: str, force: bool) -> None:
-        """Raises GptError if it is there already, and OSError if nothing can be made there."""
+        """Raises GptError if the file exists already, and OSError if no file can be made there."""
         self.name = STDOUT if name == "-" else name
         self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else open_stream(Path(name))
         if not self._file and not force and os.path.lexists(name):
@@ -45,7 +45,7 @@ class Output:
             check_folder(Path(name))
 
     def write(self, record: dict[str, object]) -> None:
-        """Writes a record. Raises OSError, and Terminated if its reader has gone away."""
+        """Write a record. Raises OSError, or Terminated if the reader has gone away."""
         self._file = self._file or create(Path(self.name), 0o600)
         try:
             self._file.write(wire.pack(record))
@@ -59,7 +59,7 @@ class Output:
 
 
 class AttachOptions(NamedTuple):
-    """What the command line asks for; `pid` is None for all processes."""
+    """The options of the command line; `pid` is None for all processes."""
 
     pid: int | None
     libraries: list[str]
@@ -72,7 +72,7 @@ class AttachOptions(NamedTuple):
 def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[DriverFile]]:
     """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
 
-    `live` is a program that runs with the descriptors of these files, instead of by itself later.
+    `live` means that the program runs now, with the descriptors of these files, instead of by itself later.
     """
     wanted = driver.read_functions(asked.calls)
     files = _find_files(asked)
@@ -84,7 +84,7 @@ def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[D
         except GptError as error:
             if asked.pid or asked.libraries:
                 raise
-            messages.say(TOOL, "warning", error.where, error.fact)  # any user can call a file so
+            messages.say(TOOL, "warning", error.where, error.fact)  # any user can give a file this name
             continue
         found += [(place, function) for function in wanted if function.symbol in has]
     if not found:
@@ -100,7 +100,7 @@ def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[D
     ]
     names = kernel.find_functions() if asked.kernel else []
     about += [line for line in ("", f"kprobes: {', '.join(names)}") if names]
-    pid = asked.pid if _is_first_namespace() else None  # bpftrace counts processes as that does
+    pid = asked.pid if _is_first_namespace() else None  # bpftrace counts pids in that namespace
     if asked.pid and not whole and not pid:
         raise GptError("in another mount namespace: run gpt-hook attach outside of containers", f"process {asked.pid}")
     tag = secrets.token_hex(8)
@@ -126,15 +126,15 @@ def _machine(pid: int | None) -> Machine:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
     pairs = [tuple(map(time.clock_gettime_ns, clocks)) for _ in range(9)]
-    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # two clocks are not read at once
+    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # the clocks are read one after the other
     commands = {pid: _read_command(pid)} if pid else {}
     return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 
 
 def watch(asked: AttachOptions, output: Output) -> int:
-    """Watches, and writes the trace. Returns the exit status; raises GptError if it cannot be done."""
+    """Watch, and write the trace. Returns the exit status; raises GptError if it can't be done."""
     bpftrace = find_bpftrace()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of bpftrace too, which needs a descriptor for each probe
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # bpftrace inherits it, and needs a descriptor per probe
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     program, files = write_program(asked, live=True)
     watching = Watching(bpftrace, program, asked.pid, [one.file for one in files])
@@ -148,7 +148,7 @@ def watch(asked: AttachOptions, output: Output) -> int:
             yield line
 
     told: list[str] = []
-    with closing(watching.lines(asked.duration)) as printed:  # whatever happens, bpftrace is ended
+    with closing(watching.lines(asked.duration)) as printed:  # ends bpftrace whatever happens
         status = convert(lines(printed), output, asked.quiet, _command_of, live=watching)
     if watching.fault:
         messages.say(TOOL, "warning", output.name, f"bpftrace {watching.fault}: the trace is interrupted")
@@ -156,7 +156,7 @@ def watch(asked: AttachOptions, output: Output) -> int:
 
 
 def read(paths: list[Path], output: Output, quiet: bool) -> int:
-    """Makes a trace of what bpftrace printed earlier, of nothing but standard input. Returns the exit status."""
+    """Make a trace from earlier output of bpftrace, by default on standard input. Returns the exit status."""
     status = 0
     inputs: list[Path | None] = [*paths]
     for path in inputs or [None]:
@@ -186,9 +186,9 @@ def convert(
     live: Watching | None = None,
     source: str = "",
 ) -> int:
-    """Writes the trace of lines of bpftrace, and says what it holds. Returns the exit status.
+    """Turn lines of bpftrace into a trace, and report its contents. Returns the exit status.
 
-    `live` is that which prints the lines now.
+    `live` is the process that prints the lines right now.
     """
     segments = SegmentWriter(command)
     for event in iter_events(lines):

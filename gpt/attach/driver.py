@@ -1,8 +1,8 @@
-"""What is watched: functions of the driver, as gpt-hook knows them, and the files that have them.
+"""Find the functions of the driver to watch, from gpt-hook's table, and the files that contain them.
 
-A uprobe belongs to an inode, so a file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
-descriptor. The path that a process mapped it by is text that any user can choose: it's compared with a pattern and
-shown in messages, but never written into a program, and root doesn't open it.
+A uprobe belongs to an inode, so each file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
+descriptor. Any user can choose the path that a process maps a file by. So it's compared with a pattern and shown in
+messages, but never written into a program, and root doesn't open it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gpt.formats import elf
 from gpt.formats.source import Source
 
 LIBRARY = "libcuda.so.1"
-DRIVER = re.compile(r"/libcuda\.so(\.[\w.]+)?( \(deleted\))?$")  # libcuda.so.1 is a link: what is mapped is .580.159
+DRIVER = re.compile(r"/libcuda\.so(\.[\w.]+)?( \(deleted\))?$")  # libcuda.so.1 is a link: the mapped file is .580.159
 ELF, CLASS, BITS_64 = b"\x7fELF", 4, 2
-WORD = re.compile(r"\w+", re.ASCII)  # what may stand in a program
+WORD = re.compile(r"\w+", re.ASCII)  # the only text from outside that may go into a program
 VALUE = re.compile(r"(\w+)=(\*?\w+)", re.ASCII)
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
                    ("size", "<u8")])  # fmt: skip
 MAX_SYMBOLS = 64 << 20  # bytes of the symbol table, and of its names
 MAX_DRIVERS = 64  # each takes hundreds of probes, and any user can map any number of files by this name
-MAX_SYMBOL = 128  # bytes of a name that is read: functions of the driver have fewer
+MAX_SYMBOL = 128  # bytes of a name that are read: functions of the driver have shorter ones
 
 
 class DriverFunction(NamedTuple):
-    """A line of `gpt-hook functions`: `values` are where arguments are by what they mean, `*0` or `1`; `how` others."""
+    """A line of `gpt-hook functions`: `values` maps meanings to arguments, `*0` or `1`; `how` is for special cases."""
 
     symbol: str
     name: str
@@ -48,7 +48,7 @@ class DriverFunction(NamedTuple):
 
 
 class DriverFile(NamedTuple):
-    """A driver: an open descriptor, its name for people, and a place to open it by that no other user has worded."""
+    """A driver: an open descriptor, its name for people, and a path to open it by that no other user could choose."""
 
     file: int
     name: str
@@ -56,15 +56,15 @@ class DriverFile(NamedTuple):
 
     @property
     def id(self) -> tuple[int, int]:
-        """Device and inode."""
+        """Return device and inode."""
         status = os.fstat(self.file)
         return status.st_dev, status.st_ino
 
 
 def read_functions(calls: str | None) -> list[DriverFunction]:
-    """Functions that `calls` names, in gpt-hook's words; None: those with arguments that are recorded, and waits.
+    """Return the functions that `calls` selects, in gpt-hook's syntax; None selects waits and recorded arguments.
 
-    Raises UsageError for a word that means nothing, MissingError if there is no gpt-hook.
+    Raises UsageError if gpt-hook doesn't know a word, MissingError if there is no gpt-hook.
     """
     hook = os.environ.get("GPT_HOOK") or shutil.which("gpt-hook")
     if not hook:
@@ -123,9 +123,9 @@ def open_library(path: str) -> DriverFile:
 
 
 def _open_regular(path: str) -> int | None:
-    """Open a file for reading, None if it isn't a regular one: to open a device or a pipe can do or wait for things.
+    """Open a file for reading, or return None if it isn't regular: opening a device or pipe can block or do things.
 
-    Raises OSError, ValueError for a path that can't be one, and MissingError without another descriptor.
+    Raises OSError; ValueError for an impossible path; MissingError if no descriptor is left.
     """
     with _counted(path):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -139,7 +139,7 @@ def _open_regular(path: str) -> int | None:
 
 @contextmanager
 def _counted(where: object) -> Iterator[None]:
-    """Tell a file that can't be opened, which is passed over, from any file: every later one would be passed over."""
+    """Raise MissingError when descriptors run out: skipping that file would mean skipping every later one, too."""
     try:
         yield
     except OSError as error:
@@ -151,14 +151,14 @@ def _counted(where: object) -> Iterator[None]:
 
 
 def find_driver(pid: int) -> list[DriverFile]:
-    """The drivers that a process has mapped. Raises GptError if it has none, or cannot be watched."""
+    """Return the drivers that a process has mapped. Raises GptError if it has none, or can't be watched."""
     where = f"process {pid}"
     folder = Path(f"/proc/{pid}")
     if not folder.exists():
         raise GptError("no such process", where)
     try:
         found_id = re.search(r"^Tgid:\s*(\d+)$", (folder / "status").read_text(errors="replace"), re.M)
-        if found_id and int(found_id[1]) != pid:  # folders of threads are there, and not listed
+        if found_id and int(found_id[1]) != pid:  # folders of threads exist, but aren't listed
             raise GptError(f"a thread of process {found_id[1]}: name that", where)
         maps = _read_maps(folder)
     except PermissionError:
@@ -185,13 +185,13 @@ def find_driver(pid: int) -> list[DriverFile]:
 
 
 def _read_maps(folder: Path) -> str:
-    return (folder / "maps").read_bytes().decode(errors="surrogateescape")  # a path may have a \\r: no text mode
+    return (folder / "maps").read_bytes().decode(errors="surrogateescape")  # not in text mode: a path may contain \r
 
 
 def files_in(pid: int, maps: str) -> list[DriverFile]:
     """Open the drivers among the mappings of a process, each file once."""
     found = []
-    for line in maps.split("\n"):  # not splitlines: of the characters that end lines, the kernel escapes only this
+    for line in maps.split("\n"):  # not splitlines: the kernel escapes no other line end
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
             place = f"/proc/{pid}/map_files/{_range(fields[0])}"
@@ -210,7 +210,7 @@ def _each_once(found: list[DriverFile]) -> list[DriverFile]:
 
 
 def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
-    """Open the file of a mapping. Returns None if its process has ended, or if it isn't to be had."""
+    """Open the file of a mapping. Returns None if the process has ended, or if the file can't be opened."""
     try:
         return _open_regular(place)
     except PermissionError as error:
@@ -237,12 +237,12 @@ def _open_same(path: str, device: str, inode: str) -> int | None:
 
 
 def _range(text: str) -> str:
-    """A range of addresses as map_files spells it: /proc/PID/maps has leading zeros."""
+    """Convert an address range from /proc/PID/maps, which has leading zeros, to the form of map_files."""
     return "-".join(f"{int(end, 16):x}" for end in text.split("-"))
 
 
 def find_all() -> list[DriverFile]:
-    """Open all drivers that are mapped anywhere, and the one of the dynamic linker, each file once.
+    """Open all drivers that any process has mapped, and the dynamic linker's, each file once.
 
     Raises MissingError if they can't all be opened, and GptError if they are too many.
     """
@@ -262,7 +262,7 @@ def find_all() -> list[DriverFile]:
 
 
 def _cached() -> list[str]:
-    """Where the dynamic linker's cache has it, of 64 bits."""
+    """Return the 64-bit driver in the dynamic linker's cache."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         text = subprocess.run([command, "-p"], capture_output=True, text=True, check=False).stdout

@@ -1,8 +1,8 @@
-"""What bpftrace prints, line by line, as events: as JSON (`bpftrace -f json`) or as text, whole or cut off.
+"""Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
 
-Of JSON every line is one object, so that nothing that a program calls its kernels is taken for a line of its own. Of
-text, lines without the tag that `begin` announces are somebody else's: what earlier releases recorded has none.
-Lines that are not understood are counted; a line that the end of the input cuts is one of them.
+In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
+the tag that `begin` announces are somebody else's; recordings of earlier releases have no tag. Lines that make no sense
+are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-MAX_LINE = 1 << 20  # bytes; a line of functions is the longest
+MAX_LINE = 1 << 20  # bytes; the list of functions is the longest line
 LOST = re.compile(r"Lost (\d+) events")
 ENTRY = re.compile(r"@call\d+(?:_(\w+))?\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
 KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
@@ -20,7 +20,7 @@ QUIET = ("Attaching ", "{")
 
 
 class Call(NamedTuple):
-    """A call that returned; of `kernel` a function of the system's kernel, not of the driver."""
+    """A call that returned. With `kernel` it's a function of the system's kernel, not of the driver."""
 
     kernel: bool
     pid: int
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class NamePart(NamedTuple):
-    """A part of a name that a call looks up."""
+    """A part of the name that a call looks up."""
 
     pid: int
     tid: int
@@ -43,7 +43,7 @@ class NamePart(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A call that has not returned, of function number `function`, with the values that were kept of it."""
+    """A call that has not returned: the number of its `function`, and the values stored at its begin."""
 
     pid: int
     tid: int
@@ -53,20 +53,20 @@ class UnderWay(NamedTuple):
 
 
 class Note(NamedTuple):
-    """`begin`, `machine`, `argv` or `command`, `functions`, `library`, `beat`, `exit`, `end`: its words."""
+    """The words of a line `begin`, `machine`, `argv`, `command`, `functions`, `library`, `beat`, `exit` or `end`."""
 
     kind: str
     words: list[str]
 
 
 class Lost(NamedTuple):
-    """Events for which bpftrace had no room."""
+    """Events that bpftrace had no room for."""
 
     events: int
 
 
 class Strange(NamedTuple):
-    """A line that means nothing here."""
+    """A line that makes no sense."""
 
     line: str
 
@@ -75,7 +75,7 @@ Event = Call | NamePart | UnderWay | Note | Lost | Strange
 
 
 def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events of lines that end in a newline, but for one that was cut."""
+    """Yield the events of lines; one without a newline was truncated, and is Strange."""
     tag: str | None = None
     for raw in lines:
         whole, line = raw.endswith(b"\n"), raw.decode(errors="surrogateescape").rstrip("\n")
@@ -176,12 +176,12 @@ def _count(value: Any) -> int:
 
 
 def _word(value: Any) -> int:
-    """64 bits without a sign; bpftrace has one for some."""
+    """Return a number as unsigned 64 bits; bpftrace prints some with a sign."""
     if type(value) is not int:
         raise ValueError
     return value & (1 << 64) - 1
 
 
 def _signed(value: int) -> int:
-    """A C int: the upper half of its register means nothing."""
+    """Return the C int in a register, whose upper half means nothing."""
     return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -1,7 +1,7 @@
-"""Functions of NVIDIA's kernel modules that kprobes are set on: where programs come in, and what the GPU reports.
+"""Choose functions of NVIDIA's kernel modules for kprobes: entry points of programs, and reports of the GPU.
 
-Names are those of the open modules, releases 515 to 580; of several under one heading the first that this kernel has is
-taken, as each calls the next. What is inlined or stripped is not in /proc/kallsyms, and not watched.
+The names come from the open modules, releases 515 to 580. Alternatives in a tuple call each other, so the first one
+that this kernel has is used. Inlined or stripped functions aren't in /proc/kallsyms, and can't be watched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from gpt.base.errors import MissingError
 
 MODULES = ("nvidia", "nvidia_uvm")
-WANTED = (  # of a heading the first that is there
+WANTED = (  # the first of each tuple that exists
     ("nvidia_unlocked_ioctl", "nvidia_ioctl"),
     ("uvm_unlocked_ioctl_entry", "uvm_unlocked_ioctl", "uvm_ioctl"),
     ("nvidia_isr_msix",),
@@ -31,7 +31,7 @@ ESCAPES = {0x29: "NV_ESC_RM_FREE", 0x2A: "NV_ESC_RM_CONTROL", 0x2B: "NV_ESC_RM_A
 
 
 def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
-    """Those that this kernel has. Raises MissingError if it has none."""
+    """Return the functions to watch that this kernel has. Raises MissingError if it has none."""
     found = re.findall(r"^[0-9a-f]+ [tT] (\S+)\t\[(\w+)\]$", symbols.read_text(), re.M)
     has = {name for name, module in found if module in MODULES}
     chosen = [next((name for name in names if name in has), None) for names in WANTED]
@@ -43,9 +43,9 @@ def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
 
 
 def probes(names: list[str], tag: str, when: str = "") -> list[str]:
-    """Their probes: a line of `kernel` for each call; of an ioctl its number, and words of what it points to.
+    """Write probes that print a `kernel` line per call; for an ioctl with its number and words of its argument.
 
-    `tag` is that of the program, `when` a predicate of all.
+    `tag` is the tag of the program, `when` a predicate for all probes.
     """
     lines = []
     for number, name in enumerate(names):
@@ -66,7 +66,7 @@ def probes(names: list[str], tag: str, when: str = "") -> list[str]:
 
 
 def name_request(request: int, fields: dict[str, int]) -> tuple[str, int | None]:
-    """The name of an ioctl, and what it asks for: the command of a control, the class of an allocation."""
+    """Return the name of an ioctl, and its command (of a control) or class (of an allocation)."""
     name = ESCAPES.get(request & 0xFF) if request >> 8 & 0xFF == ord("F") else None
     command = {"NV_ESC_RM_CONTROL": "command", "NV_ESC_RM_ALLOC": "class"}.get(name or "")
     return name or f"{request:#x}", fields.get(command) if command else None

@@ -1,4 +1,4 @@
-"""A watched process: the rows of its calls until they are written, and the numbers of what it uses."""
+"""A watched process: the rows of its calls until they are written, and the ids of its functions and kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpt.trace.apis import find_api
 Record = dict[str, Any]
 
 BASE = [("start", "u64"), ("duration", "u64"), ("api", "u32"), ("result", "i32")]
-LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; a call has that whose fields it has
+LAYOUTS: dict[str, list[tuple[str, str]]] = {  # fields besides BASE; a call's fields decide its layout
     "launch": [("stream", "u64"), ("function", "u32"), ("shared", "u32"), ("grid_x", "u32"), ("grid_y", "u32"),
                ("grid_z", "u32"), ("block_x", "u16"), ("block_y", "u16"), ("block_z", "u16"), ("cooperative", "u8")],
     "memory": [("to", "u64"), ("from", "u64"), ("bytes", "u64"), ("stream", "u64")],
@@ -23,7 +23,7 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {  # by what they have beside BASE; 
     "plain": [],
 }  # fmt: skip
 LIMITS = {"u8": 0xFF, "u16": 0xFFFF, "u32": 0xFFFFFFFF, "u64": (1 << 64) - 1}
-ROWS = 512  # of a record
+ROWS = 512  # per record
 
 
 class _Rows:
@@ -44,7 +44,7 @@ class _Rows:
         self._rows.append((*base, *more))
 
     def records(self, thread: int) -> Iterator[Record]:
-        """What was kept, in the order in which calls began."""
+        """Yield the stored rows, in the order in which the calls began, and forget them."""
         self._rows.sort()
         stride = self._dtype.itemsize
         for at in range(0, len(self._rows), ROWS):
@@ -55,31 +55,31 @@ class _Rows:
 
 @lru_cache(4096)
 def _layout_of(fields: tuple[str, ...]) -> str:
-    """The layout that has these fields."""
+    """Return the layout for a call with these fields."""
     marks = {"launch": {"function"}, "memory": {"to", "from", "bytes"}, "object": {"object", "stream"}}
     return next((layout for layout, names in marks.items() if names & {*fields}), "plain")
 
 
 class WatchedProcess:
-    """A process: what was printed of it and is not written, and the numbers of what it uses."""
+    """A process: its unwritten rows and records, and the ids of its functions and kernels."""
 
     def __init__(self, number: int, header: Record) -> None:
-        self.number = number  # of its header in the stream
+        self.number = number  # index of its header in the stream
         self.header = header
         self.calls = 0
         self.launches: Counter[int] = Counter()  # by function
         self.last: dict[int, int] = {}  # when the last call of a thread began
-        self.ready: list[Record] = []  # records that stand before rows
-        self.functions: dict[int, int] = {}  # numbers by handle
-        self.names: dict[int, str] = {}  # of these numbers
-        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the number, and when it was first used
+        self.ready: list[Record] = []  # records to write before the rows
+        self.functions: dict[int, int] = {}  # ids by handle
+        self.names: dict[int, str] = {}  # names by these ids
+        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the id, and its first use
         self.ioctls: dict[int, list[Record]] = {}  # by thread
-        self._numbers = 0  # that were given
+        self._numbers = 0  # ids given out so far
         self._apis: dict[str, int] = {}
         self._rows: dict[tuple[int, str], _Rows] = {}
 
     def api(self, symbol: str, kernel: bool) -> int:
-        """The number of a function, which gets its record with it."""
+        """Return the id of a function; a new one gets its record too."""
         if symbol not in self._apis:
             number = self._apis[symbol] = len(self._apis) + 1
             type_, op, name, _ = ("other", "kernel", symbol, symbol) if kernel else find_api(symbol)
@@ -87,7 +87,7 @@ class WatchedProcess:
         return self._apis[symbol]
 
     def function(self, handle: int, start: int) -> int:
-        """The number of a handle that is used at `start`."""
+        """Return the id of a handle that a call uses at `start`."""
         number = self.functions.get(handle)
         if number is None:
             number = self.functions[handle] = self._new_number()
@@ -96,9 +96,9 @@ class WatchedProcess:
         return number
 
     def look_up(self, handle: int, name: str, start: int) -> None:
-        """A look-up at `start` returned the handle: it is a function of this name from here on."""
+        """Note that a look-up at `start` returned the handle: from then on it means a function of this name."""
         number, used = self._early.get(handle, (0, 0))
-        if number and start <= used:  # another CPU's line of what used it came first
+        if number and start <= used:  # another CPU's line of its use came first
             del self._early[handle]
             self._name(number, name)
         if self.names.get(self.functions.get(handle, 0)) != name:
@@ -114,19 +114,19 @@ class WatchedProcess:
         return self._numbers
 
     def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
-        """A row, in the layout that has its values."""
+        """Add a row, in the layout that has its values."""
         layout = _layout_of(tuple(values))
         self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
         self.calls += 1
 
     def settle(self, thread: int, start: int, duration: int) -> None:
-        """A call of the driver has returned: ioctls of its time are part of it."""
+        """After a call of the driver returned, make it the parent of the ioctls during it."""
         for record in self.ioctls.get(thread, ()):
             if "parent" not in record and start <= record["start"] < start + duration:
                 record["parent"] = start
 
     def take(self, last: bool = False) -> Iterator[Record]:
-        """What there is to write; unless it is the `last` time, ioctls wait a while for their calls."""
+        """Yield the records to write. Unless it's the `last` time, ioctls wait a while for the calls they belong to."""
         yield from self.ready
         self.ready.clear()
         for thread, found in list(self.ioctls.items()):
@@ -139,11 +139,11 @@ class WatchedProcess:
 
     @property
     def newest(self) -> int:
-        """When the last call began."""
+        """Time at which the last call began."""
         return max(self.last.values(), default=0)
 
     def counts(self) -> Iterator[Record]:
-        """How often kernels were launched."""
+        """Yield how often each kernel was launched."""
         fields = [{"name": "count", "type": "u64", "offset": 0}, {"name": "function", "type": "u32", "offset": 8}]
         rows = np.array([(n, id_) for id_, n in self.launches.items()], [("count", "<u8"), ("function", "<u4")])
         if len(rows):
@@ -151,5 +151,5 @@ class WatchedProcess:
 
     @property
     def nameless(self) -> int:
-        """Kernels that were launched and never looked up by name."""
+        """The number of kernels that were launched, but never looked up by name."""
         return sum(id_ not in self.names for id_ in self.launches)

@@ -1,8 +1,8 @@
-"""The bpftrace program that watches functions of the driver, made of what gpt-hook knows of them.
+"""Generate the bpftrace program that watches functions of the driver, from gpt-hook's table of them.
 
-A uprobe keeps when a call began and its arguments in a map, by process, thread and function; the uretprobe prints them
-in a line with the result, so that each line is a whole call, whichever CPU's buffer it comes from. What is in a map is
-under way: it is printed with each `beat`, and by bpftrace itself when it ends. The lines are
+A uprobe stores a call's begin and arguments in a map, by process, thread and function; the uretprobe prints them in a
+line with the result, so that each line is a whole call, whichever CPU's buffer it comes from. Calls that are still
+in a map have not returned: they are printed with each `beat`, and by bpftrace itself when it ends. The lines are
 
     begin NSECS SECONDS.MICROSECONDS TAG time stamps, the time of day at the same moment, and the tag of this program
     machine HOST BOOT_ID SUSPENDED       ns by which time stamps are ahead of CLOCK_MONOTONIC
@@ -15,16 +15,16 @@ under way: it is printed with each `beat`, and by bpftrace itself when it ends. 
     exit PID NSECS
     end NSECS
 
-and the maps: of `call` the name, a tuple of the start and the words, those with * not yet known.
+and the maps: `call` as the name, then a tuple of the begin and the words, where words with * aren't known yet.
 
 After the first word each line but `begin` has TAG, random hex digits, and so have the names of maps: a kernel may be
 called "x\ncall 1 1 ...", and bpftrace prints that as it is, unless it writes JSON.
 
-Nobody else words any part of the program. Files are named by descriptor or by address (gpt.attach.driver), functions
-are those of a table of ours, and all of it is checked here to be of harmless characters before it's put in.
+No text from outside gets into the program. Files are named by descriptor or by address (gpt.attach.driver), names of
+functions come from our own table, and everything is checked here for harmless characters before it's inserted.
 
-bpftrace 0.17 (2023) must run it, which has no ternary operator on values of users, and of the stack no word after the
-third.
+The program must run in bpftrace 0.17 (2023), which has no ternary operator on user values, and can't read stack
+arguments after the third.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from typing import NamedTuple
 from gpt.attach.driver import WORD, DriverFunction
 from gpt.base.errors import UsageError
 
-PART_BYTES, PARTS = 63, 16  # of a name: bpftrace's strings are on BPF's stack of 512 bytes
+PART_BYTES, PARTS = 63, 16  # of a name: bpftrace keeps strings on the 512-byte stack of BPF
 BEAT_MS = 500
 MAX_COMMAND = 1000  # bytes of a command line
-PLACE = re.compile(r"[\w./+-]+", re.ASCII)  # of a file; a colon would end it
-NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # which argument is the name that is looked up
-ALIASES = {"cuKernelGetFunction": 1}  # which is the kernel that the function is another handle of
+PLACE = re.compile(r"[\w./+-]+", re.ASCII)  # a colon would end the path of a file
+NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # the argument with the name to look up
+ALIASES = {"cuKernelGetFunction": 1}  # the argument with the kernel that gets another handle
 
 U32 = "*(uint32 *)({} + {})"
 U64 = "*(uint64 *)({} + {})"
 
 
 class Stored(NamedTuple):
-    """A value of a call: its field, what the uprobe keeps, and what the uretprobe prints; `{}` is what was kept."""
+    """A value of a call: its field, the expression that the uprobe stores, and the one to print (`{}`: the stored)."""
 
     field: str
     kept: str
@@ -56,15 +56,15 @@ class Stored(NamedTuple):
 
 
 class FunctionProbes(NamedTuple):
-    """What the two probes of a function do; `first` are statements before anything is kept."""
+    """The values that the two probes of a function store and print; `first` are statements that run before that."""
 
     values: list[Stored]
     first: str = ""
-    more: str = ""  # of the line: fields that are always the same
+    more: str = ""  # constant fields at the end of the line
 
 
 def argument(number: int) -> str:
-    """An argument of a C function, as bpftrace calls it."""
+    """Return bpftrace's name for an argument of a C function."""
     return f"arg{number}" if number < 6 else f"sarg{number - 6}"
 
 
@@ -92,7 +92,7 @@ LAUNCH_EX = [
 
 
 def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
-    """CUDA_MEMCPY2D and CUDA_MEMCPY3D: where each end has its type of memory, then the host's and the GPU's address."""
+    """CUDA_MEMCPY2D and CUDA_MEMCPY3D: each end has its memory type, then the host address, then the GPU address."""
     first = ""
     for name, at in (("to", to), ("from", source)):
         first += f"${name} = {U64.format('arg0', at + 16)}; "
@@ -102,7 +102,7 @@ def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
 
 
 def watch(function: DriverFunction) -> FunctionProbes:
-    """What is printed of a function's calls."""
+    """Return the values to print for a function's calls."""
     values = [_value(field, where) for field, where in function.values.items()]
     match (function.how or "").rpartition("_"):
         case ("", "", "launch"):
@@ -146,16 +146,16 @@ def _word(text: str) -> str:
 
 
 def of_process(pid: int | None) -> str:
-    """The predicate of probes of one process: others that are watched meanwhile pass the same place."""
+    """Return a predicate for one process: others that are watched at the same time run the same code."""
     return f"/pid == {pid}/ " if pid else ""
 
 
 def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int | None = None) -> str:
-    """The two probes of a function, in a process or in all."""
+    """Write the two probes of a function, for one process or for all."""
     watched = watch(function)
     symbol = _word(function.symbol)
     values = watched.values
-    kept = [f"(uint64){_group(value.kept)}" for value in values]  # some are signed: tuples of a map are of one type
+    kept = [f"(uint64){_group(value.kept)}" for value in values]  # some are signed: tuples in a map have one type
     name = NAMED.get(function.name)
     if name is not None:
         kept.append(f"(uint64){argument(name)}")
@@ -183,7 +183,7 @@ def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int |
 
 
 def _size(function: DriverFunction) -> int:
-    """Return how many values are kept of a call: one map is of one type."""
+    """Return how many values are stored per call: calls with equally many share a map, whose tuples have one type."""
     return max(len(watch(function).values) + (function.name in NAMED), 1)
 
 
@@ -192,18 +192,18 @@ def _group(expression: str) -> str:
 
 
 def _words(function: DriverFunction) -> str:
-    """The values that a map keeps of a call."""
+    """List the values that a map stores per call."""
     values = watch(function).values
     return " ".join(value.field + "*" * ("*" in value.shown) for value in values)
 
 
 class Machine(NamedTuple):
-    """What ties time stamps to other clocks: `suspended` are ns that CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
+    """The machine and its clocks: `suspended` are the ns that CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
 
     host: str
     boot_id: str
     suspended: int
-    commands: dict[int, bytes]  # /proc/PID/cmdline of the processes that are watched
+    commands: dict[int, bytes]  # /proc/PID/cmdline of the watched processes
 
 
 def generate(
@@ -215,10 +215,10 @@ def generate(
     tag: str,
     pid: int | None = None,
 ) -> str:
-    """The program. `functions` are with their files, `kernel` more probes; `about` is a comment, a line each.
+    """Return the program. `functions` come with their files, `kernel` are more probes, `about` is a comment in lines.
 
-    Only what the process `pid` calls is printed, if it is given: as the first namespace of the machine counts it.
-    `exits`: the tracepoints of the kernel are there, and say when processes end. `tag`: see above.
+    With `pid`, only calls of that process are printed; it counts in the machine's first pid namespace. `exits` says
+    that the kernel's tracepoints are available, to report when processes end. `tag`: see above.
     Raises UsageError for a file that can't be named safely.
     """
     listed = ", ".join(

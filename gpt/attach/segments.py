@@ -1,11 +1,11 @@
-"""Records of a trace from what bpftrace printed: a segment for each process, which take turns.
+"""Turn what bpftrace printed into the records of a trace, with a segment for each process; segments are interleaved.
 
-Each line is a whole call, so lines may come in any order, as buffers of CPUs do; rows are sorted where they are kept
-together. Time stamps are CLOCK_MONOTONIC: what the machine was suspended for is taken off. A clock that is behind that
-of another CPU makes a call shorter than nothing: it took 1 ns then.
+Each line is a whole call, so lines may come in any order, depending on the CPUs' buffers; rows are sorted within each
+batch. Time stamps are CLOCK_MONOTONIC, so time that the machine was suspended is subtracted. If another CPU's
+clock lags behind, a duration can be negative: it's then recorded as 1 ns.
 
-A kernel is known by the handle that a look-up returned. One that was looked up before, by a handle only, has a number
-and no `function` record. A process id that comes again after an `exit` is another process.
+A kernel is identified by the handle that a look-up returned. If the look-up happened earlier, the handle gets an id,
+but no `function` record. A process id that appears again after an `exit` is a new process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.stream import records
 from gpt.trace.apis import find_api
 
-KEPT = 1 << 15  # rows of all processes that are kept before they are written
-LIMIT = 1 << 63  # of times in ns
+KEPT = 1 << 15  # rows of all processes that are stored before they are written
+LIMIT = 1 << 63  # for times in ns
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
-MAX_NAMES = 1 << 16  # that are looked up at once
-BACKWARDS = 1 << 63  # a duration above is one below 0
+MAX_NAMES = 1 << 16  # look-ups in progress
+BACKWARDS = 1 << 63  # longer durations are negative ones
 ROOM = "bpftrace had no room for them: calls are missing, or names"
 BEFORE = "looked up before the process was watched: they have numbers only"
 
@@ -34,10 +34,10 @@ _find_api = lru_cache(4096)(find_api)
 
 
 class SegmentWriter:
-    """Takes events in, and yields records. `command` returns the words that a process was started with.
+    """Take in events, and yield records. `command` returns the words that a process was started with.
 
-    After the last event `processes`, `calls` and `launches` are what there was; `nameless` are kernels without names,
-    `lost` events that bpftrace had no room for, `strange` lines that meant nothing, of which `example` is the first.
+    After the last event, `processes`, `calls` and `launches` are totals; `nameless` counts kernels without names,
+    `lost` events that bpftrace had no room for, and `strange` lines that made no sense (`example` is the first).
     """
 
     def __init__(self, command: Callable[[int], list[str]]) -> None:
@@ -47,23 +47,23 @@ class SegmentWriter:
         self.example = ""
         self._command = command
         self._realtime = self._begin = self._suspended = 0
-        self._now = 0  # when something was last said of the time
+        self._now = 0  # the latest time in a `beat`, `exit` or `end` line
         self._commands: dict[int, list[str]] = {}
         self._machine: tuple[str, str | None] = ("", None)
-        self._keys: list[tuple[str, list[str]]] = []  # symbols and words of the maps' keys
+        self._keys: list[tuple[str, list[str]]] = []  # symbols and words for the maps' keys
         self._open: dict[int, WatchedProcess] = {}
         self._headers = 0
-        self._turn = -1  # whose records were written last
+        self._turn = -1  # the process whose records were written last
         self._kept = 0  # rows
         self._names: dict[tuple[int, int, int], dict[int, str]] = {}
         self._under_way: list[UnderWay] = []
         self._printed: list[UnderWay] = []  # since the last beat
         self._syncs = 0
-        self._written = 0  # the number of the last header
-        self._told = False  # whether a record says what was lost
+        self._written = 0  # number of the last header
+        self._told = False  # True once a record reports lost events
 
     def add(self, event: Event) -> Iterator[Record]:
-        """Takes an event in."""
+        """Take in an event."""
         match event:
             case Call():
                 self._add_call(event)
@@ -101,7 +101,7 @@ class SegmentWriter:
                     self._keys = [(words[1], words[2:]) for words in lines]
                 case Note("argv", [pid, text]):
                     self._commands[int(pid)] = split_command(bytes.fromhex(text))
-                case Note("command", [pid, text]):  # of earlier releases
+                case Note("command", [pid, text]):  # written by earlier releases
                     self._commands[int(pid)] = shlex.split(text)
                 case Note("beat", [at]):
                     self._now = _number(at)
@@ -111,10 +111,10 @@ class SegmentWriter:
                     self._now = _number(at)
                     yield from self._close(int(pid), over=True)
                 case Note("end", [at]):
-                    # It is printed once all probes were taken off, which may take a minute: beats stop before that.
+                    # bpftrace prints it after removing all probes, which may take a minute; beats stop before that.
                     self._now = min(_number(at), self._now + BEAT if self._now else LIMIT)
                     self.ended = True
-                    self._under_way, self._printed = [], []  # bpftrace prints them once more
+                    self._under_way, self._printed = [], []  # bpftrace prints the maps once more
         except (ValueError, IndexError):
             self._add_strange(" ".join([note.kind, *note.words]))
 
@@ -144,7 +144,7 @@ class SegmentWriter:
         self._add_row(call, max(1, call.duration if call.duration < BACKWARDS else 1))
 
     def _add_ioctl(self, call: Call, device: str) -> None:
-        """An ioctl: it waits for the driver's call that it is part of, which returns later."""
+        """Add an ioctl. It waits for the driver's call that it belongs to, because that returns later."""
         name, command = name_request(call.fields.get("request", 0), call.fields)
         record = records.make(
             "ioctl", thread=call.tid, device=device, request=call.fields.get("request", 0), name=name, command=command,
@@ -184,7 +184,7 @@ class SegmentWriter:
         self._kept += 1
 
     def flush(self) -> Iterator[Record]:
-        """All that is known by now, and a `sync`."""
+        """Yield everything known so far, and a `sync`."""
         for process in self._open.values():
             found = list(process.take())
             if found:
@@ -205,13 +205,13 @@ class SegmentWriter:
         self._turn = process.number
 
     def finish(self, complete: bool) -> Iterator[Record]:
-        """Writes what is left; without `complete` the segments have no end."""
+        """Yield the rest; unless it's `complete`, the segments get no end."""
         self._add_under_way(self._printed if self.ended else self._under_way)
         for pid in list(self._open):
             yield from self._close(pid, over=complete)
 
     def _add_under_way(self, calls: list[UnderWay]) -> None:
-        """Calls that have not returned: rows with a duration of 0, but for those that did since."""
+        """Add calls that have not returned, as rows with a duration of 0; skip calls that have returned since."""
         for one in calls:
             process = self._open.get(one.pid)
             if one.function >= len(self._keys) or (process and one.start <= process.last.get(one.tid, 0)):
@@ -245,7 +245,7 @@ def split_command(data: bytes) -> list[str]:
 
 
 def _number(text: str, limit: int = LIMIT) -> int:
-    """A number of a note. Raises ValueError if it is none of a time."""
+    """Parse a number of a note. Raises ValueError if it can't be a time."""
     number = int(text)
     if not 0 <= number < limit:
         raise ValueError
@@ -253,7 +253,7 @@ def _number(text: str, limit: int = LIMIT) -> int:
 
 
 def _join(parts: dict[int, str]) -> str:
-    """A name of its parts; one that is too long for them, or of which a part was lost, ends in an ellipsis."""
+    """Join the parts of a name. It ends in an ellipsis if it's longer than they are, or if a part was lost."""
     name = ""
     for part in range(PARTS):
         name += parts.get(part, "…")

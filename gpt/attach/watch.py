@@ -1,13 +1,13 @@
-"""bpftrace, as long as it is wanted, and the lines that it prints.
+"""Run bpftrace for as long as it's needed, and read the lines that it prints.
 
-bpftrace ends by taking off its probes one by one, each of which takes the kernel up to a quarter of a second, and reads
-the last events only then. So where somebody ends the watching, it goes on for two more beats, by which all that was
-printed before has come, and is killed; the kernel takes the probes off. Where the process has ended bpftrace ends by
-itself, with events that it has not read, and is waited for.
+When bpftrace ends, it first removes its probes one by one, which takes the kernel up to a quarter of a second each, and
+only then reads the last events. So when the user ends the watch, bpftrace runs for two more beats, by which time
+everything printed before has arrived, and is then killed; the kernel removes the probes. When the process has ended,
+bpftrace ends by itself and may still have unread events, so we wait for it.
 
-With -p bpftrace opens files within the mount namespace of the process, where that has one of its own: it would find
-what a container put there, and not the descriptor that we give it. So -p is left out then. The program itself passes
-over other processes, but their calls of the same driver file take as long as if they were watched.
+With -p, bpftrace opens files in the mount namespace of the process. If that differs from ours, bpftrace would find the
+files of a container instead of the descriptor that we pass. So we leave -p out then. The program itself ignores other
+processes, but their calls of the same driver file are slowed down as if they were watched.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from gpt.base import signals
 from gpt.base.errors import GptError, MissingError
 from gpt.base.outputs import is_same
 
-LIMITS = {  # of bpftrace, which are too small for a driver
+LIMITS = {  # bpftrace's own limits are too small for a driver
     "BPFTRACE_MAX_PROBES": "16384",
     "BPFTRACE_MAX_BPF_PROGS": "16384",
     "BPFTRACE_PERF_RB_PAGES": "1024",
     "BPFTRACE_CACHE_USER_SYMBOLS": "0",
 }
-BEATS = 2  # that are waited for
-LOOK_SECONDS = 0.2  # for which a signal may wait
-PATIENCE = 5 * BEATS * BEAT_MS / 1000  # seconds for them
+BEATS = 2  # to wait for at the end
+LOOK_SECONDS = 0.2  # longest delay of a signal
+PATIENCE = 5 * BEATS * BEAT_MS / 1000  # seconds to wait for the beats
 QUIET = ("RLIMIT_MEMLOCK", "uprobe_events", "failed to detach", "Error while reading traceable functions")
 
 
 def find_bpftrace() -> str:
-    """Where it is. Raises MissingError if it is not there, or may not run."""
+    """Return the path of bpftrace. Raises MissingError if it's missing, or may not run."""
     if os.geteuid() != 0:
         raise MissingError("root is needed: bpftrace loads programs into the kernel", "attach")
     found = shutil.which("bpftrace", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -51,7 +51,7 @@ def find_bpftrace() -> str:
 
 
 def shares_mounts(pid: int) -> bool:
-    """Whether a process has our mount namespace; of one that ended it doesn't matter."""
+    """Tell whether a process has our mount namespace; after it has ended, either answer is fine."""
     try:
         return is_same(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
     except OSError:
@@ -59,7 +59,7 @@ def shares_mounts(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is over, or waits for nothing but its parent."""
+    """Tell whether a process has ended, and at most its parent has yet to collect it."""
     try:
         return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -67,28 +67,28 @@ def has_ended(pid: int) -> bool:
 
 
 class Watching:
-    """bpftrace with a program; `lines` are what it prints until it has ended, or is ended."""
+    """A running bpftrace; `lines` yields what it prints until it ends or we end it."""
 
     def __init__(self, bpftrace: str, program: str, pid: int | None, files: Sequence[int] = ()) -> None:
-        """Start it with these descriptors. Raises MissingError if it cannot be started."""
+        """Start it with these descriptors. Raises MissingError if it can't be started."""
         self._program = tempfile.NamedTemporaryFile("w", prefix="gpt-attach.", suffix=".bt", encoding="ascii")
         self._program.write(program)
         self._program.flush()
         self._errors = tempfile.TemporaryFile()
-        self._alone = pid is not None and not shares_mounts(pid)  # bpftrace doesn't know of the process
+        self._alone = pid is not None and not shares_mounts(pid)  # bpftrace can't use -p then
         words = [bpftrace, "-f", "json", *(["-p", str(pid)] if pid and not self._alone else []), self._program.name]
-        self._child = subprocess.Popen(  # in its own group: an interrupt is ours
+        self._child = subprocess.Popen(  # in a session of its own: an interrupt is for us
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
             env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()}, pass_fds=files,
         )  # fmt: skip
         self._pid = pid
-        self.begun = False  # whether it watches by now
-        self.fault = ""  # why it ended before it was told to, and before the process
+        self.begun = False  # True once it watches
+        self.fault = ""  # why it ended by itself, before the process did
 
     def lines(self, duration: float | None) -> Generator[bytes]:
-        """Lines until the process ends, `duration` seconds have passed since the first, or a signal comes.
+        """Yield lines until the process ends, a signal comes, or `duration` seconds have passed since the first line.
 
-        Raises MissingError if bpftrace could not do what it should, Terminated for a signal before it watches.
+        Raises MissingError if bpftrace failed, Terminated if a signal comes before it watches.
         """
         asked: list[int] = []
         numbers = [number for number in signals.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
@@ -102,7 +102,7 @@ class Watching:
 
     def _read_until(self, duration: float | None, asked: list[int]) -> Iterator[bytes]:
         left, rest = BEATS, b""
-        wanted = last = float("inf")  # until when it is watched; until when beats are waited for
+        wanted = last = float("inf")  # end of the watch; end of the wait for beats
         while (data := self._read()) != b"":
             *lines, rest = (rest + (data or b"")).split(b"\n")
             if len(rest) > MAX_LINE:
@@ -133,18 +133,18 @@ class Watching:
         return self._alone and self.begun and self._pid is not None and has_ended(self._pid)
 
     def _read(self) -> bytes | None:
-        """What was printed, None if nothing came for a while."""
+        """Return the output so far, or None if nothing came for a while."""
         assert self._child.stdout
         ready, _, _ = select.select([self._child.stdout], [], [], LOOK_SECONDS)
         return os.read(self._child.stdout.fileno(), 1 << 16) if ready else None
 
     def _end(self) -> None:
         if self._child.poll() is None:
-            self._child.kill()  # the kernel takes its probes off
+            self._child.kill()  # the kernel then removes its probes
         self._program.close()
 
     def _reason(self) -> str:
-        """Why it printed nothing, in one line."""
+        """Return in one line why it printed nothing."""
         self._errors.seek(0)
         text = self._errors.read(1 << 20).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not any(word in line for word in QUIET)]

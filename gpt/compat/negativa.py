@@ -25,12 +25,12 @@ MAX_FILE = 256 << 20  # bytes
 
 
 def path_of(place: Path, library: str) -> Path:
-    """Where the spans of a library stand: `place` is that file, or a folder of such files."""
+    """Return the file with the spans of a library: `place` is that file, or a folder of such files."""
     return place if place.is_file() else place / f"{Path(library).name}.json"
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
-    """Writes the file of one library, whole or not at all. Raises GptError if it cannot be written."""
+    """Write the file of one library, completely or not at all. Raises GptError if it can't be written."""
     make_folder(folder)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
     path = folder / f"{Path(library).name}.json"
@@ -43,7 +43,7 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
-    """Writes a trace.json, whole or not at all. Raises GptError if it is not a file."""
+    """Write a trace.json, completely or not at all. Raises GptError if it can't be written."""
     try:
         _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
     except OSError as error:
@@ -51,7 +51,7 @@ def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> No
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    import json  # summaries of traces do without it
+    import json  # not needed for summaries of traces
 
     with replacing(path) as file:
         file.write(json.dumps(value).encode() + b"\n")
@@ -64,7 +64,7 @@ def _parse(data: bytes) -> Any:
 
 
 def find_so_path(path: Path) -> str | None:
-    """The library that a span file is about; None if the file is something else."""
+    """Return the library that a span file describes, or None for any other file."""
     try:
         with open(path, "rb") as file:
             value = _parse(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
@@ -75,7 +75,7 @@ def find_so_path(path: Path) -> str | None:
 
 
 def read_spans(folder: Path, library: str) -> list[Span]:
-    """The spans of a library. Raises MissingError without a file, MalformedError if it says something else."""
+    """Return the spans of a library. Raises MissingError without a file, MalformedError for any other contents."""
     path = path_of(folder, library)
     try:
         with open(path, "rb") as file:
@@ -107,14 +107,14 @@ def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
 
 
 class SpansFromFile:
-    """Spans that somebody else decided on take the place of a search."""
+    """Uses somebody else's spans instead of searching."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
         self._folder = folder
 
     def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A record, and before the end of a library its spans."""
+        """Pass a record on, and before the end of a library its spans."""
         if record["kind"] == "library_end":
             library = record["path"]
             try:

@@ -1,1 +1,1 @@
-"""Traces as tables for databases: what the tables are, what goes into them, and files of SQLite and Parquet."""
+"""Export traces as tables for databases: the schema, the rows, and files of SQLite and Parquet."""

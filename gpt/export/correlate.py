@@ -1,10 +1,10 @@
-"""Which call made the GPU do what, found while both come, with bounded memory.
+"""Match work on the GPU with the calls that started it, while both arrive, in bounded memory.
 
-A call has a number that follows from its row alone: the ticks from the beginning of its process to that of the call,
-and which thread of the process made it. Work on the GPU names its call by thread and time stamp, so it has the same
-number. What only the call says of it, as the grid of a kernel and the bytes of a copy, is put aside until the work
-comes: it comes soon after, in the order of the file a few chunks later or earlier. Of calls that are put aside the
-newest MOST are kept, and as many rows of work wait for their call; older work stays without.
+A call gets a number that follows from its row alone: the ticks from the begin of its process to the begin of the call,
+and the thread that made it. Work on the GPU names its call by thread and time stamp, which gives the same number.
+Details that only the call has, such as the grid of a kernel or the bytes of a copy, are kept until the work
+arrives, which in the file is at most a few chunks later or earlier. Only the newest MOST calls are kept, and as many
+rows of work wait for their call; older work remains without one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpt.trace.rows import Rows, Threads
 
 MOST = 1 << 19
-THREAD_BITS = 10  # of a number; threads after the first 1023 share one
+THREAD_BITS = 10  # per number; threads after the first 1023 share one
 SHAPE = (
     "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared", "cluster_x", "cluster_y", "cluster_z",
     "cooperative",
@@ -27,21 +27,21 @@ WORK = np.dtype(
     [("key", "<i8"), ("begin", "<u8"), ("duration", "<u8"), ("stream", "<u8"), ("api", "<u4"), ("function", "<u4"),
      ("device", "<i8")]
 )  # fmt: skip
-NONE = -1  # no call, or no device, is named
+NONE = -1  # no call, or no device
 
 Keys = npt.NDArray[np.int64]
 
 
 class CallNumbers:
-    """The numbers of the calls of a process."""
+    """Numbers for the calls of a process."""
 
     def __init__(self, begin: int) -> None:
-        """`begin` is the time stamp of its beginning."""
+        """`begin` is the time stamp at which the process began."""
         self._begin = begin
         self._threads: dict[int, int] = {}
 
     def number(self, threads: Threads, stamps: npt.NDArray[np.uint64]) -> Keys:
-        """Of calls, from threads and time stamps."""
+        """Return the numbers of calls, given threads and time stamps."""
         known, which = np.unique(threads, return_inverse=True)
         limit = (1 << THREAD_BITS) - 1
         places = [min(self._threads.setdefault(thread, len(self._threads)), limit) for thread in known.tolist()]
@@ -50,14 +50,14 @@ class CallNumbers:
 
 
 class Matcher:
-    """Calls that were put aside, and work that waits for its call."""
+    """Keeps calls, and work that waits for its call."""
 
     def __init__(self) -> None:
         self._aside: list[npt.NDArray[np.void]] = []
         self._work: list[npt.NDArray[np.void]] = []
 
     def add_calls(self, keys: Keys, rows: Rows) -> None:
-        """Puts calls aside."""
+        """Keep calls."""
         aside = np.zeros(len(rows), ASIDE)
         aside["key"], aside["known"] = keys, True
         for name in set(rows.dtype.names or ()) & set(ASIDE.names or ()):
@@ -65,11 +65,11 @@ class Matcher:
         self._aside.append(aside)
 
     def add_work(self, work: npt.NDArray[np.void]) -> None:
-        """Takes rows in that ran on the GPU."""
+        """Add rows of work that ran on the GPU."""
         self._work.append(work)
 
     def take(self, over: bool) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Work, and its calls: those that are not `known` were not found. If it is `over` nothing waits any longer."""
+        """Return work and its calls; a missing call isn't `known`. When it's `over`, nothing waits any longer."""
         work = np.concatenate([np.zeros(0, WORK), *self._work])
         aside = np.concatenate([np.zeros(0, ASIDE), *self._aside])
         calls = np.zeros(len(work), ASIDE)

@@ -1,8 +1,8 @@
-"""Files that an export is written to: a database of SQLite, or a folder with a file of Parquet for each table.
+"""Files for an export: an SQLite database, or a folder with a Parquet file for each table.
 
-Rows come in columns. A column is an array, masked where there is no value, or a list, or one value for all rows; one
-that is missing is NULL. SQLite has no unsigned numbers of 64 bits, so those from 2^63 on are negative there, and no
-NaN, which is NULL; Parquet has both.
+Rows come as columns. A column is an array (masked where there is no value), a list, or one value for all rows; a
+missing one is NULL. SQLite has no unsigned 64-bit numbers, so numbers from 2^63 on are negative there, and no
+NaN, which becomes NULL; Parquet has both.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from gpt.export.schema import ExportTable, TableColumn
 
 Columns = Mapping[str, Any]
 
-AT_ONCE = 1 << 14  # rows that SQLite gets as objects
-GROUP = 1 << 17  # rows of a group of Parquet
-CACHE = 16 << 10  # KiB of pages that SQLite keeps
+AT_ONCE = 1 << 14  # rows that are converted to objects at once for SQLite
+GROUP = 1 << 17  # rows per row group of Parquet
+CACHE = 16 << 10  # KiB of SQLite's page cache
 
 
 class TableFile(Protocol):
-    """What rows are written to. Methods raise OutputError."""
+    """A destination for rows. Methods raise OutputError."""
 
     def create(self, table: ExportTable) -> None:
-        """Makes a table with the rows that it always has."""
+        """Create a table with its fixed rows."""
 
     def write(self, table: ExportTable, count: int, columns: Columns) -> None:
-        """Adds rows to a table that was created."""
+        """Add rows to a table that was created."""
 
     def close(self) -> None:
-        """Ends the file."""
+        """Finish the file."""
 
 
 def clean(text: str | None) -> str | None:
-    """A text that every database takes: what is not UTF-8, and NUL, is U+FFFD."""
+    """Make a text fit for every database: replace NUL and anything that isn't UTF-8 by U+FFFD."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     data = text.encode(errors="surrogateescape") if _is_escaped(text) else text.encode(errors="surrogatepass")
@@ -48,12 +48,12 @@ def clean(text: str | None) -> str | None:
 
 
 def _is_escaped(text: str) -> bool:
-    """Whether all of its surrogates stand for bytes."""
+    """Tell whether all surrogates in a text stand for bytes."""
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 
 def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
-    """The values of some rows, of a column that is a list or one value; the sums of malformed records may not fit."""
+    """Return some values of a column that is a list or one value, clamped: sums of malformed records may not fit."""
     part = column[at:end] if isinstance(column, list) else [column] * (end - at)
     if field.type == "u64":
         return [value if value is None else min(value, (1 << 64) - 1) for value in part]
@@ -61,10 +61,10 @@ def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
 
 
 class SqliteFile:
-    """A database. It is made in one go and moved to its place, so it needs no journal."""
+    """A database. It's written in one go and then moved to its place, so it needs no journal."""
 
     def __init__(self, path: Path, named: Path) -> None:
-        """`named` is what messages call it."""
+        """`named` is its name in messages."""
         self._named = named
         with self._reported():
             self._database = sqlite3.connect(path, isolation_level=None)
@@ -80,7 +80,7 @@ class SqliteFile:
             raise OutputError(str(error), str(self._named)) from None
 
     def create(self, table: ExportTable) -> None:
-        """Makes a table with the rows that it always has."""
+        """Create a table with its fixed rows."""
         types = {"text": "TEXT", "f32": "REAL", "f64": "REAL"}
         fields = ", ".join(f'"{field.name}" {types.get(field.type, "INTEGER")}' for field in table.fields)
         with self._reported():
@@ -90,7 +90,7 @@ class SqliteFile:
                 self._database.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', table.rows)
 
     def write(self, table: ExportTable, count: int, columns: Columns) -> None:
-        """Adds rows."""
+        """Add rows."""
         given = [field for field in table.fields if columns.get(field.name) is not None]
         names, marks = ", ".join(f'"{field.name}"' for field in given), ", ".join("?" * len(given))
         statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'
@@ -113,17 +113,17 @@ class SqliteFile:
         return [value if value is None or value < 1 << 63 else value - (1 << 64) for value in part]
 
     def close(self) -> None:
-        """Ends the file."""
+        """Finish the file."""
         with self._reported():
             self._database.execute("COMMIT")
             self._database.close()
 
 
 class ParquetFiles:
-    """A folder of files NAME.parquet. Rows are kept until there are enough of them for a group."""
+    """A folder of files NAME.parquet. Rows are kept until there are enough of them for a row group."""
 
     def __init__(self, folder: Path, named: Path) -> None:
-        """`named` is what messages call it. Raises MissingError without pyarrow."""
+        """`named` is its name in messages. Raises MissingError without pyarrow."""
         pyarrow, self._parquet = load_pyarrow()
         self._pyarrow = pyarrow
         self._folder, self._named = folder, named
@@ -142,7 +142,7 @@ class ParquetFiles:
             raise OutputError(error.strerror or str(error), str(self._named)) from None
 
     def create(self, table: ExportTable) -> None:
-        """Makes a file, with the rows that it always has."""
+        """Create a file with its fixed rows."""
         schema = self._pyarrow.schema([(field.name, self._types[field.type]) for field in table.fields])
         with self._reported():
             path = self._folder / f"{table.name}.parquet"
@@ -153,7 +153,7 @@ class ParquetFiles:
             self.write(table, len(table.rows), columns)
 
     def write(self, table: ExportTable, count: int, columns: Columns) -> None:
-        """Adds rows."""
+        """Add rows."""
         schema = self._writers[table.name].schema
         for at in range(0, count, GROUP):
             end = min(count, at + GROUP)
@@ -179,7 +179,7 @@ class ParquetFiles:
                 self._writers[name].write_table(self._pyarrow.Table.from_batches(waiting))
 
     def close(self) -> None:
-        """Ends the files."""
+        """Finish the files."""
         for name, writer in self._writers.items():
             self._flush(name)
             with self._reported():
@@ -187,7 +187,7 @@ class ParquetFiles:
 
 
 def load_pyarrow() -> tuple[Any, Any]:
-    """The package, and the part of it that writes files. Raises MissingError."""
+    """Return pyarrow and its module that writes files. Raises MissingError."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""What probes saved, as tables: one for each map, with a row for each record."""
+"""Export the records that probes saved: a table for each map, with a row for each record."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout
 
 MOST_TABLES = 200
-WINDOW = 1 << 18  # records that are looked at together
-WIDTHS = {"f16": "f32"}  # what no database has
+WINDOW = 1 << 18  # records per write
+WIDTHS = {"f16": "f32"}  # databases lack the former
 COUNT, SLOT = TableColumn("recorded", "u64"), TableColumn("slot", "u32")
 
 
 class MapTables:
-    """The tables of all maps; `left_out` are the names of those that there was no table for."""
+    """The tables of all maps; `left_out` are the names of maps that got no table because there are too many."""
 
     def __init__(self, tables: TableFile) -> None:
         self.left_out: set[str] = set()
@@ -28,7 +28,7 @@ class MapTables:
         self._made: dict[tuple[str, tuple[tuple[str, str], ...], bool], tuple[ExportTable, list[str]]] = {}
 
     def add(self, global_pid: int, buffer: Buffer) -> None:
-        """Writes what a launch saved to a map. Raises what `Buffer.read` raises."""
+        """Write what a launch saved to a map. Raises what `Buffer.read` raises."""
         found = self._find(buffer.map)
         if found is None:
             self.left_out.add(buffer.map.name)
@@ -43,7 +43,7 @@ class MapTables:
                 self._tables.write(table, count, who | places | columns)
 
     def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
-        """Its table, and the columns of its fields. Maps of one name with other fields have tables of their own."""
+        """Return the table of a map, and its fields' columns. Maps of one name with other fields get own tables."""
         key = layout.name, tuple(layout.types.items()), layout.capacity > 0
         if key not in self._made:
             if len(self._made) >= MOST_TABLES:
@@ -60,7 +60,7 @@ class MapTables:
 
 
 def _iter_windows(buffer: Buffer, saved: Any) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Where records are, and the records, some blocks at a time. A unit is counted in its block."""
+    """Yield the positions of records, and the records, some blocks at a time. Units are numbered within their block."""
     layout, (blocks, units) = buffer.map, (buffer.launch.blocks, buffer.map.units(buffer.launch.threads))
     if saved.units is not None:
         for at in range(0, len(saved.slots), WINDOW):

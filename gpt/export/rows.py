@@ -1,4 +1,4 @@
-"""From the rows of a process to those of the tables of an export."""
+"""Convert the rows of a process to rows of the export's tables."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.rows import Rows, Threads
 
-ID_BITS = 24  # of a pid and of a tid, in globalPid and globalTid
+ID_BITS = 24  # per pid and tid in globalPid and globalTid
 LOW = (1 << ID_BITS) - 1
-OPEN_RANGES = 1 << 18  # that are kept
-LAUNCHING = ("kernel", "memcpy", "memset", "graph")  # types of calls that make the GPU do something
+OPEN_RANGES = 1 << 18  # most ranges, and most ends, that are kept for their other half
+LAUNCHING = ("kernel", "memcpy", "memset", "graph")  # types of calls that may start work on the GPU
 WIDE = {"object": "object", "to": "dst", "from": "src", "bytes": "bytes", "stream": "streamId"}
-PARTS = ("prologue", "epilogue", "kernel", "original")  # of a launch with probes that are timed
+PARTS = ("prologue", "epilogue", "kernel", "original")  # the timed parts of a probed launch
 SHAPE = {
     **{f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block", "cluster") for axis in "xyz"},
     "shared": "dynamicSharedMemory",
@@ -37,9 +37,9 @@ SHAPE = {
 
 
 class ProcessRows:
-    """What of a process goes into the tables: the rows that it has collected by now, whenever they are asked for.
+    """Writes a process's part of the tables: each `take` writes the rows that were collected since.
 
-    `number` counts the processes of its pid that came before, and `offset` is added to its CLOCK_MONOTONIC.
+    `number` counts earlier processes with the same pid, and `offset` is added to its CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class ProcessRows:
     ) -> None:
         self.process, self.offset = process, offset
         self.global_pid = (number & 0x7FFF) << 2 * ID_BITS | (process.pid & LOW) << ID_BITS
-        self.lost = Counter[str]()  # launches with probes, by why what they saved is not there
-        self.apart = 0  # work on the GPU whose call is not known
+        self.lost = Counter[str]()  # buffers of probes that could not be read, by reason
+        self.apart = 0  # work on the GPU whose call isn't known
         self._strings, self._tables, self._maps = strings, tables, maps
         header = process.header
         self._calls = CallNumbers(header["tsc"] if "tsc_hz" in header else header["monotonic"])
         self._matcher = Matcher()
-        self._late: dict[int, int] = {}  # numbers of names that are not known yet, by function of the driver
-        self._late_kernels: dict[int, Names] = {}  # the same of kernels
+        self._late: dict[int, int] = {}  # reserved names of driver functions, by id
+        self._late_kernels: dict[int, Names] = {}  # reserved names of kernels, by id
         self._counts: tuple[Counter[int], Counter[int]] = Counter(), Counter()  # launches, calls
-        self._ranges: dict[int, dict[str, Any]] = {}  # that are open, by id
-        self._ends: dict[int, dict[str, Any]] = {}  # of ranges that have not come
+        self._ranges: dict[int, dict[str, Any]] = {}  # open ones, by id
+        self._ends: dict[int, dict[str, Any]] = {}  # ends whose ranges have not come
         self._domains: dict[str, int] = {}
 
     def take(self, over: bool = False) -> None:
-        """Writes what has come. If the process is `over` nothing waits any longer."""
+        """Write everything that has come. When the process is `over`, nothing waits any longer."""
         process = self.process
         for threads, rows in process.calls.take():
             self._add_calls(threads, rows)
@@ -83,13 +83,13 @@ class ProcessRows:
         return self.process.clock.times(stamps) + self.offset
 
     def _span(self, stamps: npt.NDArray[np.uint64], took: npt.NDArray[np.uint64]) -> dict[str, Any]:
-        """`start` and `end`. A call without a duration has no `end`: NULL."""
+        """Return `start` and `end`. A call without a duration has no `end`: NULL."""
         start = self._times(stamps)
         ends = start + np.minimum(self.process.clock.durations(took), LIMIT).astype(np.int64)
         return {"start": start, "end": np.ma.MaskedArray(ends, took == 0)}
 
     def global_tids(self, threads: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.int64]:
-        """Threads, with their process."""
+        """Combine thread ids with the process."""
         return self.global_pid | (threads.astype(np.uint64) & np.uint64(LOW)).astype(np.int64)
 
     # Names
@@ -103,7 +103,7 @@ class ProcessRows:
         return self._late.setdefault(id_, 0) or self._late.update({id_: self._strings.reserve()}) or self._late[id_]
 
     def _name_kernels(self, ids: npt.NDArray[np.uint32]) -> dict[str, Any]:
-        """The three names of the kernels that functions are; none for number 0."""
+        """Return columns with the three names of each kernel, masked for id 0."""
         known, which = np.unique(ids, return_inverse=True)
         names = self.process.kernels()
         told = (id_ for id_ in known.tolist() if id_ in names and id_ not in self._late_kernels)
@@ -124,7 +124,7 @@ class ProcessRows:
 
     def _add_calls(self, threads: Threads, rows: Rows) -> None:
         apis, known = rows["api"], rows.dtype.names or ()
-        ours = ~_each(apis, self.process.is_ioctl).astype(bool)  # ioctls are told as records, too, which say more
+        ours = ~_each(apis, self.process.is_ioctl).astype(bool)  # `ioctl` records have more on the others
         if not ours.all():
             threads, rows = threads[ours], rows[ours]
         if not len(rows):
@@ -223,7 +223,7 @@ class ProcessRows:
             done += [(record, None) for record in self._ranges.values()]
             self._ranges = {}
         if over or len(self._ends) > OPEN_RANGES:
-            self._ends = {}  # of ranges that began before a fork, or were left out
+            self._ends = {}  # their ranges began before a fork, or were left out
         if done:
             self._write_ranges(done)
 
@@ -338,7 +338,7 @@ class ProcessRows:
             self._tables.write(schema.GRAPH_WORK, len(done), {"globalPid": self.global_pid, **what, **ran})
         self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
         process, names = self.process, self.process.kernels()
-        found = process.probes.unprobed if not process.is_narrow else {}  # they say neither thread nor time
+        found = process.probes.unprobed if not process.is_narrow else {}  # they have neither thread nor time
         unprobed = [(*key, count) for key, count in found.items() if process.is_chosen(names.get(key[0], ""))]
         functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
         self._write_by_kernel(schema.UNPROBED, functions, {"reason": reasons, "launches": counts})
@@ -356,7 +356,7 @@ class ProcessRows:
             self._tables.write(table, len(functions), {"globalPid": self.global_pid, **names, **columns})
 
     def iter_lost(self) -> Iterator[str]:
-        """What is missing."""
+        """Yield a line for each kind of missing data."""
         for reason, count in self.lost.most_common(3):
             yield f"{count:,} buffers of probes are lost: {reason}"
         if self.apart:
@@ -364,7 +364,7 @@ class ProcessRows:
 
 
 def _each(ids: npt.NDArray[np.uint32], tell: Any) -> npt.NDArray[np.int64]:
-    """What is told of each id, asked once for each."""
+    """Call `tell` once for each distinct id, and return the results for all."""
     known, which = np.unique(ids, return_inverse=True)
     return np.array([tell(id_) for id_ in known.tolist()], np.int64)[which]
 

@@ -1,10 +1,10 @@
-"""The tables of an export and their columns, with the names that Nsight Systems' own export has for them.
+"""The tables of an export and their columns, named as in Nsight Systems' own export.
 
-Nsight Systems exports a table for each type of event (its documentation: SQLite Export Schema Reference). Calls of the
-driver stand in CUPTI_ACTIVITY_KIND_RUNTIME there too, told apart by `eventClass`. Here is what a trace of ours says of
-these tables. What it says beside that is in tables GPT_*, which Nsight Systems does not have.
+Nsight Systems exports a table for each type of event (its documentation: SQLite Export Schema Reference). It also keeps
+driver calls in CUPTI_ACTIVITY_KIND_RUNTIME, distinguished by `eventClass`. These tables have the columns that our
+traces can fill. Everything else is in tables GPT_*, which Nsight Systems does not have.
 
-A column is named with its type: i64, u64 and smaller ones, f32, f64 or text. Any value may be NULL.
+A column is declared with its type: i64, u64 and smaller ones, f32, f64 or text. Any value may be NULL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_NAME = 100  # characters of a table or column that is named by the trace
+MOST_NAME = 100  # characters of a table's or column's name that comes from the trace
 
 
 class TableColumn(NamedTuple):
@@ -24,7 +24,7 @@ class TableColumn(NamedTuple):
 
 
 class ExportTable(NamedTuple):
-    """A table; `rows` are those that it always has."""
+    """A table; `rows` are fixed rows that it always has."""
 
     name: str
     fields: tuple[TableColumn, ...]
@@ -32,13 +32,13 @@ class ExportTable(NamedTuple):
 
 
 def make_fields(text: str) -> tuple[TableColumn, ...]:
-    """Columns of `TYPE NAME NAME ...; TYPE NAME ...`."""
+    """Parse columns from `TYPE NAME NAME ...; TYPE NAME ...`."""
     parts = (part.split() for part in text.split(";"))
     return tuple(TableColumn(name, type_) for type_, *names in parts for name in names)
 
 
 def make_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """Names that a trace chose, as tables and columns may be called: in SQLite upper and lower case are the same."""
+    """Turn names from a trace into unique names of tables or columns; SQLite ignores case."""
     used, found = {name.lower() for name in taken}, []
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)[:MOST_NAME] or "_"
@@ -63,7 +63,7 @@ COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # of ENUM_CUDA_MEMCPY_OP
 REGULAR, COOPERATIVE = 1, 2  # of ENUM_CUDA_KERNEL_LAUNCH_TYPE
 
 RUNTIME = ExportTable("CUPTI_ACTIVITY_KIND_RUNTIME", make_fields(CALL))
-# NULL: queries written for Nsight Systems ask for them.
+# Always NULL, but queries written for Nsight Systems ask for them.
 UNSAID = "u32 greenContextId registersPerThread staticSharedMemory localMemoryPerThread localMemoryTotal"
 KERNEL = ExportTable("CUPTI_ACTIVITY_KIND_KERNEL", make_fields(f"{WORK}; {NAMES}; u8 launchType; {SHAPE}; {UNSAID}"))
 MEMCPY = ExportTable("CUPTI_ACTIVITY_KIND_MEMCPY", make_fields(f"{WORK}; u64 bytes; u8 copyKind"))

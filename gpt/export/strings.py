@@ -1,4 +1,4 @@
-"""Texts by number: what rows name, as StringIds has it."""
+"""Number the texts that rows refer to, as in the table StringIds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from gpt.screen.demangle import readable
 
-Names = tuple[int, int, int]  # of a kernel: demangled, short and mangled
+Names = tuple[int, int, int]  # for a kernel: demangled, short and mangled
 
 _NAMELESS = re.compile(r"\((?:anonymous namespace|unnamed)\)::|\{[^{}]*\}::")
 
 
 class Strings:
-    """Every text once. A number may be reserved for one that is not known yet."""
+    """Stores every text once. A number can be reserved for a text that isn't known yet."""
 
     def __init__(self) -> None:
         self.texts: list[str] = [""]  # by number
@@ -21,7 +21,7 @@ class Strings:
         self._kernels: dict[str, Names] = {}
 
     def number(self, text: str) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         found = self._numbers.get(text)
         return self._add(text) if found is None else found
 
@@ -31,25 +31,25 @@ class Strings:
         return len(self.texts) - 1
 
     def reserve(self) -> int:
-        """A number for a text that comes later."""
+        """Reserve a number for a later text."""
         self.texts.append("")
         return len(self.texts) - 1
 
     def learn_kernels(self, mangled: Iterable[str]) -> None:
-        """Takes the names of kernels in, which is cheaper for many at once."""
+        """Add names of kernels, which is cheaper for many at once."""
         new = [name for name in dict.fromkeys(mangled) if name not in self._kernels]
         for name, text in zip(new, readable(new), strict=True):
             self._kernels[name] = self.number(text), self.number(shorten_kernel(text)), self.number(name)
 
     def kernel(self, mangled: str) -> Names:
-        """The numbers of the names of a kernel."""
+        """Return the numbers of a kernel's names."""
         if mangled not in self._kernels:
             self.learn_kernels([mangled])
         return self._kernels[mangled]
 
 
 def shorten_kernel(name: str) -> str:
-    """`gemm` of `void lib::gemm<float, 4>(float*)`: without namespaces, arguments and what it is a template of."""
+    """Shorten `void lib::gemm<float, 4>(float*)` to `gemm`: no namespaces, arguments or template arguments."""
     depth = 0
     kept: list[str] = []
     for character in _NAMELESS.sub("", name):

@@ -1,4 +1,4 @@
-"""What an export says of processes, GPUs and itself."""
+"""Export the tables about processes, GPUs and the export itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 
 class Targets:
-    """Processes by now, and what they say of the machines and GPUs that they ran on."""
+    """The processes so far, and their machines and GPUs."""
 
     def __init__(self, tables: TableFile) -> None:
         self._tables = tables
@@ -33,11 +33,11 @@ class Targets:
         self._gpus: dict[Any, int] = {}
         self._captured: list[Row] = []
         self._first: tuple[int, int] | None = None  # time of day and clock
-        self._said: list[Row] = []  # of DIAGNOSTICS
+        self._said: list[Row] = []  # rows of DIAGNOSTICS
         self._number = 0
 
     def offset(self, process: Process) -> int:
-        """ns to add to CLOCK_MONOTONIC of a process; 0 is when the first process began that was known by the first."""
+        """Return the ns to add to CLOCK_MONOTONIC of a process; 0 is the earliest begin known at the first call."""
         if self._machines is None:
             self._machines = process.machines
             self._machines.fix()
@@ -49,7 +49,7 @@ class Targets:
         return offset
 
     def add(self, rows: ProcessRows, strings: Strings) -> None:
-        """A process that is over."""
+        """Add a process that is over."""
         process, header, pid = rows.process, rows.process.header, rows.global_pid
         argv = header["argv"]
         self._number += 1
@@ -89,7 +89,7 @@ class Targets:
         self._write(schema.DEVICES, [(number, _fit(ordinal), process.pid, uuid, _fit(sms))])
 
     def close(self, incomplete: list[str], strings: Strings) -> None:
-        """All has been read but what these lines say."""
+        """Write the rest after everything was read; `incomplete` lists what's missing."""
         known = {text for _, text, _ in self._said}
         self._said += [(schema.ERROR, line, None) for line in incomplete if line not in known]
         self._write(schema.DIAGNOSTICS, self._said)

@@ -1,6 +1,6 @@
-"""A timeline as text: a line a track, in each of its cells the letter of what took most of that piece of time.
+"""A timeline as text: one line per track, with cells that show as a letter what took most of that slice of time.
 
-A letter is large where that took at least half of the piece, small where less; a point stands for nothing at all.
+A letter is upper case if it took at least half of the slice, else lower case; a dot means that nothing happened.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LETTERS = {
 }  # fmt: skip
 CALLS = {"kernel": "L", "graph": "L", "memcpy": "C", "memset": "C", "memory": "A", "module": "O", "sync": "W"}
 COPIES = {"HtoD": "H", "DtoH": "D"}
-LABEL, LEAST = 24, 20  # columns of a name at most, and of a line of cells at least
-TICK = 16  # columns from one time of the axis to the next
+LABEL, LEAST = 24, 20  # most columns of a name, fewest of the cells
+TICK = 16  # columns between times on the axis
 OPEN, MARK = ">", "!"
-PROBED, FACTS = 5, 400  # kernels of which it is said what probes saved, and characters of that
-SUM = "bytes copied "  # counters that only grow
+PROBED, FACTS = 5, 400  # kernels whose probe results are shown, and characters for each
+SUM = "bytes copied "  # totals that only grow
 
 Cells = npt.NDArray[np.float64]
 
 
 def iter_lines(timeline: Timeline, width: int) -> Iterator[str]:
-    """Its lines, at most `width` columns wide, with their ends."""
+    """Yield its lines, at most `width` columns wide, with newlines."""
     if len(timeline.spans) or timeline.marks:
         yield from _iter_tracks(timeline, width)
         for line in _iter_probes(timeline):
@@ -46,7 +46,7 @@ def iter_lines(timeline: Timeline, width: int) -> Iterator[str]:
 
 
 def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
-    """The rows of each process, the axis, and what letters and digits mean."""
+    """Yield the rows of each process, the axis, and the legend."""
     counters = [counter for counter in timeline.counters if not counter.name.startswith(SUM)]
     names = [title(track) for track in timeline.tracks] + [counter.name for counter in counters]
     label = min(LABEL, max(map(cell_len, map(printable, names))) + 3, max(LEAST // 2, width - LEAST))
@@ -57,7 +57,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
     for mark in timeline.marks:
         marks.setdefault(mark.track, []).append(mark)
     used: set[str] = set()
-    tops: dict[tuple[str, str], int] = {}  # of counters of one name
+    tops: dict[tuple[str, str], int] = {}  # highest values, of counters with one name and unit
     for one in counters:
         key = one.name, one.unit
         tops[key] = max(tops.get(key, 0), int(one.values.max(initial=0)))
@@ -76,7 +76,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
             ranges, others = (spans[(spans["category"] == RANGE) == wanted] for wanted in (True, False))
             if len(ranges) or track in marks:
                 drawn = _draw_ranges(timeline, ranges, marks.get(track, []), edges)
-                if drawn or not len(others):  # none has room for its name
+                if drawn or not len(others):  # no range has room for its name
                     yield f"  {' ' * (label - 2) if len(others) else name}{drawn}\n"
             if len(others):
                 drawn = _draw(timeline, others, edges)
@@ -94,7 +94,7 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
 
 
 def _pad(text: str, width: int) -> str:
-    """A name in so many columns, the last of them free."""
+    """Fit a name into this many columns, with the last one left blank."""
     short = shorten(printable(text), width - 1)
     return short + " " * (width - cell_len(short))
 
@@ -104,11 +104,11 @@ def _human(most: int, unit: str) -> str:
 
 
 def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
-    """The most of each piece of time, in ninths of the most of all."""
+    """Draw the highest value in each slice of time, in ninths of the highest of all."""
     times, values = counter.times, counter.values.astype(np.float64)
-    first = np.searchsorted(times, edges[:-1], side="right") - 1  # what it is as the piece begins
+    first = np.searchsorted(times, edges[:-1], side="right") - 1  # its value as the slice begins
     last = np.searchsorted(times, edges[1:])
-    padded = np.append(values, 0.0)  # the place -1: before the first of them
+    padded = np.append(values, 0.0)  # for index -1: before the first value
     most = padded[first]
     inner = np.flatnonzero(last > first + 1)
     for cell in inner.tolist():
@@ -118,7 +118,7 @@ def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
 
 
 def _iter_probes(timeline: Timeline) -> Iterator[str]:
-    """What probes saved in the first launches of each kernel, or why there were none."""
+    """Yield the results of probes in the first launches of each kernel, or why they saved nothing."""
     noted = timeline.spans[timeline.spans["fact"] > 0]
     names, first, counts = np.unique(noted["name"], return_index=True, return_counts=True)
     for row in np.argsort(-counts, kind="stable").tolist()[:PROBED]:
@@ -131,7 +131,7 @@ def _iter_probes(timeline: Timeline) -> Iterator[str]:
 
 
 def _draw(timeline: Timeline, spans: Spans, edges: Cells) -> str:
-    """The letters of a track."""
+    """Draw the letters of a track."""
     letters = [*LETTERS]
     kinds = _find_letters(timeline, spans)
     took = np.zeros((len(letters), len(edges) - 1))
@@ -149,12 +149,12 @@ def _draw(timeline: Timeline, spans: Spans, edges: Cells) -> str:
 
 
 def _cell(time: float, edges: Cells) -> int:
-    """The piece of time that something which ends, or is marked, then is in."""
+    """Return the slice for the time of an end or a mark."""
     return min(max(int(np.searchsorted(edges, time)) - 1, 0), len(edges) - 2)
 
 
 def _find_letters(timeline: Timeline, spans: Spans) -> npt.NDArray[np.int64]:
-    """The place in LETTERS of what stands for each span."""
+    """Return the index in LETTERS for each span."""
     rows = timeline.calls if spans["category"][0] < KERNEL else timeline.gpu_times
     source = rows[spans["source"]]
     probed = np.array([bool(facts) and "unprobed" not in facts for facts in timeline.saved.facts])
@@ -173,10 +173,10 @@ def _letter(timeline: Timeline, key: int) -> str:
 
 
 def _time_in(spans: Spans, edges: Cells) -> Cells:
-    """How long spans were, together, in each piece of time; those in others do not count."""
+    """Return the total time of spans in each slice; time that several spans cover counts once."""
     begin, end = np.sort(spans["begin"]), np.sort(spans["end"])
     inner = begin[1:] >= end[:-1]
-    if not inner.all():  # one lies in another, or they overlap: what is covered counts once
+    if not inner.all():  # spans are nested or overlap: merge them
         order = np.argsort(spans["begin"], kind="stable")
         begin, reach = spans["begin"][order], np.maximum.accumulate(spans["end"][order])
         first = np.append(True, begin[1:] > reach[:-1])
@@ -186,7 +186,7 @@ def _time_in(spans: Spans, edges: Cells) -> Cells:
 
 
 def _since(times: npt.NDArray[np.int64], moments: Cells) -> Cells:
-    """For each moment, how long ago the `times` before it were, together."""
+    """Return for each moment the sum of the time since each of the earlier `times`."""
     sums = np.append(0.0, np.cumsum(times - times[0], dtype=np.float64))
     count = np.searchsorted(times, moments)
     found: Cells = count * (moments - times[0]) - sums[count]
@@ -194,11 +194,11 @@ def _since(times: npt.NDArray[np.int64], moments: Cells) -> Cells:
 
 
 def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cells) -> str:
-    """The outermost ranges, as far as their names have room: `[forward  ][backward ]`, and marks between them."""
+    """Draw the outermost ranges whose names have room, `[forward  ][backward ]`, and marks between them."""
     cells = [" "] * (len(edges) - 1)
     free = 0
-    for span in spans[spans["end"] - spans["begin"] > edges[1] - edges[0]]:  # the others have no room for a name
-        first = max(free, int(np.searchsorted(edges, span["begin"], side="right")) - 1)  # where another one may end
+    for span in spans[spans["end"] - spans["begin"] > edges[1] - edges[0]]:  # shorter ones have no room for a name
+        first = max(free, int(np.searchsorted(edges, span["begin"], side="right")) - 1)  # another may end here
         last = min(len(cells), int(np.searchsorted(edges, span["end"])))
         if last - first < 3:
             continue
@@ -217,7 +217,7 @@ def _draw_ranges(timeline: Timeline, spans: Spans, marks: list[Mark], edges: Cel
 
 
 def _write(cells: list[str], place: int, text: str) -> None:
-    """The text from a place on; a character that takes two columns has two places."""
+    """Write text into cells; a character that is two columns wide fills two cells."""
     for character in text:
         width = cell_len(character)
         if not width and place:
@@ -227,7 +227,7 @@ def _write(cells: list[str], place: int, text: str) -> None:
 
 
 def _draw_axis(cells: int, edges: Cells) -> str:
-    """Times since the first span."""
+    """Draw times since the first span."""
     texts = [f"|{human_time(edges[at] - edges[0])}" for at in range(0, cells - TICK // 2, TICK)]
     return "".join(f"{text:{TICK}}" for text in texts).rstrip()
 

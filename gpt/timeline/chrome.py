@@ -1,9 +1,9 @@
-"""A timeline as JSON of Chrome's Trace Event Format, in the form that PyTorch's profiler gives it (Kineto).
+"""A timeline as JSON in Chrome's Trace Event Format, in the variant that PyTorch's profiler (Kineto) writes.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, and what Kineto adds to it: rows of
-a GPU have the number of the device for their process and that of the stream for their thread; `correlation` is the
-same of a call and of what it made the GPU do, and an arrow `ac2g` leads there. chrome://tracing, Perfetto and HTA
-read it. Times are us since the first process began.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, and Kineto's conventions: for work on a
+GPU, the process is the number of the device and the thread is the number of the stream; a call and the GPU work that it
+started share a `correlation`, and an arrow `ac2g` connects them. chrome://tracing, Perfetto and HTA read it. Times are
+us since the first process began.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from gpt.trace.calls_store import NO_DEVICE
 
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
          RANGE: "user_annotation"}  # fmt: skip
-WINDOW = 1 << 14  # spans that are made text at once
+WINDOW = 1 << 14  # spans that are formatted at once
 OTHERS = 1 << 32
 
 
 def iter_text(timeline: Timeline) -> Iterator[str]:
-    """The whole of the JSON, a part at a time."""
+    """Yield the JSON in parts."""
     writer = _Writer(timeline)
     ranks = {process.header.get("rank", 0) for process in timeline.model.processes}
     rank = ranks.pop() if len(ranks) == 1 else 0
@@ -64,7 +64,7 @@ def _quote(value: object) -> str:
 
 
 class _Writer:
-    """Makes events of spans. What spans of one name and row have in common is made once."""
+    """Make events from spans. Text that spans of one name and row share is made once."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -74,9 +74,9 @@ class _Writer:
         self._rows = list(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[tuple[int, int]]:
-        """`pid` and `tid` of each track. What is neither a stream nor a thread gets a `tid` that no thread has."""
+        """Yield `pid` and `tid` of each track. Tracks other than streams and threads get a `tid` above any thread's."""
         others = count(OTHERS)
-        streams: dict[tuple[int, int], dict[int, int]] = {}  # numbers, of each GPU of a process
+        streams: dict[tuple[int, int], dict[int, int]] = {}  # of each process and GPU: numbers by stream
         for track in self._timeline.tracks:
             if track.kind == STREAM:
                 own = streams.setdefault((track.process, track.device), {})
@@ -90,7 +90,7 @@ class _Writer:
                 yield self._hosts[track.process], track.number if thread else next(others)
 
     def iter_names(self) -> Iterator[str]:
-        """What rows and processes are called."""
+        """Yield the names of rows and processes."""
         form = '{{"ph":"M","name":"{}","pid":{},"tid":{},"ts":0,"args":{{"{}":{}}}}}'
         order = count()
         for place, process in by_rank(self._timeline.model):
@@ -107,7 +107,7 @@ class _Writer:
             yield form.format("thread_sort_index", pid, tid, "sort_index", next(order))
 
     def iter_parts(self) -> Iterator[list[str]]:
-        """All events but names, some thousand at a time."""
+        """Yield all events but names, some thousands at a time."""
         for number in range(len(self._timeline.tracks)):
             spans = self._timeline.of(number)
             for at in range(0, len(spans), WINDOW):
@@ -163,7 +163,7 @@ class _Writer:
         known = ("" if device == NO_DEVICE else f',"device":{device}' for device in devices)
         same = [f'{device},"stream":{stream}' for device in known]
         told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
-        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto has it
+        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto computes it
         return [
             same,
             _tell("correlation", np.where(callers >= 0, callers + CORRELATION, 0)),
@@ -173,7 +173,7 @@ class _Writer:
         ]
 
     def _iter_arrows(self) -> Iterator[list[str]]:
-        """From each call to what it made the GPU do."""
+        """Yield arrows from calls to the GPU work that they started."""
         timeline = self._timeline
         spans, callers = timeline.spans, timeline.callers
         rows = np.array(self._rows, np.int64).reshape(-1, 2)
@@ -197,7 +197,7 @@ class _Writer:
 
 
 def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:
-    """The text of an argument for each span, none for 0."""
+    """Format an argument for each span; 0 gives no text."""
     return [f',"{name}":{value}' if value else "" for value in values.tolist()]
 
 

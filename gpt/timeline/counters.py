@@ -1,4 +1,4 @@
-"""Figures over time that are drawn above the rows of a process."""
+"""Counters over time, drawn above the rows of a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
-PARTS, LEAST = 1000, 1000  # of the time in which anything was copied, and ns of a part at least
+PARTS, LEAST = 1000, 1000  # slices of the time with copies, and fewest ns of a slice
 SECOND = 1e9  # ns
 MOST = float(1 << 62)
 NO_COPIES = np.zeros(0, np.int64), np.zeros(0)
@@ -23,7 +23,7 @@ NO_COPIES = np.zeros(0, np.int64), np.zeros(0)
 
 @dataclass(frozen=True)
 class Counter:
-    """A figure over time: from `times` on, in ns, it is `values`."""
+    """A figure over time: from each of `times` (ns) on, it has the value in `values`."""
 
     process: int
     name: str
@@ -35,9 +35,9 @@ class Counter:
 def count_copies(
     model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void], callers: Whole
 ) -> Iterator[Counter]:
-    """The bytes that each process has copied by then, by direction, and how many a second.
+    """Yield the bytes that each process has copied so far, by direction, and the bytes per second.
 
-    Copies take as long as they ran on the GPU, or as their calls took if the trace does not say that.
+    A copy lasts as long as it ran on the GPU, or as its call took if the trace doesn't have that.
     """
     good = (calls["result"] == 0) & model.chosen(calls, type="memcpy") & (calls["bytes"] > 0)
     ran = np.flatnonzero((callers >= 0) & good[callers]) if len(calls) else np.zeros(0, np.int64)
@@ -65,7 +65,7 @@ def count_copies(
 
 
 def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple[int, str], tuple[Whole, Real]]:
-    """Return the launches of graphs that copy, by process and op: their places in the calls, and the bytes of each."""
+    """Return launches of graphs that copy, by process and op: their indices in the calls, and the bytes of each."""
     found: dict[tuple[int, str], tuple[Whole, Real]] = {}
     launches = np.flatnonzero(model.chosen(calls, type="graph", op="launch") & (calls["result"] == 0))
     for number, process in enumerate(model.processes):
@@ -80,21 +80,21 @@ def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple
 
 
 def spread(begins: Whole, ends: Whole, sizes: Real) -> tuple[Whole, Whole]:
-    """How many bytes a second there were in each of some parts of the time, and nothing after them."""
+    """Return the bytes per second in each of some slices of time, followed by 0."""
     first = begins.min()
     took = np.maximum(ends - begins, 1).astype(np.float64)
     begin = (begins - first).astype(np.float64)
     end, rates = begin + took, sizes / took
     edges = np.linspace(0, end.max(), int(min(PARTS, max(1, end.max() // LEAST))) + 1)
     done = np.diff(_since(begin, rates, edges) - _since(end, rates, edges))
-    done[done < sizes.sum() * 1e-12] = 0  # what is left of rounding
+    done[done < sizes.sum() * 1e-12] = 0  # rounding errors
     values = np.minimum(np.append(done / np.diff(edges), 0) * SECOND, MOST).astype(np.int64)
     new = np.append(True, values[1:] != values[:-1])
     return edges[new].astype(np.int64) + first, values[new]
 
 
 def _since(times: Real, rates: Real, moments: Real) -> Real:
-    """What flows of so much a ns that began at `times` have brought by each moment, together."""
+    """Return the bytes that flows have brought by each moment; each begins at its time and has its rate per ns."""
     order = np.argsort(times)
     count = np.searchsorted(times[order], moments)
     all_, late = (np.append(0.0, np.cumsum(one[order])) for one in (rates, rates * times))

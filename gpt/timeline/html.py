@@ -1,7 +1,7 @@
-"""A timeline as one page of HTML that needs nothing else: page.html, which draws, and the data that it draws.
+"""A timeline as one self-contained page of HTML: page.html, which draws, and the data that it draws.
 
-A row of the page is of one track and one depth of spans within each other, so its spans lie apart. Columns of all
-spans are arrays as they are in memory, compressed one after another and in base 64; the rest is JSON.
+A row of the page shows one track and one depth of nesting, so its spans don't overlap. Columns of all
+spans are arrays in native layout, compressed one after another, in base 64; the rest is JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 
 LEVEL = 6  # of zlib
-MARK = "<!--data-->"  # where the data goes in the page
-OPEN = 128  # of a category: the span has no end in the trace
-TOLD = ("bytes", "result", "shared", *SHAPE)  # of calls, and of what they made the GPU do
+MARK = "<!--data-->"  # placeholder for the data in the page
+OPEN = 128  # a bit of the category: the span has no end in the trace
+TOLD = ("bytes", "result", "shared", *SHAPE)  # about calls, and about the GPU work that they started
 
 
 def iter_text(timeline: Timeline) -> Iterator[str]:
-    """The page, a part at a time."""
+    """Yield the page in parts."""
     before, after = (files("gpt.timeline") / "page.html").read_text().split(MARK)
     depths = _find_depths(timeline)
     order = np.lexsort((timeline.spans["begin"], depths, timeline.spans["track"]))
@@ -47,7 +47,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
         "incomplete": [printable(line) for line in timeline.model.incomplete],
         "spans": len(spans),
     }
-    columns: list[npt.NDArray[np.generic]] = []  # the widest first: an array begins at a multiple of its width
+    columns: list[npt.NDArray[np.generic]] = []  # widest first, so that each array is aligned to its width
     for counter in timeline.counters:
         columns += [counter.times.astype("<f8"), counter.values.astype("<f8")]
     columns += [spans["begin"].astype("<f8"), (spans["end"] - spans["begin"]).astype("<f8")]
@@ -61,7 +61,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
 
 
 def _quote(value: object) -> str:
-    """JSON that ends no element of HTML, all in ASCII."""
+    """Format JSON so that it can't end an HTML element, all in ASCII."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
@@ -76,7 +76,7 @@ def _pack(columns: list[npt.NDArray[np.generic]]) -> Iterator[str]:
 
 
 def _find_depths(timeline: Timeline) -> Whole:
-    """How many spans each one lies in: those before it in its track that have not ended when it begins."""
+    """Return the nesting depth of each span: how many earlier spans of its track haven't ended when it begins."""
     depths = np.zeros(len(timeline.spans), np.int64)
     for number in range(len(timeline.tracks)):
         low, high = timeline.edges[number : number + 2]
@@ -86,7 +86,7 @@ def _find_depths(timeline: Timeline) -> Whole:
 
 
 def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list[object]]:
-    """Each row: process, kind of track, title, track, depth, its first span and how many there are."""
+    """Yield each row: process, kind of track, title, track, depth, its first span and the number of spans."""
     marked = {mark.track for mark in timeline.marks}
     empty = [number for number, track in enumerate(timeline.tracks) if track in marked and not len(timeline.of(number))]
     new = (np.diff(spans["track"].astype(np.int64)) != 0) | (np.diff(depths) != 0)
@@ -99,10 +99,10 @@ def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
-    """Of what ran on the GPU the place of its call among the spans, -1 for all others."""
+    """For GPU work, return the index of its call's span; -1 for all other spans."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
-    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # of calls, and of the call -1
+    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # of calls, and one for the call -1
     host = ~work & (spans["category"] != RANGE)
     places[spans["source"][host]] = np.flatnonzero(host)
     links = np.full(len(spans), -1, np.int64)
@@ -111,7 +111,7 @@ def _find_links(timeline: Timeline, spans: Spans) -> Whole:
 
 
 def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
-    """What else there is to say of each span, as a number, and the texts of these numbers."""
+    """Return a number for each span that stands for its details, and the texts for these numbers."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)

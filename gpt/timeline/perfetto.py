@@ -1,12 +1,12 @@
-"""A timeline as Perfetto's protobuf: calls and ranges as track events, work on the GPU as its typed GPU records.
+"""A timeline as Perfetto's protobuf: calls and ranges as track events, work on the GPU as typed GPU records.
 
-https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema, and encodes what is
-there once or repeats itself; what differs from span to span is made by columns (wire.py). A record of work
-(GpuRenderStageEvent) names its stream, what ran, and grid and block of a kernel; the call that it is of names its
-`event_id`, which makes an arrow. Times are ns since the first process began.
+https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema, and encodes
+everything that occurs once or repeats; data that differs from span to span is encoded by columns (wire.py). A record
+of work (GpuRenderStageEvent) names its stream, the work, and grid and block of a kernel; the call that started it names
+its `event_id`, which makes an arrow. Times are ns since the first process began.
 
-Names of records, their launches and these arrows came to Perfetto in 2026. Versions before call a record as its stage
-is called, so each name has a stage of its own, whose description is what it is: a kernel, a copy.
+Perfetto got names of records, their launches and these arrows in 2026. Earlier versions show a record under the name of
+its stage, so each name has a stage of its own, whose description is its category: a kernel, a copy.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from gpt.timeline.tracks import (
 from gpt.timeline.wire import Columns
 
 WINDOW = 1 << 13  # packets that are encoded at once
-SEQUENCE = 1  # of the packets: names that were said once hold for all of it
+SEQUENCE = 1  # of packets: interned names hold for a whole sequence
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
 LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
-ARROWS = 1000  # that a call has at most
-NO_CALL = 1 << 62  # of a range
-LIMIT = 1 << 63  # of what int64 holds
+ARROWS = 1000  # most arrows of a call
+NO_CALL = 1 << 62  # for a range
+LIMIT = 1 << 63  # int64 holds less than this
 
 
 def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
-    """The whole trace, a part at a time. Raises MissingError without the package."""
+    """Yield the trace in parts. Raises MissingError without the package."""
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
     except ImportError:
@@ -56,13 +56,13 @@ def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
 
 
 class _Writer:
-    """Makes packets of spans. `iid`s are places in lists of names, from 1 on; 0 stands for none."""
+    """Make packets from spans. `iid`s are indices in lists of names, from 1 on; 0 stands for none."""
 
     def __init__(self, timeline: Timeline, schema: Any) -> None:
         self._timeline = timeline
         self._schema = schema
         self._hosts, self._gpus = number_processes(timeline)
-        self._zero = min(0, timeline.bounds[0])  # spans may begin before the first process is known to, packets not
+        self._zero = min(0, timeline.bounds[0])  # spans may precede the first process's known begin, packets not
         are_streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
         self._work = np.flatnonzero(are_streams[timeline.spans["track"]]) if len(are_streams) else are_streams
         streams = sorted({title(track) for track in timeline.tracks if track.kind == STREAM})
@@ -70,12 +70,12 @@ class _Writer:
         kinds = self._timeline.spans["name"].astype(np.int64) * len(CATEGORIES) + self._timeline.spans["category"]
         self._stages = {kind: iid for iid, kind in enumerate(np.unique(kinds[self._work]).tolist(), len(streams) + 1)}
         none = np.zeros(1, timeline.calls.dtype)
-        self._called = np.concatenate([timeline.calls, none])  # the last one stands for the call -1
-        self._made = np.argsort(timeline.callers, kind="stable")  # work by the call that it is of
+        self._called = np.concatenate([timeline.calls, none])  # the last row stands for the call -1
+        self._made = np.argsort(timeline.callers, kind="stable")  # work, sorted by its call
         self._callers = timeline.callers[self._made]
 
     def iter_parts(self) -> Iterator[bytes]:
-        """All packets."""
+        """Yield all packets."""
         yield self._begin()
         yield from self._iter_calls()
         for at in range(0, len(self._work), WINDOW):
@@ -85,7 +85,7 @@ class _Writer:
         yield self._marks()
 
     def _begin(self) -> bytes:
-        """Names, processes and tracks."""
+        """Make the names, processes and tracks."""
         trace = self._schema.Trace()
         packet = self._add(trace)
         packet.sequence_flags = self._schema.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
@@ -117,7 +117,7 @@ class _Writer:
         return _pack(trace)
 
     def _process(self, place: int) -> int:
-        """The number of its track; those of threads come first, and those of counters last."""
+        """Return the number of a process's track. Threads have smaller numbers, counters larger ones."""
         return len(self._timeline.tracks) + 1 + place
 
     def _add(self, trace: Any, time: int = 0) -> Any:
@@ -133,7 +133,7 @@ class _Writer:
         return event
 
     def _packets(self, times: Whole, name: str, *fields: Columns) -> bytes:
-        """A packet for each time, with a message of these fields."""
+        """Make a packet for each time, with a message of these fields."""
         schema = self._schema.TracePacket
         same = schema(trusted_packet_sequence_id=SEQUENCE, sequence_flags=schema.SEQ_NEEDS_INCREMENTAL_STATE)
         parts = (
@@ -144,7 +144,7 @@ class _Writer:
         return wire.message(_field(self._schema.Trace, "packet"), *parts).pack()
 
     def _iter_calls(self) -> Iterator[bytes]:
-        """Begins and ends of calls, ioctls and ranges, those of each track in their order."""
+        """Yield begins and ends of calls, ioctls and ranges, track by track and in order."""
         event, names, kinds = self._schema.TrackEvent, len(self._timeline.names), len(CATEGORIES)
         parts = [(np.zeros(0, bool), np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for number, track in enumerate(self._timeline.tracks):
@@ -173,7 +173,7 @@ class _Writer:
             yield self._packets(times[at : at + WINDOW], "track_event", same, wire.where(here, told))
 
     def _annotations(self, spans: Spans) -> Iterator[Columns]:
-        """What NOTES there are of each call, what is noted of it besides, and whether its end is missing."""
+        """Yield the NOTES that each call has, the facts of its probes, and whether its end is missing."""
         schema = self._schema.DebugAnnotation
         field = _field(self._schema.TrackEvent, "debug_annotations")
         source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
@@ -198,7 +198,7 @@ class _Writer:
         return self._schema.TrackEvent(debug_annotations=told)
 
     def _arrows(self, spans: Spans) -> Columns:
-        """The numbers of what each call made the GPU do."""
+        """List the ids of the GPU work that each call started."""
         source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), NO_CALL)
         first = np.searchsorted(self._callers, source)
         counts = np.minimum(np.searchsorted(self._callers, source, side="right") - first, ARROWS)
@@ -212,7 +212,7 @@ class _Writer:
         return wire.where(counts > 0, told)
 
     def _records(self, spans: Spans) -> bytes:
-        """Kernels, copies and the like, as the schema has them for GPUs."""
+        """Make records of kernels, copies and the like, in the schema's form for GPUs."""
         event, names, kinds = self._schema.GpuRenderStageEvent, len(self._timeline.names), len(CATEGORIES)
 
         def same(key: int) -> Any:
@@ -245,7 +245,7 @@ class _Writer:
         return name, wire.message(_field(extra, "value"), wire.digits(sizes))
 
     def _launches(self, calls: Any) -> Columns:
-        """Grid, block and shared memory of each."""
+        """Make grid, block and shared memory of each call."""
         rows = np.stack([calls[name].astype(np.int64) for name in (*SHAPE, "shared")], axis=1)
         _, first, which = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}"), return_index=True,
                                     return_inverse=True)  # fmt: skip
@@ -287,9 +287,9 @@ class _Writer:
 
 
 def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
-    """Begins and ends of spans that lie within each other or apart, in order: whether it is a begin, and its place.
+    """Merge begins and ends of nested or separate spans into one order: return whether each is a begin, and its index.
 
-    Begins are in order, those around others first; the places of ends are those in order of time.
+    Begins must be sorted, with outer spans first; the index of an end counts ends by time.
     """
     count = np.arange(len(begins))
     opens = np.zeros(2 * len(begins), bool)
@@ -300,12 +300,12 @@ def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
 
 
 def _text(text: str) -> str:
-    """A text as Perfetto takes it: what follows NUL is lost there."""
+    """Make a text fit for Perfetto, which drops anything after NUL."""
     return valid(text).replace("\0", "\ufffd")
 
 
 def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:
-    """The message that is made of each key, once for all rows that have it."""
+    """Make a message from each key, once for all rows that share it."""
     known, which = np.unique(keys, return_inverse=True)
     return wire.choose([_pack(make(key)) for key in known.tolist()], which)
 

@@ -1,6 +1,7 @@
-"""What probes saved, for the spans of their launches: a few facts of each map.
+"""Summarize the data that probes saved for the spans of their launches: a few facts for each map.
 
-They are of the kernel, or, if the trace does not say when that ran or which of several it was, of the call.
+Facts belong to the kernel's span; if the trace doesn't say when the kernel ran, or which of several kernels of a call
+it was, they belong to the call's.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ Facts = dict[str, int | str]
 Places = npt.NDArray[np.uint32]
 Key = tuple[int, int, int]  # process, thread, and the start of the call
 
-STAMP = 1 << 32  # whole numbers that are all so large are clocks and addresses
-AT_ONCE = 16  # launches of a call that are told apart
+STAMP = 1 << 32  # integers that are all this large are clocks or addresses
+AT_ONCE = 16  # launches per call that are listed one by one
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 LOST = "lost: the trace ends before it was written"
 
 
 class SavedSpans(NamedTuple):
-    """`facts` of spans, and where they belong: for each call and each GPU time the place of its own; 0 for none.
+    """`facts` of spans, and the index of each call's and each GPU time's own facts; 0 for none.
 
-    `ran` are launches whose kernel is known, with the place of its GPU time; of `lost` ones the call is not.
+    `ran` are launches whose GPU time is known, with its index; `lost` counts launches without a call in the trace.
     """
 
     facts: list[Facts]
@@ -43,7 +44,7 @@ class SavedSpans(NamedTuple):
 
 
 def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[np.void]) -> SavedSpans:
-    """What was saved, or was to be saved, in all launches."""
+    """Collect the facts of all launches, probed or meant to be."""
     facts: list[Facts] = [{}]
     of_calls, of_work = np.zeros(len(calls), np.uint32), np.zeros(len(gpu), np.uint32)
     for number, process in enumerate(model.processes):
@@ -64,7 +65,7 @@ def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[
     placed, lost = [], 0
     for launch, saved, key in launches:
         rows = [row for row in ran[key] if gpu["function"][row] == launch.function]
-        rows = rows or [row for row in ran[key] if gpu["function"][row] == 0]  # a graph as a whole
+        rows = rows or [row for row in ran[key] if gpu["function"][row] == 0]  # a whole graph
         places, here = (of_work, rows) if len(rows) == 1 else (of_calls, called[key])
         if not here:
             lost += 1
@@ -82,7 +83,7 @@ def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[
 
 
 def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | None, Key]]:
-    """Each launch with probes; what it saved, if any of that is there; and its call."""
+    """Yield each probed launch, the data that it saved if there is any, and its call."""
     known = {(launch.process, launch.launch.id): launch for launch in model.launches}
     for number, process in enumerate(model.processes):
         launches: list[ProbedLaunch] = process.probes.take_told("probed")
@@ -92,7 +93,7 @@ def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | N
 
 
 def _by_key(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64]) -> defaultdict[Key, list[int]]:
-    """The places of the rows that are of calls with these starts."""
+    """Return the indices of rows that belong to calls with these starts."""
     found = defaultdict[Key, list[int]](list)
     for place in np.flatnonzero(np.isin(rows[stamp], starts)).tolist():
         row = rows[place]
@@ -101,7 +102,7 @@ def _by_key(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64
 
 
 def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[str, str]) -> None:
-    """Adds what a launch saved. That of further ones of the same call has the kernel and the launch in its names."""
+    """Add the facts of a launch. If it isn't the first of its call, their names get the kernel and the launch."""
     number = facts["launches"] = int(facts["launches"]) + 1
     if number > AT_ONCE:
         return
@@ -113,7 +114,7 @@ def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[
 
 
 def describe(buffer: Buffer) -> Facts:
-    """What there is to say of a map of a launch, in a few words."""
+    """Describe a map of a launch in a few words."""
     layout, name = buffer.map, buffer.map.name
     if buffer.unsaved:
         return {name: buffer.lost or ""}

@@ -1,7 +1,8 @@
 """Traces as tracks: for each thread and each stream of a process a row of spans.
 
-Spans of a thread, its calls and the ranges that it pushed, lie within each other or apart; those of a stream lie apart.
-What overlaps otherwise has a row of its own, a further lane of its track, because no viewer can draw it in one.
+The spans of a thread (its calls, and the ranges that it pushed) are nested or separate; the spans of a stream are
+separate. Spans that overlap otherwise go to a further lane of their track, a row of its own, because no viewer can draw
+them in one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Whole = npt.NDArray[np.int64]
 Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
-MOST_PID = 1 << 31  # viewers have signed numbers of 32 bits
-CORRELATION = 1 << 16  # of the first call. HTA 0.5 with pandas 3 keeps places of rows in as many bits as these take
-TOGETHER = 4  # calls of different threads that may begin in the same nanosecond
+MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
+CORRELATION = 1 << 16  # of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these take
+TOGETHER = 4  # threads whose calls may begin in the same nanosecond
 
-# `source` is the place in the calls, GPU times or ranges. A span that is `open` has no end in the trace, and is drawn
-# until the last one of its process. `fact` is a place in the facts of what probes saved, 0 for none.
+# `source` is an index into the calls, GPU times or ranges. An `open` span has no end in the trace, and is drawn
+# until the last one of its process. `fact` is an index into the facts about saved data, 0 for none.
 SPAN = np.dtype(
     [
         ("begin", "<i8"),
@@ -48,20 +49,20 @@ SPAN = np.dtype(
 )
 CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
-KINDS = ("recording", "range", "thread", "stream")  # of tracks, in the order in which they are drawn
+KINDS = ("recording", "range", "thread", "stream")  # of tracks, in drawing order
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
 @dataclass(frozen=True, order=True)
 class Track:
-    """A row of a process, which is a place in the model. `lane` counts the rows that a track needs, from 0."""
+    """A row of a process (an index in the model). `lane` counts the rows that a track needs, from 0."""
 
     process: int
-    kind: int  # of KINDS
-    device: int  # of a stream, an ordinal; NO_DEVICE if that is not known; of all others 0
-    number: int  # a thread id, or the handle of a stream; of ranges that no thread pushed 0
-    title: str = ""  # their domain
+    kind: int  # index in KINDS
+    device: int  # ordinal of a stream's device, NO_DEVICE if unknown; 0 for other kinds
+    number: int  # a thread id or a stream's handle; 0 for ranges that no thread pushed
+    title: str = ""  # the domain of such ranges
     lane: int = 0
 
 
@@ -76,10 +77,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All that traces say when: `spans` by track and begin, the longest of those that begin together first.
+    """Everything in traces that has a time: `spans` sorted by track and begin, longer ones first at equal begins.
 
-    `calls` and `gpu_times` are what spans have their `source` in; `callers` are the places of the calls that the
-    latter are of, -1 where that is not known.
+    `source` of a span refers to `calls` or `gpu_times`; `callers` has the index of each GPU time's call, or -1 if that
+    isn't known.
     """
 
     model: TraceModel
@@ -95,16 +96,16 @@ class Timeline:
 
     @cached_property
     def edges(self) -> Whole:
-        """Where the spans of each track begin, and those of the last one end."""
+        """The index of each track's first span, and the end of the last track's."""
         return np.searchsorted(self.spans["track"], np.arange(len(self.tracks) + 1)).astype(np.int64)
 
     def of(self, track: int) -> Spans:
-        """The spans of a track."""
+        """Return the spans of a track."""
         return self.spans[self.edges[track] : self.edges[track + 1]]
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """When the first span begins, or mark is, and the last one ends."""
+        """The begin of the first span or mark, and the end of the last one."""
         marks = [mark.time for mark in self.marks]
         begins, ends = (self.spans[name] for name in ("begin", "end"))
         if not (len(begins) or marks):
@@ -113,7 +114,7 @@ class Timeline:
 
 
 def make_timeline(model: TraceModel) -> Timeline:
-    """What the model says when, as tracks."""
+    """Arrange everything in the model that has a time as tracks."""
     calls = model.calls("function", "bytes", "stream", "shared", "object", "stamp", *SHAPE)
     gpu = model.gpu_times()
     callers, saved = find_callers(gpu, calls), find_saved(model, calls, gpu)
@@ -128,7 +129,7 @@ def make_timeline(model: TraceModel) -> Timeline:
 
 
 def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whole:
-    """The place of the call that each of the GPU times is of, -1 where there is none. Calls are oldest first."""
+    """Return the index of the call of each GPU time, -1 for none. Calls must be oldest first."""
     found = np.full(len(gpu), -1, np.int64)
     at = np.searchsorted(calls["start"], gpu["call"])
     for _ in range(TOGETHER):
@@ -143,7 +144,7 @@ def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> Whol
 
 
 def title(track: Track) -> str:
-    """What a row is called."""
+    """Return the name of a row."""
     match KINDS[track.kind]:
         case "stream":
             text = f"stream {track.number:#x}" if track.number else "default stream"
@@ -158,24 +159,24 @@ def title(track: Track) -> str:
 
 
 def owner(process: Process) -> str:
-    """What a process is called, without its command."""
+    """Return the name of a process, without its command."""
     rank = f"rank {process.header['rank']}, " if "rank" in process.header else ""
-    host = f" on {process.header['host']}" if process.header["host"] else ""  # tracers do not say it
+    host = f" on {process.header['host']}" if process.header["host"] else ""  # tracers don't record it
     return f"{rank}process {process.pid}{host}"
 
 
 def by_rank(model: TraceModel) -> list[tuple[int, Process]]:
-    """The processes in the order in which they are drawn, each with its place in the model."""
+    """Return the processes in drawing order, each with its index in the model."""
     return sorted(enumerate(model.processes), key=lambda one: one[1].header.get("rank", -1))
 
 
 def gpu(device: int) -> str:
-    """What a device is called."""
+    """Return the name of a device."""
     return "a GPU" if device == NO_DEVICE else f"GPU {device}"
 
 
 def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
-    """The `pid` of each process, and of each GPU of it: its own, and the ordinal; the next one if that is taken."""
+    """Choose the `pid` of each process and GPU: its own pid or ordinal, or the next number that's free."""
     taken: set[int] = set()
     hosts = {place: _free(process.pid % MOST_PID, taken) for place, process in enumerate(timeline.model.processes)}
     working = sorted({(track.process, track.device) for track in timeline.tracks if track.kind == STREAM})
@@ -190,7 +191,7 @@ def _free(number: int, taken: set[int]) -> int:
 
 
 class _Maker:
-    """What was made of the model so far."""
+    """The tracks, names and spans made so far."""
 
     def __init__(self, model: TraceModel) -> None:
         self.names: list[str] = []
@@ -202,7 +203,7 @@ class _Maker:
         self._kernels = dict(zip(mangled, readable(mangled), strict=True))
 
     def add_calls(self, calls: npt.NDArray[np.void], saved: SavedSpans) -> None:
-        """Every call, and every ioctl."""
+        """Add every call and every ioctl."""
         spans = self._add(calls, "start", THREAD, "thread")
         spans["open"] = calls["duration"] == 0
         spans["fact"] = saved.calls
@@ -211,7 +212,7 @@ class _Maker:
         spans["category"] = np.where(ioctls, IOCTL, CALL)
 
     def add_gpu_times(self, gpu: npt.NDArray[np.void], saved: SavedSpans) -> None:
-        """What ran on the GPU."""
+        """Add the work on the GPU."""
         spans = self._add(gpu, "begin", STREAM, "stream")
         kernels = gpu["function"] != 0
         spans["fact"] = saved.work
@@ -223,7 +224,7 @@ class _Maker:
         spans["name"][kernels], spans["category"][kernels] = names, KERNEL
 
     def add_ranges(self) -> list[Mark]:
-        """Ranges of NVTX: those that a thread pushed lie on its track. Returns the marks."""
+        """Add NVTX ranges; pushed ranges go to their thread's track. Returns the marks."""
         marks: list[Mark] = []
         for number, process in enumerate(self._model.processes):
             ends = {one["id"]: one["end"] for one in process.ranges if one["kind"] == "range_end"}
@@ -251,7 +252,7 @@ class _Maker:
         return marks
 
     def add_gaps(self) -> None:
-        """When recording was off, as ranges of a track of its own."""
+        """Add the times without recording, as ranges of a separate track."""
         for number, process in enumerate(self._model.processes):
             off = self._model.unrecorded(process)
             if not len(off):
@@ -265,7 +266,7 @@ class _Maker:
             self._spans.append(spans)
 
     def lay_out(self) -> tuple[Spans, list[Track]]:
-        """All spans in order, and their tracks."""
+        """Return all spans in order, and their tracks."""
         spans = np.concatenate([np.zeros(0, SPAN), *self._spans])
         spans["end"] = np.maximum(spans["begin"], spans["end"])
         tracks = [*self._tracks]
@@ -303,7 +304,7 @@ class _Maker:
         return spans
 
     def _each(self, rows: npt.NDArray[np.void], column: str, tell: Callable[[Process, int], int]) -> Whole:
-        """What is told of each row's process and the id in a column, asked once for each."""
+        """Call `tell` for each distinct pair of process and id in a column, and return the results for all rows."""
         keys = rows["process"].astype(np.uint64) << np.uint64(32) | rows[column]
         known, which = np.unique(keys, return_inverse=True)
         processes = self._model.processes
@@ -327,7 +328,7 @@ class _Maker:
 
 
 def _work(api: Api) -> tuple[int, str]:
-    """The category and the name of what a call made the GPU do, if not a kernel."""
+    """Return category and name of the work that a call started, if it's no kernel."""
     match api.type:
         case "memcpy":
             return MEMCPY, f"Memcpy {api.op}"
@@ -337,19 +338,19 @@ def _work(api: Api) -> tuple[int, str]:
 
 
 def count_over(begins: Whole, ends: Whole) -> Whole:
-    """How many spans before each of a row are over when it begins. They are in order, those around others first."""
-    short = np.append(0, np.cumsum(begins == ends))  # spans of no length before each: they end as they begin
+    """Return for each span how many earlier ones are over when it begins. Spans must be sorted, outer ones first."""
+    short = np.append(0, np.cumsum(begins == ends))  # earlier spans of no length, which end as they begin
     group = np.searchsorted(begins, begins, side="right")
     over: Whole = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[: len(begins)])
     return over
 
 
 def find_lanes(begin: Whole, end: Whole, nested: bool) -> npt.NDArray[np.uint32]:
-    """The row of each span: in a row they lie apart or, if they may be `nested`, within each other."""
+    """Assign a lane to each span, so that spans in a lane are separate or, if `nested`, may contain each other."""
     lanes = np.zeros(len(begin), np.uint32)
     if (begin[1:] >= np.maximum.accumulate(end)[:-1]).all():
         return lanes
-    stacks: list[list[int]] = []  # by lane, the ends of spans that are not over, the next one last
+    stacks: list[list[int]] = []  # by lane: ends of unfinished spans, innermost last
     for at, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
         for lane, stack in enumerate(stacks):  # noqa: B007
             while stack and stack[-1] <= first:

@@ -1,8 +1,8 @@
-"""Messages of Protobuf made by columns: for each field its bytes in all rows at once, without an object a message.
+"""Encode many messages of Protobuf by columns: each field's bytes in all rows at once, without an object per message.
 
-https://protobuf.dev/programming-guides/encoding: a field is its tag, then a varint or, of texts and messages, a length
-and so many bytes. How many bytes a field takes differs from row to row. So a column is a matrix with a row for each
-message and a mask of the bytes that are there; what the mask leaves, read row by row, is the encoding.
+https://protobuf.dev/programming-guides/encoding: a field is its tag, then a varint or, for texts and messages, a length
+and the bytes. The size of a field differs from row to row. So a column is a matrix with a row for each
+message, and a mask of the bytes in use; the masked bytes, read row by row, are the encoding.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Columns(NamedTuple):
     used: Mask
 
     def pack(self) -> bytes:
-        """All rows, one after another."""
+        """Return all rows, one after another."""
         return self.data[self.used].tobytes()
 
 
 def varints(values: Numbers) -> Columns:
-    """Each number as a varint; negative ones as int32 and int64 have them, in ten bytes."""
+    """Encode each number as a varint; negative ones in ten bytes, as int32 and int64 require."""
     numbers = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     parts = numbers[:, None] >> SEVEN[:width]
-    more = np.zeros(parts.shape, bool)  # whether another byte follows
+    more = np.zeros(parts.shape, bool)  # another byte follows
     more[:, :-1] = parts[:, 1:] > 0
     used = np.ones(parts.shape, bool)
     used[:, 1:] = more[:, :-1]
@@ -43,7 +43,7 @@ def varints(values: Numbers) -> Columns:
 
 
 def choose(texts: Sequence[bytes], which: Numbers) -> Columns:
-    """One of the texts for each row."""
+    """Return one of the texts for each row."""
     lengths = np.array([len(text) for text in texts])
     width = int(lengths.max(initial=0))
     table = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), np.uint8).reshape(len(texts), width)
@@ -51,35 +51,35 @@ def choose(texts: Sequence[bytes], which: Numbers) -> Columns:
 
 
 def constant(data: bytes, count: int) -> Columns:
-    """The same for each of so many rows."""
+    """Repeat the same bytes in each of `count` rows."""
     row = np.frombuffer(data, np.uint8)
     return Columns(np.broadcast_to(row, (count, len(row))), np.ones((count, len(row)), bool))
 
 
 def join(*parts: Columns) -> Columns:
-    """One after another in each row."""
+    """Concatenate columns row by row."""
     return Columns(np.hstack([part.data for part in parts]), np.hstack([part.used for part in parts]))
 
 
 def where(present: Mask, part: Columns) -> Columns:
-    """Nothing in the other rows."""
+    """Keep a column only in the rows where it's present."""
     return Columns(part.data, part.used & present[:, None])
 
 
 def number(field: int, values: Numbers) -> Columns:
-    """A field that is a whole number."""
+    """Encode an integer field."""
     return join(constant(_tag(field, VARINT), len(values)), varints(values))
 
 
 def message(field: int, *parts: Columns) -> Columns:
-    """A field that is a message or text of these parts."""
+    """Encode a field that is a message or text made of these parts."""
     inside = join(*parts)
     length = varints(np.count_nonzero(inside.used, axis=1))
     return join(constant(_tag(field, BYTES), len(inside.data)), length, inside)
 
 
 def digits(values: Numbers) -> Columns:
-    """Each number, 0 or more, as decimal text."""
+    """Encode each number, 0 or more, as decimal text."""
     count = len(str(int(values.max(initial=0))))
     tens = np.array([10**place for place in range(count - 1, -1, -1)], np.uint64)
     parts = values.astype(np.uint64)[:, None] // tens

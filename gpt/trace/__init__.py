@@ -1,4 +1,4 @@
-"""What a program did, as arrays: the traces that gpt-hook writes. `open` is where Python begins with them."""
+"""Read the traces that gpt-hook writes, as arrays: start with `open`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 def open(*paths: str | PathLike[str]) -> TraceModel:
-    """Reads traces, and those of the processes that they name; gpt/trace/model.py has what that is.
+    """Read traces, and the traces of the child processes that they name, into a model (gpt/trace/model.py).
 
-    What of a torn trace is there counts, and `incomplete` says so. Raises GptError if nothing can be read.
+    A truncated trace is read up to where it breaks off, and `incomplete` says so. Raises GptError if nothing can be
+    read.
     """
     from pathlib import Path
 

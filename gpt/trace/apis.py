@@ -1,7 +1,7 @@
-"""What the functions of the CUDA driver do, by their names, for traces that only have these.
+"""Classify functions of the CUDA driver by name, for traces that record only names.
 
-gpt-hook knows the same (runtime/hook/entry/table.h), and a test holds both equal: functions that are listed have a
-type and an op, that of another follows from the beginning of its name.
+gpt-hook has the same table (runtime/hook/entry/table.h), and a test keeps the two equal. A listed function has a type
+and an op; for any other, both follow from how its name begins.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from gpt.trace.process import Api
 
-SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")  # of a version and of a stream variant
+SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")  # version, then stream variant
 LISTED = {
     ("memory", "alloc"): "cuMemAlloc cuMemAllocAsync cuMemAllocFromPoolAsync cuMemAllocHost cuMemAllocManaged "
     "cuMemAllocPitch cuMemHostAlloc cuMemCreate",
@@ -64,7 +64,7 @@ LISTED = {
     "cuOccupancyMaxPotentialBlockSizeWithFlags",
     ("other", "lookup"): "cuGetProcAddress",
 }
-PREFIXES = (  # of the others; the first that fits
+PREFIXES = (  # for functions that aren't listed; the first match counts
     ("cuCtx", "context"), ("cuGreenCtx", "context"), ("cuDevicePrimaryCtx", "context"), ("cuDevice", "device"),
     ("cuMemcpy", "memcpy"), ("cuMemset", "memset"), ("cuMem", "memory"), ("cuStream", "stream"), ("cuEvent", "event"),
     ("cuGraph", "graph"), ("cuModule", "module"), ("cuLibrary", "module"), ("cuKernel", "module"), ("cuFunc", "module"),
@@ -74,7 +74,7 @@ _FOUND = {name: what for what, names in LISTED.items() for name in names.split()
 
 
 def find_api(symbol: str) -> Api:
-    """The function that a symbol of the driver is."""
+    """Return the function that a driver symbol belongs to."""
     name = SUFFIXES.sub("", symbol, count=1)
     if name in _FOUND:
         return Api(*_FOUND[name], name, symbol)

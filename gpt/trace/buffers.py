@@ -1,12 +1,11 @@
-"""Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object a record.
+"""Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object per record.
 
-gpt-stream(5), PROBE BUFFERS, has the layout of a buffer; gpt/trace/parts.py finds its bytes. Threads write chunks of
-their own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to: it waits until these are
-there.
+gpt-stream(5), PROBE BUFFERS, describes the layout of a buffer; gpt/trace/parts.py finds its bytes. Each thread writes
+chunks of its own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to. It waits for them.
 
-Whoever wrote the trace chose every number in it. A buffer is looked at when its size is what the map says for the grid
-and the block of its launch, and when there are as many bytes; so only where these were packed is an array larger than
-the trace and its files.
+Every number in a trace is untrusted. A buffer is only read if its size follows from the map and the
+launch's grid and block, and if that many bytes are there. So an array can only be larger than the trace and its files
+if the bytes were compressed.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ Slots = npt.NDArray[np.void]
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
-BATCH = 16 << 20  # bytes of buffers that are collected
-MOST = 1000  # buffers that are collected
+BATCH = 16 << 20  # bytes of buffers that are collected before `full`
+MOST = 1000  # buffers that are collected before `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log")
-UNSAVED = "--benchmark saves no buffers"  # what gpt-hook says of those that were not to be saved
+UNSAVED = "--benchmark saves no buffers"  # gpt-hook's reason for buffers that it wasn't asked to save
 
 
 class SavedBuffer(NamedTuple):
-    """What is in a buffer: views of its bytes, which cannot be written to.
+    """The contents of a buffer, as read-only views of its bytes.
 
-    Of an array and of a total, `counts` has the shape (blocks, units of a block), and `slots` (blocks, units of a
-    block, capacity). Of a log, `counts` is the one count, `slots` are the entries that are there, and `units` the
-    number of the unit of each. `dropped` records did not fit; but see gpt-stream(5) on a capacity of 1. Of an array in
-    a launch that repeats, they came before those that are there.
+    For arrays and totals, `counts` has the shape (blocks, units per block), and `slots` (blocks, units per block,
+    capacity). For a log, `counts` has one element, `slots` are the entries that were saved, and `units` has the unit
+    number of each. `dropped` records did not fit; see gpt-stream(5) for a capacity of 1. An array that keeps the last
+    records of a repeated launch dropped the oldest ones.
     """
 
     counts: Counts
@@ -56,7 +55,7 @@ class SavedBuffer(NamedTuple):
 
 
 class MapLayout:
-    """How a map lies in the buffer of a launch."""
+    """The layout of a map in the buffer of a launch."""
 
     def __init__(self, record: Record) -> None:
         """Raises MalformedError if the `map` record makes no sense."""
@@ -70,10 +69,10 @@ class MapLayout:
         for value, known in ((self.type, TYPES), (self.level, LEVELS)):
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
-        self.keeps_last = record.get("keeps") == "last"  # in launches that repeat
+        self.keeps_last = record.get("keeps") == "last"  # when the launch repeats
         self.grows = self.type == "log" and record.get("keeps") == "all"
         self.types = {field.name: field.type for field in fields}
-        self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # its fields
+        self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # names of unsigned fields
         self._slot = np.dtype(
             {
                 "names": [field.name for field in fields],
@@ -85,23 +84,23 @@ class MapLayout:
 
     @property
     def unit(self) -> int | None:
-        """Bytes of each; None for a log."""
+        """Bytes per unit; None for a log."""
         return None if self.type == "log" else COUNT + self.capacity * self.stride
 
     def units(self, threads: int) -> int:
-        """How many a block of so many threads has."""
+        """Return how many units a block with this number of threads has."""
         return {"thread": threads, "warp": -(-threads // WARP), "block": 1}[self.level]
 
     def size(self, blocks: int, threads: int) -> int:
-        """Bytes of the buffer for so many blocks, of so many threads each."""
+        """Return the bytes of the buffer for this number of blocks, each with this number of threads."""
         if self.type == "log":
             return COUNT + self.capacity * (COUNT + self.stride)
         return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
 
     def check_size(self, size: int, blocks: int, threads: int) -> None:
-        """Raises MalformedError if no buffer for so many blocks has this size.
+        """Raise MalformedError unless a buffer for this launch may have this size.
 
-        A log may end after its last entry; one that grows may be larger than its map.
+        A log may end after its last entry, and a log that grows may be larger than its map.
         """
         wanted = self.size(blocks, threads)
         whole = self.type == "log" and size >= COUNT and (size - COUNT) % (COUNT + self.stride) == 0
@@ -110,9 +109,9 @@ class MapLayout:
             raise MalformedError(f"buffer of {size} bytes; map '{self.name}' has {wanted}")
 
     def read(self, data: Bytes, blocks: int, threads: int, offset: int = 0, size: int | None = None) -> SavedBuffer:
-        """What `size` bytes from `offset` on hold, all by default; a log may end after its last entry.
+        """Read a buffer of `size` bytes at `offset`; by default, up to the end of the data.
 
-        Raises MalformedError if they are not a buffer of that size.
+        Raises MalformedError if the map can't have a buffer of that size, or if the data is too short.
         """
         there = len(data) - offset if size is None else size
         self.check_size(there, blocks, threads)
@@ -157,18 +156,18 @@ class ProbedLaunch:
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    params: bytes  # its own, as the kernel got them
-    repeats: bool = False  # it may be several, and its arrays keep the last records
+    params: bytes  # the launch's own bytes, as the kernel got them
+    repeats: bool = False  # may stand for several launches; arrays then keep the last records
     exec: int | None = None  # handle of the executable graph that launched it
 
     @property
     def blocks(self) -> int:
-        """How many the grid has."""
+        """Number of blocks in the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
     def threads(self) -> int:
-        """How many a block has."""
+        """Number of threads in a block."""
         return self.block[0] * self.block[1] * self.block[2]
 
 
@@ -185,9 +184,9 @@ def _parse_launch(record: Record) -> ProbedLaunch:
 
 @dataclass(frozen=True)
 class Buffer:
-    """What the probes of a launch saved to a map; its bytes are looked at when they are asked for.
+    """The records that the probes of a launch saved to one map. The bytes are read on demand.
 
-    `kernel` is the mangled name of the kernel, `lost` why there are no bytes.
+    `kernel` is the kernel's mangled name; `lost` is the reason if there are no bytes.
     """
 
     launch: ProbedLaunch
@@ -200,19 +199,19 @@ class Buffer:
 
     @property
     def unsaved(self) -> bool:
-        """Whether it has no bytes because none were asked for: nothing is missing."""
+        """True if there are no bytes because none were requested, so that nothing is missing."""
         return self.lost == UNSAVED
 
     @property
     def arguments(self) -> list[ArgumentValue]:
-        """What the launch passed to the kernel; empty if that is not recorded.
+        """The arguments that the launch passed to the kernel; empty if they weren't recorded.
 
-        Raises MalformedError if the records do not fit together.
+        Raises MalformedError if the records contradict each other.
         """
         return parse_arguments(self._params, self.launch.params) if self.launch.params else []
 
     def read(self) -> SavedBuffer:
-        """The arrays. Raises what `Parts.read` raises."""
+        """Read the arrays. Raises what `Parts.read` raises."""
         shape = self.launch.blocks, self.launch.threads
         if self.lost is None:
             self.map.check_size(self._parts.size, *shape)
@@ -224,14 +223,14 @@ class Buffer:
 
     def _unpack(self, file: IO[bytes], part: BufferPart) -> npt.NDArray[np.uint8]:
         unpack, layout = FORMATS[part.codec or ""].unpack, self.map
-        assert unpack  # as parse_part checked
+        assert unpack  # parse_part checked it
         capacity = None if layout.type == "log" else layout.capacity
         shape = layout.level, layout.stride, capacity, self.launch.blocks, self.launch.threads
         return unpack(file, StoredBuffer(part.offset, part.packed or 0, part.units or 0, *shape))
 
 
 def _in_order(saved: SavedBuffer) -> SavedBuffer:
-    """Of an array that began again at its first slot when it was full, the records in the order they were saved."""
+    """Put the records of an array that wrapped around back into the order in which they were saved."""
     capacity = np.uint64(saved.slots.shape[2])
     oldest = np.where(saved.counts > capacity, saved.counts % capacity, np.uint64(0))
     order = (oldest[..., None] + np.arange(capacity, dtype=np.uint64)) % capacity
@@ -239,10 +238,10 @@ def _in_order(saved: SavedBuffer) -> SavedBuffer:
 
 
 class Probes:
-    """What a segment says by now of its probed launches.
+    """The probed launches in the part of a segment that has been read.
 
-    `maps` are by id. `probed` and `unprobed` count launches: by function, and by function and reason. Buffers are kept
-    until they are taken, and launches until all of theirs were. `kinds` are those that the reader asked for.
+    `maps` are by id. `probed` counts launches by function, `unprobed` by function and reason. A buffer is kept until
+    it's taken, and a launch until all of its buffers are. `kinds` are the kinds of records that the reader asked for.
     """
 
     def __init__(
@@ -254,40 +253,40 @@ class Probes:
         self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
-        self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since they were taken
+        self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since the last `take_told`
         self._selected = selected if selected and selected.selection.chooses else None
-        self._fates: dict[int, int | None] = {}  # functions of launches whose times have not come; None: not chosen
+        self._fates: dict[int, int | None] = {}  # functions of launches that have no times yet; None: not chosen
         self._files = SideFiles(folder)
         self._kernels: dict[int, _Kernel] = {}
         self._launches: dict[int, ProbedLaunch] = {}
-        self._taken: dict[int, set[int]] = {}  # maps whose buffers were, by launch
-        self._begun: dict[tuple[int, int], Parts] = {}  # buffers of which parts came, by launch and map
+        self._taken: dict[int, set[int]] = {}  # maps whose buffers were taken, by launch
+        self._begun: dict[tuple[int, int], Parts] = {}  # incomplete buffers, by launch and map
         self._buffers: list[Record] = []
-        self._size = 0  # of those that came since the last `take`
-        self._fresh = 0  # how many these are
+        self._size = 0  # bytes of buffers since the last `take`
+        self._fresh = 0  # how many buffers that is
 
     @property
     def full(self) -> bool:
-        """Whether it is time to `take`."""
+        """True when enough buffers have come to `take` them."""
         return self._size >= BATCH or self._fresh >= MOST
 
     @property
     def pending(self) -> int:
-        """Launches that are chosen, and of which not all buffers have come and were taken."""
+        """The number of chosen launches that still miss buffers, or have some that weren't taken."""
         if not self._selected:
             return len(self._launches)
         chosen = filter(self._is_chosen, self._launches.values())
         return sum(self._is_of_chosen(launch.function) for launch in chosen)
 
     def add(self, record: Record) -> None:
-        """Takes in a record that is of the kind that it says. Raises MalformedError if it makes no sense."""
+        """Take in a record of a known kind. Raises MalformedError if it makes no sense."""
         match record["kind"]:
             case "map":
                 self.maps[record["id"]] = MapLayout(record)
             case "kernel":
                 if "registers" in record and "function" in record:
                     self.codes[record["function"]] = record
-                if "maps" in record:  # the other one is about its code, and may come first
+                if "maps" in record:  # the other `kernel` record is about its code, and may come first
                     asked = frozenset(site["probe"].partition(".")[0] for site in record.get("sites", ()))
                     maps, params = frozenset(record["maps"]), record.get("params", [])
                     kernel = _Kernel(record["name"], maps, params, asked)
@@ -298,7 +297,7 @@ class Probes:
                 self.probed[launch.function] += chosen
                 if self._with_launches and chosen:
                     self._told["probed"].append(launch)
-                if self._with_launches and self._selected and launch.exec is None:  # nodes have no times
+                if self._with_launches and self._selected and launch.exec is None:  # graph nodes have no times
                     self._fates[launch.id] = launch.function if chosen else None
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
@@ -313,7 +312,7 @@ class Probes:
                 self._fresh += 1
 
     def take(self) -> Iterator[Buffer]:
-        """The buffers that came since the last time, as far as what they refer to is there."""
+        """Yield the buffers that came since the last time and have all their parts and the records they refer to."""
         found, self._buffers, self._size, self._fresh = self._buffers, [], 0, 0
         for record in found:
             launch, layout = self._launches.get(record["launch"]), self.maps.get(record["map"])
@@ -342,19 +341,19 @@ class Probes:
         return self._selected is None or self._selected.of_function(function)
 
     def maps_of(self, kernel: int) -> list[str]:
-        """The names of the maps of a kernel, as far as they are known."""
+        """Return the names of a kernel's maps that are known so far."""
         found = self._kernels.get(kernel)
         return sorted({self.maps[map_].name for map_ in found.maps if map_ in self.maps}) if found else []
 
     def unsaved_of(self, kernel: int) -> set[str]:
-        """The probes that were asked for in a kernel and found nothing there to save."""
+        """Return the probes that were requested for a kernel but found nothing to save in it."""
         found = self._kernels.get(kernel)
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """What came since the last time and is chosen: launches of the kind `probed`, records of `times`, `memusage`.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last time.
 
-        What was added up says neither thread nor time.
+        `memusage` records are sums without a thread or a time, so a selection by these leaves them out.
         """
         found, self._told[kind] = self._told[kind], []
         if not self._selected:
@@ -369,7 +368,7 @@ class Probes:
         return [times for times in known if self._is_of_chosen(self._fates.pop(times["launch"]))]
 
     def check_taken(self) -> None:
-        """Raises MalformedError if a buffer refers to what never came."""
+        """Raise MalformedError if a buffer refers to a record that never came."""
         if self._buffers:
             record = self._buffers[0]
             raise MalformedError(f"buffer of launch {record['launch']} and map {record['map']}: no such records")

@@ -1,7 +1,7 @@
-"""The calls and GPU times of processes, put aside as they come, and read back oldest first in ns.
+"""Store the calls and GPU times of processes as they come, and read them back sorted by time, in ns.
 
-Clocks, functions and devices are known at the end only, so rows stay as they are in the trace until then. A batch is
-sorted by its time stamps, which are in the order of ns, and is a run of gpt/trace/spill.py.
+Clocks, functions and devices are only known at the end, so until then rows stay as they are in the trace. Each batch is
+sorted by time stamp, which gives the same order as ns, and becomes a run for the merge in gpt/trace/spill.py.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from gpt.trace.spill import Array, Aside, SortedRun, join, merge
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
        ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4"), ("device", "<u4")]  # fmt: skip
-NO_DEVICE = (1 << 32) - 1  # of a row that does not say on which it ran
+NO_DEVICE = (1 << 32) - 1  # for a row that doesn't say where it ran
 WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
-BLOCK = 1 << 16  # rows that are read at once
+BLOCK = 1 << 16  # rows per read
 
 Fill = Callable[[Array, Threads, Rows, Process], None]
 
 
 def times_of(process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Time stamps of a process as ns since the first one began."""
+    """Convert time stamps of a process to ns since the first process began."""
     return process.clock.times(stamps) + process.machines.offset(process.header)
 
 
 def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
-    """CALL, and those that are named."""
+    """Return the fields of CALL, and the named ones."""
     known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()} | {"stamp": "<u8", "stack": "<u8"}
     return [*CALL, *((name, known[name]) for name in names)]
 
 
 class _Batch(NamedTuple):
-    """Rows of one layout, in order of their time stamps.
+    """Rows of one layout, sorted by time stamp.
 
-    Those of calls have their threads before them in the file. `device` is None where GPU times do not say it.
+    In the file, the threads of calls precede their rows. `device` is None if GPU times don't name it.
     """
 
     number: int  # of the process
@@ -55,12 +55,12 @@ class _Batch(NamedTuple):
     device: int | None
 
     def has(self, name: str) -> bool:
-        """Whether its rows have a field."""
+        """Tell whether its rows have a field."""
         return name in (self.layout.names or ())
 
 
 class Kept:
-    """The rows of all processes, in a file if they are many; those of calls of these `types`, None for all."""
+    """The rows of all processes, spilled to a file if there are many. `types` limits calls by type; None keeps all."""
 
     def __init__(self, types: frozenset[str] | None = None) -> None:
         self._types = types
@@ -70,7 +70,7 @@ class Kept:
         self._firsts: dict[int, FirstLaunches] = {}
 
     def take(self, number: int, process: Process) -> None:
-        """Puts aside what a process has collected. Raises OutputError."""
+        """Store what a process has collected. Raises OutputError."""
         for threads, rows in process.calls.take():
             if self._types is not None:
                 threads, rows = _choose_types(threads, rows, process, self._types)
@@ -102,7 +102,7 @@ class Kept:
         return self._aside.read(np.uint64, batch.offset - 8 * (batch.rows - at), count), rows
 
     def read(self, batch: _Batch, at: int, count: int, fields: Any, stamps: Collection[str], more: Fill) -> Array:
-        """Some rows of a batch with these fields, those of `stamps` in ns."""
+        """Read some rows of a batch with these fields, and convert the fields named in `stamps` to ns."""
         threads, rows = self._read(batch, at, count)
         process, found = batch.process, np.zeros(len(rows), fields)
         found["process"] = batch.number
@@ -119,17 +119,17 @@ class Kept:
     # Calls
 
     def count_calls(self) -> int:
-        """How many there are."""
+        """Return the number of calls."""
         return sum(batch.rows for batch in self._calls)
 
     def iter_calls(self, names: Sequence[str], process: int | None) -> Iterator[Array]:
-        """Calls in chunks, those of a process or of all."""
+        """Yield calls in chunks, for one process or for all."""
         fields = call_fields(names)
         chosen = [batch for batch in self._calls if process is None or batch.number == process]
         return merge([_KeptRun(self, batch, fields, ("start",), _fill_call) for batch in chosen], "start")
 
     def _iter_launches(self, process: int) -> Iterator[Array]:
-        """The launch calls of a process, as find_loading takes them; in any order."""
+        """Yield the launch calls of a process in the form that find_loading takes, in any order."""
         for batch in (one for one in self._calls if one.number == process and one.has("function")):
             for at in range(0, batch.rows, BLOCK):
                 _, rows = self._read(batch, at, min(BLOCK, batch.rows - at))
@@ -143,7 +143,7 @@ class Kept:
     # GPU times
 
     def gpus(self) -> dict[tuple[int, int], int]:
-        """Processes and devices that anything ran on, in order, with how many GPU times there are."""
+        """Return how many GPU times each process and device has, in order."""
         found: dict[tuple[int, int], int] = {}
         for batch in self._gpu_times:
             place = batch.number, _device(batch)
@@ -151,7 +151,7 @@ class Kept:
         return dict(sorted(found.items()))
 
     def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[Array]:
-        """GPU times in chunks, those of devices of processes."""
+        """Yield GPU times in chunks, for these processes and devices."""
         runs: list[SortedRun] = []
         moved: list[Array] = []
         for number in sorted({number for number, _ in places}):
@@ -169,7 +169,7 @@ class Kept:
         return merge(runs, "begin")
 
     def _find_late(self, number: int, batches: list[_Batch]) -> _Moved:
-        """The kernels of a process that began once they were loaded, in order of their beginnings until then."""
+        """Find kernels whose measured time includes loading, and move their begin past it. Sorted by the old begin."""
         firsts = self._firsts[number].rows if number in self._firsts else np.zeros(0, LAUNCH)
         where = [(int(first["batch"]), int(first["row"])) for first in firsts]
         parts = [self.read(batches[at], row, 1, GPU, ("begin", "call"), _fill_gpu_time) for at, row in where]
@@ -187,7 +187,7 @@ class Kept:
 
 
 class _Moved(NamedTuple):
-    """GPU times that are not where they were: of which batches, and which of their rows."""
+    """GPU times whose beginning was moved, with the batch and the row that each came from."""
 
     rows: Array
     batches: Array
@@ -195,7 +195,7 @@ class _Moved(NamedTuple):
 
 
 class _KeptRun:
-    """A batch as a run, without some of its rows."""
+    """A batch as a run, without the rows to skip."""
 
     def __init__(
         self, kept: Kept, batch: _Batch, fields: Any, stamps: Collection[str], more: Fill, skip: Array | None = None
@@ -206,7 +206,7 @@ class _KeptRun:
         self._skip = skip if skip is not None and len(skip) else None
 
     def read(self, at: int, count: int) -> Array:
-        """Some of its rows."""
+        """Read some of its rows."""
         rows = self._kept.read(self.batch, at, count, self._fields, self._stamps, self._more)
         if self._skip is None:
             return rows
@@ -217,13 +217,13 @@ class _KeptRun:
 
 
 class _MovedRun:
-    """Rows that are there, as a run."""
+    """Rows in memory, as a run."""
 
     def __init__(self, rows: Array) -> None:
         self._rows, self.low, self.count = rows, int(rows["begin"][0]), len(rows)
 
     def read(self, at: int, count: int) -> Array:
-        """Some of its rows."""
+        """Read some of its rows."""
         return self._rows[at : at + count]
 
 
@@ -235,7 +235,7 @@ def _device(batch: _Batch) -> int:
 
 
 def _by_device(rows: Rows) -> Iterator[tuple[int | None, Rows]]:
-    """The rows of each device."""
+    """Yield the rows of each device."""
     if "device" not in (rows.dtype.names or ()):
         yield None, rows
         return
@@ -261,7 +261,7 @@ def _fill_gpu_time(found: Array, _: Threads, rows: Rows, process: Process) -> No
 
 
 def _choose_types(threads: Threads, rows: Rows, process: Process, types: frozenset[str]) -> tuple[Threads, Rows]:
-    """The calls of functions of these types, and those of which that is not known yet."""
+    """Keep the calls whose function has one of these types, or isn't known yet."""
     known = process.apis
     ids = [id_ for id_ in np.unique(rows["api"]).tolist() if id_ not in known or known[id_].type in types]
     chosen = np.flatnonzero(np.isin(rows["api"], ids))

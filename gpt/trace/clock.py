@@ -1,8 +1,8 @@
-"""Time stamps of a trace as nanoseconds.
+"""Convert the time stamps of a trace to nanoseconds.
 
-Where the processor allows it, gpt-hook stores ticks of the time stamp counter. The header has their rate, measured
-over 2 ms or more, and pairs the counter with CLOCK_MONOTONIC; each `clock` record pairs them again. The rate used is
-that between the header and the pair farthest from it, once that is far enough for the rate to be the better one.
+Where the processor allows it, gpt-hook stores ticks of the time stamp counter. The header has their rate, measured over
+2 ms or more, and one reading of the counter and CLOCK_MONOTONIC together; each `clock` record has another. Once a
+reading is far enough from the header, the rate between the header and the farthest reading replaces the header's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clock:
     """The clock of one segment. `ns_per_tick` may change with each `add`."""
 
     def __init__(self, header: dict[str, Any]) -> None:
-        """Raises MalformedError if the header pairs ticks with no rate."""
+        """Raises MalformedError if the header has ticks without a rate."""
         self.monotonic: int = header["monotonic"]
         if self.monotonic >= LIMIT:
             raise MalformedError("header: monotonic is over 73 years")
@@ -36,7 +36,7 @@ class Clock:
         self.ns_per_tick = 1e9 / header["tsc_hz"] if self._ticks else 1.0
 
     def add(self, record: dict[str, Any]) -> None:
-        """Takes a `clock` record in."""
+        """Take in a `clock` record."""
         if fault := records.check(record):
             raise MalformedError(fault)
         ns, ticks = record["monotonic"] - self.monotonic, record["tsc"] - self._tsc
@@ -45,12 +45,12 @@ class Clock:
             self.ns_per_tick = ns / ticks
 
     def durations(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-        """Spans of ticks in whole ns, as lines of JSON have them; what took no time at all is 0, the rest 1 or more."""
+        """Convert durations to whole ns, as JSON lines have them. 0 ticks is 0, anything else at least 1."""
         ns: npt.NDArray[np.float64] = ticks.astype(np.float64)
         return np.maximum(np.rint(ns * self.ns_per_tick), ticks != 0) if self._ticks else ns
 
     def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Time stamps in ns of CLOCK_MONOTONIC; they may lie before the header."""
+        """Convert time stamps to ns of CLOCK_MONOTONIC. They may precede the header."""
         since = self.since(ticks)
         if not self._ticks:
             return np.clip(since, -LIMIT, LIMIT) + self.monotonic
@@ -58,14 +58,14 @@ class Clock:
         return ns.astype(np.int64) + self.monotonic
 
     def since(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Time stamps as ticks since the header, in order of time: they may lie before it."""
+        """Convert time stamps to ticks since the header, negative before it, so that they sort by time."""
         found: npt.NDArray[np.int64] = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps round, as it should
         return found
 
     def realtime_at(self, ticks: int) -> int:
-        """A time stamp as ns since the epoch."""
+        """Convert a time stamp to ns since the epoch."""
         return self.realtime(int(self.times(np.array([ticks], np.uint64))[0]))
 
     def realtime(self, monotonic: int) -> int:
-        """A time of CLOCK_MONOTONIC as ns since the epoch, at least 0."""
+        """Convert a time of CLOCK_MONOTONIC to ns since the epoch, at least 0."""
         return max(0, monotonic - self.monotonic + self._realtime)

@@ -1,10 +1,11 @@
-"""Probed launches out of a stream that is still being written, each once all that it saved has come.
+"""Extract probed launches from a stream that is still being written, each once everything that it saved has come.
 
-A launch becomes a trace of its own: header, what its records refer to, `probed`, its buffers, end. So whatever reads
-traces reads it. Until the last buffer is there those before it are kept packed, large ones in a file without a name.
+Each launch becomes a trace of its own: header, the records that it refers to, `probed`, its buffers, end. So every
+program that reads traces can read it. Until the last buffer arrives, earlier ones are kept packed, and large ones in
+an unnamed temporary file.
 
-In a stream, records of different threads are not in order: buffers may come before the `probed`, `kernel` and `map`
-that they refer to.
+Records of different threads come in no particular order: a buffer may precede the `probed`, `kernel` and `map` that it
+refers to.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Record = dict[str, Any]
 
 IN_MEMORY = 1 << 20  # bytes of a launch's buffers
 COPY = 1 << 20
-OF_A_SEGMENT = ("device", "function", "kernel", "map")  # what launches refer to
+OF_A_SEGMENT = ("device", "function", "kernel", "map")  # kinds of records that launches refer to
 
 
 class WholeLaunch:
-    """A launch with all that it saved. `fault` is why that could not be kept; else `buffers` has its records, packed.
+    """A launch with everything that it saved: `buffers` has the packed records, or `fault` says why they're missing.
 
-    `callbacks` are those of its maps, each once; `around` are the records that it refers to, from the header on.
+    `callbacks` are the callbacks of its maps, each once; `around` are the records that it refers to, header first.
     """
 
     def __init__(self, probed: Record, around: list[Record], callbacks: list[str], kept: _Kept) -> None:
@@ -42,33 +43,33 @@ class WholeLaunch:
 
     @property
     def id(self) -> int:
-        """Its number in the segment."""
+        """The launch's number in its segment."""
         number: int = self.probed["id"]
         return number
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The id of its process."""
         pid: int = self.around[0]["pid"]
         return pid
 
     def write(self, file: IO[bytes]) -> None:
-        """Writes it as a trace. Raises OSError."""
+        """Write it as a trace. Raises OSError."""
         for record in (*self.around, self.probed):
             file.write(wire.pack(record))
         self.buffers.seek(0)
         while data := self.buffers.read(COPY):
             file.write(data)
-        count = len(self.around) + self._count  # the header is not one of them, the launch is
+        count = len(self.around) + self._count  # the header isn't counted, the `probed` record is
         file.write(wire.pack(records.make("end", records=count, status=0)))
 
     def close(self) -> None:
-        """Forgets the buffers."""
+        """Discard the buffers."""
         self.buffers.close()
 
 
 class _Kept:
-    """What has come of a launch."""
+    """The records that have arrived so far for a launch."""
 
     def __init__(self, folder: Path) -> None:
         self.probed: Record | None = None
@@ -100,12 +101,12 @@ class _Kept:
 
     @property
     def saved(self) -> bool:
-        """Whether anything is not lost."""
+        """True if at least one buffer wasn't lost."""
         return any(parts.lost is None for parts in self._parts.values())
 
 
 class _Segment:
-    """What is known of a process."""
+    """The records of a process that launches refer to, and its unfinished launches."""
 
     def __init__(self, header: Record) -> None:
         self.header = header
@@ -114,7 +115,7 @@ class _Segment:
         self.open: dict[int, _Kept] = {}
 
     def maps_of(self, probed: Record) -> set[int] | None:
-        """The maps of a launch's kernel; None if not all is known of them."""
+        """Return the maps of a launch's kernel, or None if some records are still missing."""
         kernels = self.known["kernel"].get(probed["kernel"], [])
         maps = {map_ for kernel in kernels for map_ in kernel.get("maps", ())}
         return maps if maps and maps <= self.known["map"].keys() else None
@@ -129,7 +130,7 @@ class _Segment:
 
 
 class CompleteLaunches:
-    """The launches of a stream. Buffers are kept in `folder` until they are whole."""
+    """The launches of a stream. Incomplete buffers are kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,11 +139,11 @@ class CompleteLaunches:
 
     @property
     def pending(self) -> int:
-        """Launches of which not all has come."""
+        """The number of incomplete launches."""
         return sum(kept.probed is not None for segment in self._known.values() for kept in segment.open.values())
 
     def add(self, record: Record) -> Iterator[WholeLaunch]:
-        """Takes a record in, and yields the launches that are whole with it: they are to be closed.
+        """Take a record in, and yield the launches that it completes. The caller closes them.
 
         Raises MalformedError if it makes no sense.
         """

@@ -1,9 +1,8 @@
-"""How long calls took: count, total, largest, and percentiles from a histogram of bounded size.
+"""Summarize durations of calls: count, total, largest, and percentiles from a histogram of bounded size.
 
-Ten million durations would be 80 MB and a sort. A histogram over the logarithm takes 64 KiB at most:
-its bins are the exponent and the first seven bits of the mantissa of the duration as a double, so each is 1/128 of
-its lower edge wide, and a percentile, the middle of its bin, is at most 0.4 % from the exact one. Count, total and
-largest are exact.
+Ten million durations would take 80 MB and a sort; a histogram over the logarithm takes at most 64 KiB. A bin is the
+exponent and the first seven bits of the mantissa of the duration as a double, so it's 1/128 of its lower edge wide. A
+percentile is the middle of its bin, at most 0.4 % off. Count, total and largest are exact.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ Floats = npt.NDArray[np.float64]
 
 
 def edges() -> Floats:
-    """The lower edge of each bin, in ns."""
+    """Return the lower edge of each bin, in ns."""
     found: Floats = ((np.arange(BINS, dtype=np.uint64) + np.uint64(_ONE)) << _SHIFT).view(np.float64)
     return found
 
 
 class Durations:
-    """Durations in ns, taken in as arrays. Bins are kept from the least to the largest that is used."""
+    """Durations in ns, added as arrays. Only bins between the smallest and the largest used one are stored."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
         self.largest = 0.0
-        self._squares = 0.0  # added up
-        self._first = 0  # the number of the first bin that is kept
+        self._squares = 0.0  # sum of squares
+        self._first = 0  # number of the first stored bin
         self._bins = np.zeros(0, np.int64)
 
     def add(self, ns: Floats) -> None:
-        """Takes some in. Below 1 ns they count as 1 ns in percentiles."""
+        """Add durations. Percentiles count anything below 1 ns as 1 ns."""
         if len(ns):
             self.count += len(ns)
             self.total += float(ns.sum())
@@ -49,7 +48,7 @@ class Durations:
             self._bins[first - self._first : last + 1 - self._first] += np.bincount(places - first)
 
     def replace(self, old: float, new: float) -> None:
-        """Takes one out that was added, and another one in. The largest stays as it was."""
+        """Replace a duration that was added by another one. The largest stays as it was."""
         self.total += new - old
         self._squares += new * new - old * old
         before, after = _bins_of(np.array([old, new])).tolist()
@@ -58,7 +57,7 @@ class Durations:
         self._bins[after - self._first] += 1
 
     def _reserve(self, first: int, last: int) -> None:
-        """Makes room for bins up to the last one."""
+        """Make room for bins from the first to the last one."""
         if not len(self._bins):
             self._first = first
         before = max(0, self._first - first)
@@ -68,7 +67,7 @@ class Durations:
             self._first -= before
 
     def merge(self, other: Durations) -> None:
-        """Takes in what another one has."""
+        """Add the durations of another instance."""
         self.count += other.count
         self.total += other.total
         self.largest = max(self.largest, other.largest)
@@ -82,23 +81,23 @@ class Durations:
             self._bins[at : at + len(counts)] += counts
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many are in each of all bins."""
+        """Return the number of durations in each bin."""
         found = np.zeros(BINS, np.int64)
         found[self._first : self._first + len(self._bins)] = self._bins
         return found
 
     @property
     def mean(self) -> float:
-        """In ns, 0 without any."""
+        """Mean in ns, 0 if there are no durations."""
         return self.total / self.count if self.count else 0.0
 
     @property
     def variance(self) -> float:
-        """In square ns, 0 without any."""
+        """Variance in square ns, 0 if there are no durations."""
         return max(0.0, self._squares / self.count - self.mean**2) if self.count else 0.0
 
     def percentile(self, part: float) -> float:
-        """The duration that `part` of all, 0 to 1, are not longer than; 0 if there are none."""
+        """Return the duration that a fraction `part` (0 to 1) doesn't exceed, or 0 if there are no durations."""
         if not self.count:
             return 0.0
         rank = max(1, int(np.ceil(part * self.count)))
@@ -110,7 +109,7 @@ class Durations:
 
 
 def _bins_of(ns: Floats) -> npt.NDArray[np.int64]:
-    """The number of the bin of each duration."""
+    """Return the bin number of each duration."""
     numbers = (np.maximum(ns, 1.0).view(np.uint64) >> _SHIFT).astype(np.int64) - _ONE
     found: npt.NDArray[np.int64] = np.minimum(numbers, BINS - 1)
     return found

@@ -1,7 +1,7 @@
 """Names of what the driver asks NVIDIA's kernel modules for: commands of NV_ESC_RM_CONTROL, classes of NV_ESC_RM_ALLOC.
 
-The numbers are those of the control headers of NVIDIA's open kernel modules (ctrl*.h, cl*.h), release 580: those that a
-process with compute work may send. The upper half of a command is the class of the object that it is sent to.
+The numbers come from the control headers of NVIDIA's open kernel modules (ctrl*.h, cl*.h), release 580, limited to
+commands that a compute process may send. The upper half of a command is the class of the object that receives it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ CLASSES = {
 
 
 def name_command(escape: str, number: int) -> str:
-    """What the command of an escape is called; its number if that is not known."""
+    """Return the name of an escape's command, or its number if it isn't known."""
     if escape == "NV_ESC_RM_CONTROL":
         prefix, names = COMMANDS.get(number >> 16, ("", {}))
         if number & 0xFFFF in names:

@@ -1,12 +1,12 @@
-"""The way through traces: the files that were named, and after them those of the processes that these started.
+"""Follow traces: first the files on the command line, then the traces of the processes that these started.
 
-A `child` record names the trace of another process: a file in the folder of the file that it stands in. Nothing else
-is opened, no link and no file elsewhere, for whoever wrote the trace chose the name. A live stream names none: there
-the segments of children follow. Each file is read once, whoever names it.
+A `child` record names the trace of another process, a file in the same folder. The name is untrusted, so nothing else
+is opened: no link, and no file elsewhere. A live stream names no files, because the children's segments follow in it.
+Each file is read once, however often it's named.
 
-What becomes of a trace that is not whole depends on the reader; here it is only reported. A segment without `end` is
-*interrupted*: its process was killed, or runs. A file that ends within a record, or that names a child whose trace is
-absent, is *truncated*.
+This module only reports damage; the reader decides what to do about it. A segment without `end` is *interrupted*: its
+process was killed, or still runs. A file that ends within a record, or that names a child whose trace is absent, is
+*truncated*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpt.stream.wire import Segments
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
 STDIN = "<stdin>"
-MISSING = "missing"  # the `ref` of a diag about what is not in the trace that it stands in
+MISSING = "missing"  # `ref` of a diag record that names something the trace lacks
 
 
 class Child(NamedTuple):
@@ -35,11 +35,11 @@ class Child(NamedTuple):
 
 
 class Trace:
-    """A file of a trace, or standard input, whose `path` is None. Iterating it reads it.
+    """A trace file, or standard input, whose `path` is None. Iterating it reads it.
 
-    `root` is false for what only a `child` record named. `interrupted` are the pids of segments without end, `forked`
-    those of processes that do not continue another. `origin` is the place of the one that was named, 0 for the first.
-    `missing` are lines: what whoever wrote it says is not in it.
+    `root` is false if only a `child` record named it. `interrupted` has the pids of segments without end, `forked` the
+    pids of children that didn't replace their parent by `exec`. `origin` is the index of the path on the command line
+    that led here. `missing` has lines in which the writer says what the trace lacks.
     """
 
     def __init__(self, path: Path | None, root: bool, read: Read, origin: int = 0) -> None:
@@ -52,11 +52,11 @@ class Trace:
         self.children: list[Child] = []
         self.missing: list[str] = []
         self._read = read
-        self._pids: list[int] = []  # of the segments
-        self._started: dict[int, set[int]] = {}  # by pid: segments that say more than that it is there
+        self._pids: list[int] = []  # of each segment
+        self._started: dict[int, set[int]] = {}  # by pid: segments with more than a header and an end
 
     def __iter__(self) -> Iterator[Record]:
-        """Its records. Raises MalformedError if they are not records; what was read before counts."""
+        """Yield its records. Raises MalformedError at the first bad one; earlier ones count."""
         segments = Segments()
         for record in self._read(self.path):
             segment = segments.add(record)
@@ -75,7 +75,7 @@ class Trace:
         self.interrupted = {self._pids[segment] for segment in segments.open}
 
     def __getstate__(self) -> dict[str, Any]:
-        """One that was read, for another process."""
+        """Pickle a trace that was read, without the function that reads it."""
         return {**self.__dict__, "_read": None}
 
     def _add_child(self, record: Record, segment: int) -> None:
@@ -87,16 +87,16 @@ class Trace:
             self.forked.add(record["pid"])
 
     def has_segment_of(self, child: Child) -> bool:
-        """Whether a segment of its own says what a child did; after an `exec` its pid is that of its parent."""
+        """Tell whether the file has a segment for a child. After an `exec` it has its parent's pid."""
         return bool(self._started.get(child.pid, set()) - {child.segment})
 
 
 class Follow:
-    """The traces at `paths` and those of their children, each once; None is standard input, which has no folder.
+    """The traces at `paths` and the traces of their children, each once; None is standard input, which has no folder.
 
-    `read` returns the records of one. `absent` are, as far as they are known by now, traces of children that are no
-    regular files beside the trace that names them, nor among `paths` and what else is `given` to be read: the name of
-    that trace, and the child's path.
+    `read` returns the records of a trace. `absent` grows while traces are read. It lists children's traces that are
+    neither regular files beside the trace that names them, nor in `paths` or `given` (other files that will be read).
+    Each is a pair: the name of the parent's trace, and the child's path.
     """
 
     def __init__(self, paths: Sequence[Path | None], read: Read, given: Sequence[Path | None] = ()) -> None:
@@ -107,14 +107,14 @@ class Follow:
         self._read = read
 
     def __iter__(self) -> Iterator[Trace]:
-        """Each trace, to be read before the next is asked for."""
+        """Yield each trace, which must be read before the next one is requested."""
         for trace in self.traces:
             if self.is_new(trace):
                 yield trace
                 self.traces += self.children(trace)
 
     def is_new(self, trace: Trace) -> bool:
-        """Whether it is read now, and not before."""
+        """Tell whether it's read now for the first time, and remember it."""
         if trace.path is None:
             return True
         real = real_path(trace.path)
@@ -123,7 +123,7 @@ class Follow:
         return not known
 
     def children(self, trace: Trace) -> list[Trace]:
-        """The traces that one names which was read; others are `absent`."""
+        """Return the traces of children that a trace names, once it has been read; add missing ones to `absent`."""
         found = []
         for child in trace.children:
             path = trace.path.parent / child.path if trace.path else None

@@ -1,7 +1,7 @@
-"""Graphs that can be launched, and their launches: 16 bytes are kept of each.
+"""Executable graphs and their launches, stored in 16 bytes per launch.
 
-A call has the graph's handle. The driver uses a handle again when its graph is gone, so a launch means the graph
-that had the handle when it began; the `graph` record says from when on.
+A call only has the graph's handle. The driver reuses the handle of a destroyed graph, so a launch refers to the graph
+that had the handle when the call began; each `graph` record says from when on it counts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Graphs:
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
 
     def add_graph(self, record: dict[str, Any]) -> None:
-        """Takes a `graph` record in."""
+        """Take in a `graph` record."""
         if fault := records.check(record):
             raise MalformedError(fault)
         functions, launches = record["functions"], record["launches"]
@@ -77,29 +77,29 @@ class Graphs:
         self._graphs.setdefault(record["exec"], []).append(GraphContents(record["at"], record["nodes"], kernels, *more))
 
     def add_calls(self, api: int, calls: Rows) -> None:
-        """Takes calls in that have an `object`: the handle, if it is graphs that the function launches."""
+        """Take in calls with an `object`, which is a handle if the function launches graphs."""
         good = (calls["result"] == 0) & (calls["duration"] != 0)
         self._calls.setdefault(api, []).append((calls["object"][good], calls["start"][good]))
 
     def find(self, handle: int, at: int) -> Counter[int]:
-        """The launches, by function, of the graph that had a handle at a time; nothing if no record says."""
+        """Return the launches, by function, of the graph that had a handle at a time; empty if no record says."""
         known = [graph for graph in self.of(handle) if graph.since <= at]
         return Counter(known[-1].kernels) if known else Counter()
 
     def of(self, handle: int) -> list[GraphContents]:
-        """The graphs that had a handle, the first one first."""
+        """Return the graphs that had a handle, oldest first."""
         return sorted(self._graphs.get(handle, ()), key=lambda graph: graph.since)
 
     def iter_all(self) -> Iterator[tuple[int, GraphContents]]:
-        """Each graph, with its handle."""
+        """Yield each graph with its handle."""
         yield from ((handle, graph) for handle in self._graphs for graph in self.of(handle))
 
     def iter_launched(
         self, objects: Column, starts: Column
     ) -> Iterator[tuple[int, GraphContents, npt.NDArray[np.intp]]]:
-        """Each handle and graph that launches with these objects and starts meant, and the places of these.
+        """Match launches (`objects` and `starts`) with graphs: yield each handle and graph, and the launches' indices.
 
-        NOTHING stands for a graph of which no record says anything.
+        NOTHING stands for a graph without a record.
         """
         for handle in np.unique(objects).tolist():
             own = np.flatnonzero(objects == handle)
@@ -110,7 +110,7 @@ class Graphs:
                 yield handle, graphs[at - 1] if at else NOTHING, own[meant == at]
 
     def iter_replays(self, apis: Container[int]) -> Iterator[tuple[GraphContents, int]]:
-        """Each graph that was launched by `apis`, and how often; NOTHING for what no record says."""
+        """Yield each graph that `apis` launched, and how often; NOTHING stands for graphs without a record."""
         parts = [part for api, calls in self._calls.items() if api in apis for part in calls]
         if parts:
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -118,7 +118,7 @@ class Graphs:
                 yield graph, len(places)
 
     def count_launches(self, apis: Container[int]) -> Counter[int]:
-        """How often each function was launched by graphs, where `apis` launch them."""
+        """Count how often graphs launched each function, if `apis` are the functions that launch graphs."""
         found = Counter[int]()
         for graph, launches in self.iter_replays(apis):
             for function, count in graph.kernels.items():

@@ -1,8 +1,8 @@
-"""Read the traces that a command line names: files of gpt-hook, `-` for standard input, and files of other people's
-tools. A reader gets records from all of them.
+"""Read the traces on a command line: files of gpt-hook, `-` for standard input, and files of other people's tools.
 
-Formats that aren't ours are looked up in FORMATS. gpt/compat/ fills that table when it's imported, which the stages do;
-nothing in the core imports it. So this file stays cheap to import: a format imports what reads it when it's asked.
+A reader gets records from all of them. Foreign formats are looked up in FORMATS. gpt/compat/ fills that table when it's
+imported, which the stages do; nothing in the core imports it. So this file stays cheap to import: a format imports its
+reader only when it's needed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
-ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # of an open file and its name
+ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # takes an open file and its name
 
 STDIN = Path("-")
 MOST_FOLDERS = 10_000  # in a folder of folders
-HEAD = 1 << 20  # bytes that are looked at to tell what a text is
+HEAD = 1 << 20  # bytes that are read to recognize a text format
 
 
 class StoredBuffer(NamedTuple):
-    """A buffer that lies in a file of another format: `units` units, `size` bytes together, from `offset` on.
+    """A buffer in a file of another format: `units` units, `size` bytes together, starting at `offset`.
 
     The rest describes the launch's buffer: records of `stride` bytes, `capacity` of them in each unit (None in a log),
     one unit per thread, warp or block as `level` says, in `blocks` blocks of `threads` threads.
@@ -46,13 +46,13 @@ class StoredBuffer(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format of other people. Each field answers one question about a file, with None if it has another format.
+    """Somebody else's format. Each field is a function that returns None for files of another format.
 
-    `find_trace` returns the records of a file or folder, and `side_folder` where the buffers of a folder are.
-    `find_text` does the same for files and pipes of which the first HEAD bytes are known: it returns what reads them.
-    `unpack` makes a buffer of what a `buffer` record refers to whose `codec` is the `name` of the format.
-    `list_used` returns the kernels and the libraries that a run used, of a file that holds text, and `find_library` the
-    library that a file is about, for `gpt-extract --loaded`.
+    `find_trace` returns the records of a file or folder, and `side_folder` the folder that contains the buffers.
+    `find_text` gets the first HEAD bytes of a file or pipe, and returns the function that reads it.
+    `unpack` decodes the buffer that a `buffer` record refers to, if the record's `codec` is the `name` of the format.
+    `list_used` returns the kernels and libraries that a text file lists as used, and `find_library` the
+    library that a file describes, for `gpt-extract --loaded`.
     """
 
     name: str
@@ -64,16 +64,16 @@ class Format(NamedTuple):
     find_library: Callable[[Path], str | None] | None = None
 
 
-FORMATS: dict[str, Format] = {}  # by name, in the order in which they are asked
+FORMATS: dict[str, Format] = {}  # by name; asked in this order
 
 
 def register(*formats: Format) -> None:
-    """Add formats to the table. A format replaces the one with its name."""
+    """Add formats to the table. A format replaces an earlier one of the same name."""
     FORMATS.update((one.name, one) for one in formats)
 
 
 def expand(paths: Sequence[Path]) -> list[Path | None]:
-    """The traces that are meant: standard input is None, and a folder of trace folders is these, in order.
+    """Return the traces to read: None for standard input, and the trace folders in a folder of such, in order.
 
     Raises UsageError if standard input is named twice.
     """
@@ -87,7 +87,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:
-    """Return what a folder has of a kind, in order of name; a file, or a trace folder, is the only one of its own."""
+    """Return a folder's members of a kind, sorted by name; a file or a trace folder is its own only member."""
     if not path.is_dir() or _is_trace(path):
         return [path]
     found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and is_one(one)]
@@ -97,10 +97,10 @@ def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path
 
 
 def find_runs(path: Path) -> list[Path]:
-    """Return the traces of the runs in a folder, in order of their names; a file, or a trace folder, is one run.
+    """Return the traces of the runs in a folder, sorted by name; a file, or a trace folder, is one run.
 
-    The trace of a process that another one started has that one's name and a number, and isn't a run. Raises
-    MissingError if there are none.
+    The trace of a child process has its parent's name and a number, and isn't a run. Raises MissingError for a folder
+    without runs.
     """
     return _members(path, _is_run, "no trace in this folder")
 
@@ -123,7 +123,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def side_folder(path: Path | None) -> Path | None:
-    """The folder with the files that buffers of a trace are in; None for standard input."""
+    """Return the folder of the files that hold a trace's buffers, or None for standard input."""
     if path is None:
         return None
     folders = (one.side_folder(path) for one in FORMATS.values() if one.side_folder)
@@ -131,7 +131,7 @@ def side_folder(path: Path | None) -> Path | None:
 
 
 def read_input(path: Path | None, read: Read) -> Iterator[Record]:
-    """The records of what `expand` returned; `read` reads traces of gpt-hook. Raises GptError, OSError."""
+    """Yield the records of a path from `expand`; `read` reads traces of gpt-hook. Raises GptError, OSError."""
     if path is None:
         yield from read(path)
     elif (trace := _find_trace(path)) is not None:
@@ -154,14 +154,14 @@ def _find_text_of(path: Path) -> ReadText | None:
 
 
 def find_text(head: bytes) -> ReadText | None:
-    """Return the reader of a text with these first HEAD bytes, or None for a stream and for other text."""
+    """Return the reader of a text that starts with these HEAD bytes, or None for a stream and for other text."""
     if is_stream(head):
         return None
     return next(filter(None, (one.find_text(head) for one in FORMATS.values() if one.find_text)), None)
 
 
 def find_library(path: Path) -> str | None:
-    """Return the library that a file is about, or None for a trace or a list."""
+    """Return the library that a file describes, or None for a trace or a list."""
     return next(filter(None, (one.find_library(path) for one in FORMATS.values() if one.find_library)), None)
 
 

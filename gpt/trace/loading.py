@@ -1,17 +1,17 @@
-"""How much of the time of a kernel on the GPU was the loading of its code.
+"""Estimate how much of a kernel's time on the GPU was spent loading its code.
 
-Where modules are loaded lazily, as by default since CUDA 12.2, the driver loads a kernel within the call that launches
-it first: after the event that `gpt-hook --gpu-time` records before it, and before the kernel. GPU times have no more
-than the two events. But calls have times too, and launching is the last thing that such a call does: a first launch
-that took over FAR times as long as the others of its kernel on the host began no sooner than that much before its
-call ended, and so did the kernel.
+If modules are loaded lazily, which is the default since CUDA 12.2, the driver loads a kernel within the call that first
+launches it: after the event that `gpt-hook --gpu-time` records before it, and before the kernel. GPU times only have
+the two events. But calls have times too, and the launch is the last thing that such a call does. So if a first launch
+took over FAR times as long on the host as the kernel's other launches, the kernel can't have begun earlier than one
+such usual launch time before the end of the call.
 
-Threads that launch a kernel while another one loads it wait for that, too. So the first launch of each thread counts,
-if its call began before that of the first one had ended.
+Threads that launch a kernel while another one is loading it wait for that, too. So the first launch of each thread
+counts, if its call began before the end of the kernel's very first launch call.
 
-A kernel that was launched once has nothing to compare with, and calls that were only counted have no times: of these it
-is not known. Under CUDA_LAUNCH_BLOCKING a call contains its kernel; one that runs FAR times as long the first time,
-because it has more to do, would be taken for one that is loaded.
+A kernel that was launched once has nothing to compare with, and calls that were only counted have no times: then the
+loading time is unknown. Under CUDA_LAUNCH_BLOCKING a call contains its kernel; if the kernel runs FAR times as long the
+first time because it has more to do, that is mistaken for loading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Times = npt.NDArray[np.float64]
 def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
     """Return which rows of GPU times are the first launch of a kernel on a device by a thread.
 
-    Only rows that say which call launched them are looked at.
+    Rows that don't say which call launched them are ignored.
     """
     calls, found = rows["call"], []
     names = rows.dtype.names or ()
@@ -53,9 +53,9 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
 
 
 class FirstLaunches:
-    """The first launches of the kernels of a process, by thread, of rows of GPU times in batches; in time stamps.
+    """The first launches of a process's kernels, by thread, collected from batches of GPU times; in time stamps.
 
-    Of each it is kept which row of which batch it was.
+    Each keeps its batch and row.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class FirstLaunches:
         self._batches = 0
 
     def add(self, rows: Array) -> None:
-        """Takes a batch of GPU times in."""
+        """Take in a batch of GPU times."""
         names = set(rows.dtype.names or ())
         if "call" in names:
             places = find_firsts(rows)
@@ -72,16 +72,16 @@ class FirstLaunches:
                 part[name] = rows[name][places]
             part["batch"], part["row"] = self._batches, places
             found = np.concatenate([self.rows, part])
-            found = found[np.argsort(found["begin"], kind="stable")]  # of what one call launched, what began first
+            found = found[np.argsort(found["begin"], kind="stable")]  # of several in a call, the earliest counts
             self.rows = found[find_firsts(found)]
         self._batches += 1
 
 
 def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:
-    """How much of each first launch's time was loading, by the launch calls (LAUNCH) of the same process, in any parts.
+    """Return how much of each first launch's time was loading, given the process's launch calls (LAUNCH) in any parts.
 
-    The second array is for kernels that were launched once, whose loading is not known: at most so much of the time is
-    loading. All times have the same unit.
+    The second array is for kernels that were launched once: an upper limit, because their loading time isn't known. All
+    times have the same unit.
     """
     known, at = np.unique(firsts["function"], return_inverse=True)
     count, total = np.zeros(len(known), np.int64), np.zeros(len(known))
@@ -105,8 +105,8 @@ def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times
 
 
 def _are_during_the_first(firsts: Array, took: Times) -> npt.NDArray[np.bool_]:
-    """Whether each call began before that of the first launch of its kernel on its device had ended."""
-    ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: when the first began, and ended
+    """Tell which calls began before the end of the first launch call of their kernel on their device."""
+    ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: begin and end of the first
     for function, device, call, duration in zip(
         *(firsts[name].tolist() for name in ("function", "device", "call")), took.tolist(), strict=True
     ):

@@ -1,8 +1,8 @@
-"""Whose clock is whose: processes of one machine, between two boots of it, share CLOCK_MONOTONIC.
+"""Relate the clocks of processes: between two boots of a machine, its processes share CLOCK_MONOTONIC.
 
-Each header pairs that clock with the time of day. The pair of the first process of a machine is used for all of its
-processes, because the time of day may be set while they run. Machines are joined by the time of day alone, which is as
-good as what sets it.
+Each header pairs that clock with the time of day. All processes of a machine use the pair of the first one, because the
+time of day may be set while they run. Different machines are aligned by the time of day alone, so the alignment is as
+good as whatever sets it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Header = dict[str, Any]
 
 
 def machine_of(header: Header) -> Hashable:
-    """What processes of one machine have in common. One whose boot is not known shares its clock with nobody."""
+    """Return a key that processes on one machine share. A process without a boot id shares its clock with no other."""
     return header.get("boot_id") or identity(header)
 
 
 def identity(header: Header) -> tuple[Any, ...]:
-    """What tells a process from all others: pids come back, and other machines have the same ones."""
+    """Return a key that is unique to a process: pids get reused, and other machines use the same ones."""
     return header["host"], header.get("boot_id"), header["pid"], header["realtime"], header["monotonic"]
 
 
 class Machines:
-    """The machines of processes; times are ns since the first process of all began."""
+    """The machines of processes; times are ns since the very first process began."""
 
     def __init__(self, headers: Iterable[Header] = ()) -> None:
         self._first: dict[Hashable, Header] = {}
@@ -35,7 +35,7 @@ class Machines:
             self.add(header)
 
     def add(self, header: Header) -> None:
-        """One more process."""
+        """Add a process."""
         machine = machine_of(header)
         first = self._first.get(machine)
         if first is None or (not self._fixed and header["monotonic"] < first["monotonic"]):
@@ -43,11 +43,11 @@ class Machines:
             self._zero = self._zero if self._fixed else None
 
     def fix(self) -> None:
-        """From now on offsets stay as they are, even if a process began before those that were added."""
+        """Freeze the offsets, even if an earlier process is added later."""
         self._fixed = True
 
     def offset(self, header: Header) -> int:
-        """ns to add to CLOCK_MONOTONIC of a process, one of those that were added, for the time since the first."""
+        """Return the ns to add to CLOCK_MONOTONIC of an added process to get the time since the first process began."""
         if self._zero is None:
             self._zero = min(first["realtime"] for first in self._first.values())
         first = self._first[machine_of(header)]

@@ -1,12 +1,12 @@
-"""The trace model: what traces say, as arrays, for whoever asks a question of all of it at once.
+"""The trace model: traces as arrays, for analyses that need all of it at once.
 
     trace = gpt.trace.open("trace.mp")
     trace.launches[0].maps["block_sched"]["elapsed"].max()     # (blocks, warps, capacity), the bytes as they are
     calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
-Times are ns since the first process began; gpt/trace/machines.py has how clocks are joined. Rows are put aside as they
-are in the trace (gpt/trace/calls_store.py), and arrays are made when they are asked for: all at once, or, for traces of
+Times are ns since the first process began; gpt/trace/machines.py explains how clocks are aligned. Rows are stored as
+they are in the trace (gpt/trace/calls_store.py), and arrays are made on demand: all at once, or, for traces of
 any length, in chunks, oldest first. Buffers of probes are bytes of the trace or of the file beside it.
 """
 
@@ -38,10 +38,10 @@ EVERYTHING = RUNS | LOADS | SAVES | COSTS | RANGES | SITES | TENSORS | DETAILS
 
 
 class Maps(Mapping[str, npt.NDArray[np.void]]):
-    """What the probes of a launch saved, by map: records of shape (blocks, units of a block, capacity).
+    """The records that the probes of a launch saved, by map, with shape (blocks, units per block, capacity).
 
-    A unit is a thread, a warp or a block, as the map says; of a log the shape is (records,). Of the slots of a unit as
-    many are used as `Launch.saved` counts. Looking at one raises MissingError if its bytes are lost.
+    A unit is a thread, a warp or a block, depending on the map; a log has the shape (records,). `Launch.saved` has the
+    number of slots that each unit used. Looking up a map raises MissingError if its bytes are lost.
     """
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
@@ -76,26 +76,26 @@ class Launch:
 
     @property
     def start(self) -> int:
-        """When it was called, in ns since the first process began."""
+        """Time of the call, in ns since the first process began."""
         return int(self._model.times(self.process, np.array([self.launch.start], np.uint64))[0])
 
     @property
     def arguments(self) -> list[ArgumentValue]:
-        """What the kernel was given, as far as that is recorded."""
+        """The kernel's arguments, if they were recorded."""
         return next((buffer.arguments for buffer in self.buffers.values()), [])
 
     def saved(self, name: str) -> SavedBuffer:
-        """The counts and the records of a map. Raises what `Buffer.read` raises."""
+        """Return the counts and the records of a map. Raises what `Buffer.read` raises."""
         return self.buffers[name].read()
 
 
 class TraceModel:
-    """The processes of traces, what they called and what probes saved. `incomplete` says what is missing, in lines."""
+    """The processes of traces, their calls and the data that probes saved. `incomplete` has a line for each gap."""
 
     def __init__(self, types: frozenset[str] | None = None, drains: bool = False) -> None:
-        """`types` are those of functions whose calls are kept; all by default.
+        """`types` limits which calls are kept, by the type of the function; by default all are.
 
-        If it `drains` processes, their NVTX ranges are put aside too, for `iter_ranges`.
+        If it `drains` processes, it stores their NVTX ranges too, for `iter_ranges`.
         """
         self.processes: list[Process] = []
         self.launches: list[Launch] = []
@@ -108,7 +108,7 @@ class TraceModel:
     # Filling
 
     def take(self, process: Process) -> None:
-        """Keeps what a process has collected since the last time. Raises OutputError."""
+        """Store what a process has collected since the last time. Raises OutputError."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self.processes)
@@ -126,17 +126,17 @@ class TraceModel:
             self._by_id[key].buffers[buffer.map.name] = buffer
 
     def end(self, process: Process) -> None:
-        """A process is over. Raises MalformedError if a buffer is of no launch."""
+        """End a process. Raises MalformedError if a buffer belongs to no launch."""
         process.probes.check_taken()
 
     # Asking
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Time stamps of a process as ns since the first one began, chosen or not."""
+        """Convert time stamps of a process to ns since the first process began, whether that is chosen or not."""
         return times_of(process, stamps)
 
     def began(self, process: Process) -> int:
-        """When a process began, in the same."""
+        """Return when a process began, in ns since the first process began."""
         return process.clock.monotonic + process.machines.offset(process.header)
 
     def unrecorded(self, process: Process) -> Unrecorded:
@@ -144,42 +144,42 @@ class TraceModel:
         return process.unrecorded.shift(process.machines.offset(process.header))
 
     def calls(self, *names: str) -> npt.NDArray[np.void]:
-        """Every call, oldest first: the fields CALL, and those named of gpt/trace/rows.py, 0 where a row has none.
+        """Return all calls, oldest first: the fields of CALL and the named ones of gpt/trace/rows.py, 0 where missing.
 
-        `process` is a place in `processes`; a `duration` of 0 is that of a call that did not return. Two more may be
-        named: `stamp`, the start as a time stamp, which `tensors` of the process are asked with; and `stack`, where the
-        call came from, a number in `sites` of the process, 0 where that is not recorded.
+        `process` is an index into `processes`; a `duration` of 0 means that the call did not return. Two more fields
+        can be named: `stamp`, the start as a time stamp, which `tensors` of the process expects; and `stack`, where
+        the call came from, as a number for `sites` of the process, or 0 if it isn't recorded.
         """
         return self._gather(self.iter_calls(*names), self._kept.count_calls(), call_fields(names))
 
     def iter_calls(self, *names: str, process: int | None = None) -> Iterator[npt.NDArray[np.void]]:
-        """The same in chunks, or those of one process. What begins in one nanosecond is in one chunk."""
+        """Yield the same rows in chunks, for all processes or one. Calls that begin in the same ns share a chunk."""
         return self._kept.iter_calls(names, process)
 
     def gpu_times(self) -> npt.NDArray[np.void]:
-        """What ran on the GPU, oldest first: the fields GPU. `thread` and `call` name the call, where that is known.
+        """Return all GPU work, oldest first: the fields of GPU. `thread` and `call` identify the call if it's known.
 
-        `device` is NO_DEVICE where rows do not say it and the process has several. Kernels begin once they are loaded
+        `device` is NO_DEVICE if rows don't have it and the process has several. Kernels begin once they are loaded
         (gpt/trace/loading.py).
         """
         places = self.gpus()
         return self._gather(self.iter_gpu_times(places), sum(places.values()), GPU)
 
     def gpus(self) -> dict[tuple[int, int], int]:
-        """The processes with GPU times and their devices, in order, and how many GPU times there are of each."""
+        """Return the processes with GPU times and their devices, in order, and the number of GPU times of each."""
         return self._kept.gpus()
 
     def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[npt.NDArray[np.void]]:
-        """GPU times in chunks, of devices of processes. What begins in one nanosecond is in one chunk."""
+        """Yield GPU times in chunks, for these processes and devices. Rows that begin in the same ns share a chunk."""
         return self._kept.iter_gpu_times(places)
 
     def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
-        """The NVTX ranges of a process whose last call ended at `last`, as KeptRanges.iter_ranges has them."""
+        """Yield the NVTX ranges of a process whose last call ended at `last`, in the form of KeptRanges.iter_ranges."""
         assert self._ranges is not None
         return self._ranges[process].iter_ranges(self.processes[process], last)
 
     def ranges(self, process: int) -> KeptRanges:
-        """What is known of the ranges of a process, if processes are drained."""
+        """Return the ranges of a process. The model must drain processes."""
         assert self._ranges is not None
         return self._ranges[process]
 
@@ -192,7 +192,7 @@ class TraceModel:
         return found
 
     def chosen(self, calls: npt.NDArray[np.void], **wanted: str) -> npt.NDArray[np.bool_]:
-        """Which calls are of functions whose `type`, `op` or `name` is the one that is wanted."""
+        """Return a mask of the calls whose function has this `type`, `op` or `name`."""
         mask = np.zeros(len(calls), bool)
         for number, process in enumerate(self.processes):
             good = [id_ for id_, api in process.apis.items() if all(getattr(api, k) == v for k, v in wanted.items())]
@@ -200,17 +200,17 @@ class TraceModel:
         return mask
 
     def api(self, call: Any) -> Api:
-        """The function of a call."""
+        """Return the function of a call."""
         return self.processes[int(call["process"])].api(int(call["api"]))
 
     def kernel(self, row: Any) -> str:
-        """The mangled name of the kernel of a launch, of calls or of GPU times."""
+        """Return the mangled name of the kernel of a row of calls or GPU times."""
         number = int(row["function"])
         return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
 
 
 def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
-    """The model of some traces and of those that they name. Raises GptError if there is nothing to be read."""
+    """Read traces, and the traces of children that they name. Raises GptError if there's nothing to read."""
 
     def records(path: Path | None) -> Iterator[dict[str, Any]]:
         assert path
@@ -225,7 +225,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
             found = iter_processes(iter(trace), EVERYTHING, side_folder(trace.path), selection)
             for process in (one for one in found if one.started):
                 if seen.setdefault(identity(process.header), trace.name) != trace.name:
-                    continue  # a copy of a trace that was read
+                    continue  # a copy of a trace that was read already
                 model.take(process)
                 model.end(process)
                 model.incomplete += process.missing

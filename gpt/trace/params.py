@@ -1,7 +1,7 @@
-"""The parameters of a launch as values: bytes of a `probed` record, as the `kernel` record types them.
+"""Decode the parameters of a launch: the bytes of a `probed` record, with types from the `kernel` record.
 
-A kernel takes plain bits for much of what it gets, so an integer of type `b32` or `u64` may be anything: an address
-looks like other numbers unless the parameter is a pointer by its type (`.ptr`, in `space`).
+Kernels declare many parameters as plain bits, so an integer of type `b32` or `u64` may be anything. An address is only
+recognizable if the parameter is declared as a pointer (`.ptr`, in `space`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Value = int | float | bytes | list[int] | list[float]
 
 
 class ArgumentValue(NamedTuple):
-    """What a launch passed for a parameter: a number, a list of them for an array, or bytes.
+    """The value of a parameter in a launch: a number, a list of numbers for an array, or bytes.
 
-    Bytes stand for arrays of `b8`, as structs are declared, and for types that have no numbers here.
+    Bytes are used for arrays of `b8`, which is how structs are declared, and for types that aren't decoded here.
     """
 
     type: str
@@ -44,9 +44,9 @@ class ArgumentValue(NamedTuple):
 
 
 def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[ArgumentValue]:
-    """The arguments in a block of parameters; one whose type is not said has bytes.
+    """Return the arguments in a block of parameters, as bytes where the type isn't recorded.
 
-    Raises MalformedError if the block ends before them.
+    Raises MalformedError if the block is too short.
     """
     found = []
     for param in described:
@@ -67,6 +67,6 @@ def _read(type_: str, data: bytes) -> Value:
 
 
 def to_text(arguments: Sequence[ArgumentValue]) -> str:
-    """All of them in a line that is not too long."""
+    """Join the arguments into one line of limited length."""
     line = ", ".join(map(str, arguments))
     return line if len(line) <= MOST_TEXT else line[: MOST_TEXT - 3] + "..."

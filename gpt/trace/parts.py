@@ -1,12 +1,12 @@
-"""The bytes of a probe's buffer, wherever the records that hold it say that they are.
+"""Assemble the bytes of a probe's buffer from the places that its records name.
 
-A buffer is in one `buffer` record or in several, each with the next of its bytes: in the record or in a file beside the
-trace, as they are, or only the units that saved anything, or a frame of zstd, or in a file of another format, whose
-name the codec is; gpt-stream(5) has the keys.
+A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record or in a file beside
+the trace, in one of these forms: plain, only the units that saved something, a zstd frame, or in a file of another
+format, whose name is then the codec. gpt-stream(5) lists the keys.
 
-Whoever wrote the trace chose every number. Bytes of one record, and of several that lie one after the other in a file,
-are looked at where they are. The others are put together in memory that is zero before, so that units that saved
-nothing take none; a frame is unpacked if it says that it holds as many bytes as the record does.
+Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
+place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only
+decompressed if it claims to hold as many bytes as the record does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gpt.trace.inputs import FORMATS
 Record = dict[str, Any]
 Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
-NUMBER = 8  # bytes of the number of a unit
-MAX_PART = 64 << 20  # bytes that a frame unpacks to
+NUMBER = 8  # bytes of a unit's number
+MAX_PART = 64 << 20  # bytes of a decompressed frame
 
 
 class BufferPart(NamedTuple):
-    """What a record holds: `length` bytes from `at` on, or of these `units` with their numbers.
+    """The contents of one record: `length` bytes from `at` on, or `units` units in that range, with their numbers.
 
-    They are `data`, or at an offset of the file `path`: `packed` bytes if they are a frame.
+    They are in `data`, or at an offset of the file `path`; `packed` is the size of the frame if they are compressed.
     """
 
     at: int
@@ -50,16 +50,16 @@ class BufferPart(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether its bytes are those of the buffer."""
+        """True if its bytes are the buffer's own, neither compressed nor reduced to some units."""
         return self.units is None and self.codec is None
 
     def follows(self, other: BufferPart) -> bool:
-        """Whether its bytes lie in a file after those of the other."""
+        """Tell whether its bytes directly follow another part's in the same file."""
         return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
 
 
 def parse_part(record: Record) -> BufferPart:
-    """The part that a `buffer` record holds. Raises MalformedError if it makes no sense."""
+    """Return the part that a `buffer` record holds. Raises MalformedError if it makes no sense."""
     data, path = record.get("data"), record.get("path")
     size: int = record["size"]
     if (data is not None) + (path is not None) + ("lost" in record) != 1:
@@ -75,7 +75,7 @@ def parse_part(record: Record) -> BufferPart:
 
 
 def _is_foreign(codec: str | None) -> bool:
-    """Whether other people's files hold it."""
+    """Tell whether a codec is the name of another format."""
     return codec in FORMATS and FORMATS[codec].unpack is not None
 
 
@@ -83,18 +83,18 @@ Unpack = Callable[[IO[bytes], BufferPart], npt.NDArray[np.uint8]]
 
 
 class Parts:
-    """The parts of a buffer of `size` bytes, as they come; `lost` says why there are no more."""
+    """The parts of a buffer of `size` bytes, as they come; `lost` is the reason if the rest is lost."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lost: str | None = None
-        self.dropped = 0  # records that did not fit, where the first part says so
+        self.dropped = 0  # records that did not fit, if the first part has the number
         self._parts: list[BufferPart] = []
         self._held = 0
         self._joined: Bytes | None = None
 
     def add(self, record: Record) -> bool:
-        """Adds the next one, and returns whether it was the last. Raises MalformedError if it is not the next."""
+        """Add the next part, and return True if it was the last. Raises MalformedError if it isn't the next."""
         part = parse_part(record)
         if "lost" in record:
             self.lost = record["lost"]
@@ -110,11 +110,11 @@ class Parts:
         return self._held == self.size
 
     def read(self, unit: int | None, files: SideFiles, unpack: Unpack | None = None) -> tuple[Bytes, int]:
-        """The bytes, and where in them the buffer begins; a unit has so many, None for a log. `unpack` makes a buffer
-        of a part of another format.
+        """Return the bytes, and the offset at which the buffer begins in them. `unit` is its bytes per unit, or None.
 
-        Raises MissingError if they are lost, if a file is absent or another one, or if memory does not suffice;
-        TruncatedError if a file is too short; MalformedError if the records make no sense.
+        `unpack` decodes a part of another format. Raises MissingError if the bytes are lost, if a file is absent or
+        isn't the original, or if memory doesn't suffice; TruncatedError if a file is too short; MalformedError if the
+        records make no sense.
         """
         if self.lost is not None:
             raise MissingError(self.lost)
@@ -160,23 +160,23 @@ class Parts:
 
 
 def _wrong(part: BufferPart, fact: str) -> GptError:
-    """What is wrong with what a part holds: of a file that is not the one that was written, it is lost."""
+    """Make the error for bad contents: in the record it's malformed; in a file, the original file was lost."""
     return MalformedError(f"buffer: {fact}") if part.data is not None else MissingError(f"{part.path}: {fact}")
 
 
 def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: BufferPart, unit: int) -> None:
-    """Puts units at their places in that of the part."""
+    """Copy units to their places in the part's range."""
     if not unit or part.at % unit or part.length % unit:
         raise MalformedError("buffer: units, of a part that is not cut at units")
     count, step = held.size // (NUMBER + unit), NUMBER + unit
     numbers = np.ndarray((count,), "<u8", held, 0, (step,)) - np.uint64(part.at // unit)
-    if numbers.max() >= part.length // unit:  # one before its first is huge
+    if numbers.max() >= part.length // unit:  # a number before the part's first wraps round to a huge one
         raise _wrong(part, "a unit that is not of its part")
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
 def _unpack(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
-    """What was written, unpacked."""
+    """Return the written bytes of a part, decompressed."""
     stored = _read_stored(part, unit, files)
     if part.codec is None:
         return stored
@@ -198,12 +198,12 @@ def _unpack(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | mem
 
 
 def _written(part: BufferPart, unit: int | None) -> int:
-    """Bytes that were written, before they were packed."""
+    """Return how many bytes were written, before compression."""
     return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
 
 
 def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
-    """The bytes that are in the record or in the file."""
+    """Return the bytes in the record or in the file, as they are."""
     wanted = _written(part, unit)
     if part.data is not None:
         if part.codec is None and len(part.data) != wanted:
@@ -217,7 +217,7 @@ def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes 
 
 
 class SideFiles:
-    """The files that buffers are in: regular ones in the folder of the trace, mapped. The last one stays open."""
+    """The files that hold buffers: regular files in the folder of the trace, mapped. The last one stays open."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -225,19 +225,19 @@ class SideFiles:
         self._mapped: mmap.mmap | None = None
 
     def open(self, name: str, size: int) -> mmap.mmap:
-        """At least `size` bytes from the beginning of a file; raises as `Parts.read`."""
+        """Map a file of at least `size` bytes, from its beginning; raises what `Parts.read` raises."""
         if self._mapped is not None and name == self._name and len(self._mapped) >= size:
             return self._mapped
         with self.open_file(name) as file:
             length = os.fstat(file.fileno()).st_size
-            if length < max(size, 1):  # none can be mapped
+            if length < max(size, 1):  # an empty file can't be mapped
                 raise TruncatedError(f"{length} bytes of {size}")
             self._mapped, self._name = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), name
         return self._mapped
 
     @contextmanager
     def open_file(self, name: str) -> Iterator[IO[bytes]]:
-        """A file, open for reading; what goes wrong with it is raised with its name, as by `Parts.read`."""
+        """Open a file for reading. Errors name the file, and are the ones of `Parts.read`."""
         if not name or "/" in name:
             raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
         if self._folder is None:

@@ -1,7 +1,7 @@
-"""One process of a trace: what a segment says of it, whoever asks.
+"""A process of a trace: everything that a segment says about it, for all readers.
 
-Ids are good in their segment only. Threads write chunks of their own, so a row may come before the record that names
-its function, and a function before its module: what an id means is known at the end. Rows stay packed
+Ids are only valid in their segment. Each thread writes chunks of its own, so a row may come before the record that
+names its function, and a function before its module: the meaning of an id is only certain at the end. Rows stay packed
 (gpt/trace/rows.py), and a reader takes them whenever `full` says that there are enough of them.
 """
 
@@ -29,17 +29,17 @@ from gpt.trace.unrecorded import Unrecorded, find_unrecorded
 
 Record = dict[str, Any]
 
-CAPTURE = ("stream", "capture")  # type and op of what begins a capture
-RECORDER = "gpt-hook"  # whose traces end with the status of the program
+CAPTURE = ("stream", "capture")  # type and op of functions that begin a capture
+RECORDER = "gpt-hook"  # its traces end with the status of the program
 CAPTURED = "capture"  # type of functions whose calls were captured into a graph, and did not run
 UNTOLD = "captured calls can't be told in this trace: they count as if they had run"
 CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
-MOST = 10_000  # records that are kept if they are drained
-LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; those of `api` records begin at 1
+MOST = 10_000  # records that are kept before a drained process is `full`
+LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; ids of `api` records begin at 1
 
 
 class Api(NamedTuple):
-    """A driver function, or an ioctl of the driver; `symbol` is the name that the program asked for."""
+    """A driver function, or an ioctl of the driver; `symbol` is the name that the program looked up."""
 
     type: str
     op: str
@@ -48,12 +48,12 @@ class Api(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name, and whether its calls were captured."""
+        """The name, marked if its calls were captured."""
         return f"{self.name} (captured)" if self.type == CAPTURED else self.name
 
 
 class LoadedModule(NamedTuple):
-    """GPU code: the path and offset of its image in a file, or its digest and the library that loaded it."""
+    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory."""
 
     path: str | None
     offset: int
@@ -62,7 +62,7 @@ class LoadedModule(NamedTuple):
 
 
 class LoadedFunction(NamedTuple):
-    """A function that was looked up: its id, mangled name, and the id of its module."""
+    """A looked-up function: its id, mangled name, and the id of its module."""
 
     id: int
     name: str
@@ -70,12 +70,12 @@ class LoadedFunction(NamedTuple):
 
 
 class Process:
-    """What the records of a segment said by now; of kinds that its reader did not ask for it takes no notice.
+    """The contents of a segment so far. Kinds of records that the reader didn't ask for are ignored.
 
-    `started` is false for a segment that only names another process. `status` is that of its `end`; None if there is
-    none. `libraries` are records by path; `lookups` are ids of modules with what was looked up, `devices` architectures
-    with what they run, as in their records, and `cards` these records by ordinal. `folder` is that of its trace, None
-    if it has none. Rows and launches are those of the `selection`.
+    `started` is false for a segment that only names another process. `status` comes from its `end`; None without one.
+    `libraries` are records by path; `lookups` are pairs of a module id and `enumerate` or `variable`;
+    `devices` are pairs of an architecture and the code it runs (`sass` or `ptx`); `cards` are `device` records by
+    ordinal. `folder` is the folder of the trace, or None. Rows and launches are limited to the `selection`.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Process:
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
-        self.origin = 0  # which of several traces that were named it is of
+        self.origin = 0  # index of the path on the command line that led to it
         self.clock = Clock(header)
         self.started = False
         self.status: int | None = None
         self.threads: set[int] = set()
-        self.changes: list[tuple[int, bool]] = []  # time stamps at which recording was turned on or off
+        self.changes: list[tuple[int, bool]] = []  # time stamps, and whether recording went on or off
         self.apis: dict[int, Api] = {}
         self.graphs = Graphs()
         self.functions: list[LoadedFunction] = []
@@ -99,7 +99,7 @@ class Process:
         self.lookups: list[tuple[int, str]] = []
         self.devices: set[tuple[str, str]] = set()
         self.cards: dict[int, Record] = {}
-        self._names: dict[int, str] = {}  # of functions
+        self._names: dict[int, str] = {}  # names of functions
         selection = selection or Selection()
         selection.machines.add(header)
         chosen = self._selected = Selected(selection, header, self.clock, self._names, set())
@@ -113,29 +113,29 @@ class Process:
         self.sites = Sites()
         self.ranges: list[Record] = []  # `range` and `range_end`
         self.diags: list[Record] = []
-        self.drained = False  # whether its reader takes ranges and ioctls while they come
+        self.drained = False  # True if its reader takes ranges and ioctls while they come
         self.machines = selection.machines
         self._excluded = selection.excludes(header)
         self._kinds = kinds | {"device"} if selection.devices else kinds
         self._ioctls: dict[str, int] = {}
-        self._details: list[Record] = []  # of ioctls
+        self._details: list[Record] = []  # `ioctl` records
         self._controls = Counter[int]()
         self._dropped: list[str] = []
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process id."""
         pid: int = self.header["pid"]
         return pid
 
     @property
     def exit_status(self) -> int | None:
-        """That of the program; None if it is not known: those who watch from outside end with a status of their own."""
+        """The exit status of the program, None if unknown: gpt-attach ends a trace with a status of its own."""
         return self.status if self.header["tool"] == RECORDER else None
 
     @property
     def missing(self) -> list[str]:
-        """What its trace says that it lacks, in lines."""
+        """Lines that say what the trace lacks."""
         before = ["it ran before it was watched: what it did until then is not recorded"]
         lines = (before if self.header.get("attached") else []) + self._dropped
         lines += [UNTOLD] if self.confuses_captured else []
@@ -143,29 +143,29 @@ class Process:
 
     @property
     def confuses_captured(self) -> bool:
-        """Whether it captured streams, and its trace doesn't tell which calls were captured: an older one."""
+        """True if it captured streams, but the trace (an older one) doesn't tell which calls were captured."""
         told = self.header.get("captures") or self.captured()
         return not told and any(api[:2] == CAPTURE for api in self.apis.values())
 
     def captured(self) -> list[int]:
-        """The ids of functions whose calls were captured, as far as they are known."""
+        """Return the ids of functions whose calls were captured, among the ones known so far."""
         return [id_ for id_, api in self.apis.items() if api.type == CAPTURED]
 
     def gpu(self, ordinal: int | None) -> Hashable:
-        """What tells this device from all others, and is the same in other processes that have it, if that is known."""
+        """Return a key unique to a device, and shared by other processes that use it if its UUID is known."""
         uuid = self.cards[ordinal].get("uuid") if ordinal in self.cards else None
         return (machine_of(self.header), uuid) if uuid else (identity(self.header), ordinal)
 
     @property
     def full(self) -> bool:
-        """Whether it is time to take the rows. Those of kernels wait until all names are known."""
+        """True when it's time to take the rows. With a kernel filter they wait until all names are known."""
         if self._selected.selection.kernels:
             return False
         rows = self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
         return rows or self.probes.full or (self.drained and len(self.ranges) + len(self._details) >= MOST)
 
     def add(self, record: Record) -> None:
-        """Takes a record in. Raises MalformedError if it is nonsense."""
+        """Take a record in. Raises MalformedError if it's nonsense."""
         kind = record["kind"]
         if kind not in self._kinds or self._excluded:
             return
@@ -192,7 +192,7 @@ class Process:
         self.threads.add(record["thread"])
 
     def _as_call(self, record: Record) -> Record:
-        """An `ioctl` as a call of a function whose number stands for its name."""
+        """Turn an `ioctl` into a call of a function whose number stands for the ioctl's name."""
         if fault := records.check(record):
             raise MalformedError(fault)
         name, chosen = record["name"], self._selected.of_ioctl(record["thread"], record["start"])
@@ -246,39 +246,39 @@ class Process:
                 self._selected.devices.add(record["index"])
 
     def take_ranges(self) -> list[Record]:
-        """Records of ranges and their ends since the last time."""
+        """Return the records of ranges and their ends since the last time."""
         found, self.ranges = self.ranges, []
         return found
 
     @property
     def ioctls(self) -> list[Record]:
-        """Records of ioctls, if they were asked for (kinds.DETAILS)."""
+        """The `ioctl` records, if they were requested (kinds.DETAILS)."""
         return self._details if self._selected.says_device else []
 
     @property
     def controls(self) -> Counter[int]:
-        """Commands of NV_ESC_RM_CONTROL, and how often each came."""
+        """Commands of NV_ESC_RM_CONTROL, and how often each was sent."""
         return self._controls if self._selected.says_device else Counter()
 
     def take_ioctls(self) -> list[Record]:
-        """The ioctls since the last time."""
+        """Return the ioctls since the last time."""
         found, self._details = self.ioctls, []
         return found
 
     def is_ioctl(self, api: int) -> bool:
-        """Whether this number stands for an ioctl."""
+        """Tell whether a function's number stands for an ioctl."""
         return api > LAST_IOCTL - len(self._ioctls)
 
     def api(self, id_: int) -> Api:
-        """What an id of a function means; one that no record names has its number for a name."""
+        """Return the function with an id. Without a record, the name is the number."""
         return self.apis.get(id_) or Api("other", "unknown", f"#{id_}")
 
     def kernels(self) -> dict[int, str]:
-        """The mangled names of functions, by id."""
+        """Return the mangled names of functions, by id."""
         return self._names
 
     def take_launches(self) -> Counter[int]:
-        """Launches since the last time, by function. Take calls before: these count if not all calls are chosen."""
+        """Return launches since the last time, by function. Take calls first: a narrow selection counts them there."""
         found = self._selected.take_launches(self.apis.keys(), self.captured(), self.status is not None)
         for _, rows in self.launches.take():
             for function, count in rows[["function", "count"]].tolist():
@@ -287,18 +287,18 @@ class Process:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether what was asked for counts do not say: a thread, device, stream or time."""
+        """True if the selection asks for a thread, device, stream or time, which counts don't have."""
         return self._selected.selection.narrow
 
     @property
     def left_out(self) -> bool | None:
-        """Whether all that was asked about is left out by the selection; None if nothing was."""
+        """True if the selection left out everything that it checked; None if it checked nothing."""
         if self._excluded:
             return True
         return not self._selected.kept if self._selected.looked else None
 
     def is_chosen(self, kernel: str) -> bool:
-        """Whether a kernel is one of those that were asked for."""
+        """Tell whether a kernel is chosen."""
         return self._selected.matches(kernel)
 
     @property
@@ -325,7 +325,7 @@ class Process:
         return self.unrecorded.within_one(self.clock.monotonic, self.find_end(last))
 
     def recorded(self, last: int) -> int | None:
-        """Return for how many ns it was recorded in that time; None if that was all of it."""
+        """Return for how many ns it was recorded in that time; None if it was recorded throughout."""
         if not self.changes:
             return None
         return max(0, self.find_end(last) - self.clock.monotonic - self.unrecorded_until(last))
@@ -337,7 +337,7 @@ def iter_processes(
     folder: Path | None = None,
     selection: Selection | None = None,
 ) -> Iterator[Process]:
-    """The process of each segment, when it is over. What is wrong with the records is raised after the last one."""
+    """Yield the process of each segment when it's over. An error in the records is raised after the last process."""
     segments = Segments()
     processes: dict[int, Process] = {}
     fault: MalformedError | None = None

@@ -1,7 +1,7 @@
-"""The NVTX ranges of a process, put aside as they come, and read back as arrays in the order in which they began.
+"""Store the NVTX ranges of a process as they come, and read them back as arrays, sorted by begin.
 
-The end of a range is a record of its own, which may be anywhere. So ranges and ends are put aside in the order of their
-numbers, and joined when they are read.
+The end of a range is a record of its own, which may come anywhere in the trace. So begins and ends are spilled
+separately, sorted by id, and joined when they're read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NO_NAME = "(no name)"
-MANY = 1 << 13  # records that are kept as they are
+MANY = 1 << 13  # records that are kept as Python objects before they're spilled
 BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
          ("ends", "?")]  # fmt: skip
 END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
@@ -27,16 +27,16 @@ RANGE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("place", "<u8"), 
 
 
 def name_range(record: Mapping[str, Any]) -> str:
-    """What tables and timelines call a range or a mark: its name, or that it has none that could be read."""
+    """Return the label of a range or a mark in tables and timelines: its name, or NO_NAME if it's missing or blank."""
     name: str = record.get("name", "")
     return name if name.strip() else NO_NAME
 
 
 class KeptRanges:
-    """Ranges of a process: those of `range` and `range_end` records.
+    """The ranges of a process, from `range` and `range_end` records.
 
-    `texts` are pairs of a domain, None for the default one, and a name. Of `marks` there is how many there were of each
-    of these, when the first one was and when the last, as time stamps.
+    `texts` are pairs of a domain (None for the default one) and a name. `marks` has, for each of these, the number of
+    marks and the time stamps of the first and the last one.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class KeptRanges:
         self._ranges, self._ends = Sorted(aside, BEGUN, "id"), Sorted(aside, END, "id")
         self._begun: list[tuple[Any, ...]] = []
         self._ended: list[tuple[Any, ...]] = []
-        self._place = 0  # in the order in which they came
+        self._place = 0  # counts records, in the order in which they came
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """Takes records in. Raises OutputError."""
+        """Take records in. Raises OutputError."""
         for record in found:
             self._place += 1
             if record["kind"] == "range_end":
@@ -77,11 +77,11 @@ class KeptRanges:
         self._begun, self._ended = [], []
 
     def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
-        """The ranges in the order in which they began, those around others first, as RANGE; times are in ns.
+        """Yield the ranges sorted by begin, outer ranges before inner ones, as RANGE; times are in ns.
 
-        `name` is a place in `texts`, `place` one in the trace. `pushed` ranges lie within each other on their thread,
-        the others anywhere. One that is `open` had not ended when the last record came, or the last call, and has that
-        for an end. What began in one nanosecond is in one chunk.
+        `name` is an index into `texts`, `place` a position in the trace. `pushed` ranges nest on their thread; others
+        may overlap in any way. An `open` range never ended, so its end is the time of the last record or call. Ranges
+        that begin in the same nanosecond are in the same chunk.
         """
         self._put_aside()
         joined = Sorted(Aside(), RANGE, "begin")
@@ -97,14 +97,14 @@ class KeptRanges:
             yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
 
     def has_open(self) -> bool:
-        """Whether a range has no end."""
+        """Tell whether a range has no end."""
         self._put_aside()
         windows = iter_windows((iter(self._ranges), BEGUN, "id"), (iter(self._ends), END, "id"))
         return any((_find_ends(begun, ended) == 0).any() for begun, ended in windows)
 
 
 def _find_ends(begun: Array, ended: Array) -> Array:
-    """The time stamp at which each range ended, 0 if it did not; of several ends the last."""
+    """Return the time stamp at which each range ended, or 0 if it didn't. The last of several ends counts."""
     if not len(ended):
         return np.zeros(len(begun), np.uint64)
     ended = ended[np.lexsort((ended["place"], ended["id"]))]

@@ -1,4 +1,4 @@
-"""The work of launches of graphs: kernels, copies and memory beside those of calls; and calls that were captured."""
+"""Sum up the work of graph launches (kernels, copies, memory), and the calls that were captured."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ COPIES = ("memcpy", "memset")  # types
 
 
 class OperationBytes(NamedTuple):
-    """Operations, and the bytes of all of them."""
+    """A number of operations, and their bytes."""
 
     number: int = 0
     bytes: int = 0
 
     def plus(self, number: int, size: int) -> OperationBytes:
-        """Add more; numbers that make no sense stay below MOST."""
+        """Add more; implausible sums are capped at MOST."""
         return OperationBytes(min(MOST, self.number + number), min(MOST, self.bytes + size))
 
 
 class Replays:
-    """The work of launches of graphs, without kernels: `done` by type and op. And how much of it isn't known.
+    """The work of graph launches besides kernels, `done` by type and op, and how much of it isn't known.
 
-    Launches are `conditional` if some of their nodes ran as often as a condition said, `untold` if only their kernels
-    are known, `blind` if nothing is; `for_device` graphs may have been launched by kernels too, and launches of
-    `unseen` ones are not recorded.
+    Launches are `conditional` if some of their nodes ran as often as a condition decided, `untold` if only their
+    kernels are known, `blind` if nothing is. `for_device` graphs may have been launched by kernels too; launches of
+    `unseen` graphs aren't recorded.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Replays:
         self.captured = Counter[str]()  # calls by op
 
     def merge(self, other: Replays) -> None:
-        """Takes in what another one has."""
+        """Add the counts of another instance."""
         for key, (number, size) in other.done.items():
             self.done[key] = self.done[key].plus(number, size)
         self.conditional += other.conditional
@@ -74,7 +74,7 @@ class Replays:
 
 
 def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:
-    """Add up the work of graphs, each launched some times; `graphs` are all of the process."""
+    """Add up the work of graphs, each with its number of launches; `graphs` are all graphs of the process."""
     found = Replays()
     for graph, launches in launched:
         found.conditional += launches if graph.unknown else 0
@@ -88,7 +88,7 @@ def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -
 
 
 def count_copied(graphs: Graphs, launches: npt.NDArray[np.void], ops: Collection[str] = ()) -> npt.NDArray[np.float64]:
-    """Return the bytes that launches of graphs copied, all or those of some ops; rows with `object` and `stamp`."""
+    """Return the bytes that each launch of a graph copied, for all ops or some; rows have `object` and `stamp`."""
     found = np.zeros(len(launches))
     for _, graph, places in graphs.iter_launched(launches["object"], launches["stamp"]):
         copies = [one for one in graph.operations or () if one.type == "memcpy"]

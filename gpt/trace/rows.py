@@ -1,10 +1,10 @@
-"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without an object a row.
+"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without an object per row.
 
-A trace of ten million calls is some twenty thousand `calls` records of up to 512 rows, in a handful of layouts. So
-the fields of a record are looked at once for each layout and not once for each record, and rows of one layout are
-collected as bytes until there are enough of them for an array to be worth its price.
+A trace of ten million calls is some twenty thousand `calls` records of up to 512 rows, in a handful of layouts. So the
+fields are parsed once per layout, not once per record, and rows of one layout are collected as bytes until there are
+enough of them to make an array worthwhile.
 
-The JSON form has a record for each row instead (`call`, `launch`); those become rows again here.
+In JSON, each row is a record (`call`, `launch`); those are packed into rows again here.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Rows = npt.NDArray[np.void]
 Threads = npt.NDArray[np.uint64]
 Choose = Callable[[Threads, Rows], npt.NDArray[np.bool_]]
 
-BATCH = 16 << 20  # bytes of rows that are collected
-OVERHEAD = 64  # bytes that a collected record takes beside its rows
-MAX_LAYOUTS = 1000  # that are remembered
-CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # what every row of `calls` has
-ARGUMENTS = {  # and what some have
+BATCH = 16 << 20  # bytes of collected rows that make a batch
+OVERHEAD = 64  # bytes that a collected record takes besides its rows
+MAX_LAYOUTS = 1000  # layouts that are cached
+CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # fields of every row of `calls`
+ARGUMENTS = {  # optional fields
     "object": "u64", "stream": "u64", "to": "u64", "from": "u64", "bytes": "u64", "function": "u32", "shared": "u32",
     "grid_x": "u32", "grid_y": "u32", "grid_z": "u32", "block_x": "u16", "block_y": "u16", "block_z": "u16",
     "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8",
 }  # fmt: skip
-LAUNCHES = {"count": "u64", "function": "u32"}  # what rows of `launches` have
-COUNTS = {"count": "u64", "api": "u32"}  # and of `counts`
-GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # and of `gpu_times`
-GPU_CALLS = dict.fromkeys(("thread", "probed", "device"), "u32") | {"call": "u64", "stream": "u64"}  # what some have
+LAUNCHES = {"count": "u64", "function": "u32"}  # fields of rows of `launches`
+COUNTS = {"count": "u64", "api": "u32"}  # fields of rows of `counts`
+GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # fields of rows of `gpu_times`
+GPU_CALLS = dict.fromkeys(("thread", "probed", "device"), "u32") | {"call": "u64", "stream": "u64"}  # optional
 
 
 def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:
-    """The fields of its rows whose names are `known`, as a dtype.
+    """Return a dtype with the fields of a record's rows whose names are in `known`.
 
-    Raises MalformedError if the record makes no sense, or a field that is known has another type.
+    Raises MalformedError if the record makes no sense, or if such a field has another type.
     """
     found = [field for field in packed.parse_fields(record) if field.name in known]
     if odd := next((field.name for field in found if field.type != known[field.name]), None):
@@ -57,23 +57,23 @@ def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.v
 
 
 class Layout:
-    """A dtype, as a key of dictionaries: hashing a dtype takes longer than what is done with it."""
+    """A dtype as a dictionary key: hashing the dtype itself would cost more than the work on its rows."""
 
     def __init__(self, dtype: np.dtype[np.void], *, line: bool = False) -> None:
         self.dtype = dtype
-        self.line = line  # whether it is that of a line of JSON
+        self.line = line  # True if it stands for a line of JSON
 
     def require(self, kind: str, names: Iterable[str]) -> None:
-        """Raises MalformedError if a field is missing."""
+        """Raise MalformedError if a field is missing."""
         if missing := [name for name in names if name not in (self.dtype.names or ())]:
             raise MalformedError(f"{kind}: no field '{missing[0]}'")
 
 
 def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Each value that occurs, with the indices where it does, in order."""
+    """Yield each value that occurs, in ascending order, with the indices of its occurrences."""
     if not len(values):
         return
-    small = values.astype(np.uint16) if int(values.max()) < 1 << 16 else values  # numpy sorts those by radix
+    small = values.astype(np.uint16) if int(values.max()) < 1 << 16 else values  # numpy sorts 16-bit numbers by radix
     order = np.argsort(small, kind="stable")
     ordered = values[order]
     edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
@@ -82,16 +82,16 @@ def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArr
 
 
 def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
-    """`rows[order]`, ten times as fast: as bytes, not field by field."""
+    """Return `rows[order]`, ten times as fast because it copies bytes, not fields."""
     return rows.view(f"V{rows.dtype.itemsize}").take(order).view(rows.dtype)
 
 
 class Collector:
-    """Takes in records of a kind, or those that its rows have in JSON, and returns arrays of rows.
+    """Collect records of a kind, or the records that stand for its rows in JSON, and return arrays of rows.
 
-    `needed` are fields that must be there, of those `known`. Where the first of them is 0 a packed row is padding, or
-    its thread was killed while it wrote the row; lines of JSON are whole.
-    `choose` says which rows are wanted, of all by default.
+    `known` are fields and their types, `needed` the fields that every row must have. If the first needed field of a
+    packed row is 0, the row is padding, or its thread was killed while writing it; lines of JSON are always complete.
+    `choose` returns a mask of the rows to keep; by default all are kept.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Collector:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to `take`."""
+        """True when there are enough rows to `take` them."""
         return self._size >= BATCH
 
     def add(self, record: dict[str, Any]) -> None:
-        """Takes a record in. Raises MalformedError if it is nonsense."""
+        """Take a record in. Raises MalformedError if it's nonsense."""
         layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:
@@ -139,7 +139,7 @@ class Collector:
         return layout, rows
 
     def _pack_line(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
-        """The row that a line of JSON was."""
+        """Pack a record that stands for one row in JSON."""
         names = tuple(name for name in self._known if name in record)
         key = (-1, repr(names).encode())
         layout = self._layouts.get(key)
@@ -155,9 +155,9 @@ class Collector:
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:
-        """All that was collected: rows that were written, with the thread of each, 0 if records name none.
+        """Yield the collected rows that are in use, with the thread of each; 0 if records don't name a thread.
 
-        A thread's rows of one layout are in order.
+        The rows of a thread in one layout stay in order.
         """
         parts, self._parts, self._size = self._parts, {}, 0
         for layout, found in parts.items():

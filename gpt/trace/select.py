@@ -1,9 +1,9 @@
-"""What of traces is looked at: filters by process, thread, device, stream, kernel, time and more, for all readers.
+"""Choose what part of traces to read: filters by process, thread, device, stream, kernel, time and more.
 
-Rows and launches that are left out never reach the reader. Some records lack what a filter asks about: counts of calls
-and launches have no thread, stream and time, a call has no device, an ioctl no kernel. Counts are left out then, and
-launches are counted from the calls; of a process with one device, all is on that device. A launch without probes
-has a kernel only.
+Rows and launches that are left out never reach the reader. Some records lack what a filter needs: counts of calls and
+launches have no thread, stream or time, a call has no device, an ioctl no kernel. Then the counts are left out, and
+launches are counted from the calls. If a process has one device, everything counts as being on it. Counts of launches
+without probes only have a kernel.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class Selection:
-    """What is chosen; nothing stands for everything.
+    """The user's filters; an empty one lets everything through.
 
-    `kernels` are globs, of mangled names or of names as the source has them. `begin` and `end` are ns since the first
-    process began, of those whose headers were given to `machines`; each process that is read is.
+    `kernels` are globs for mangled or source names. `begin` and `end` are ns since the first process began, among the
+    processes whose headers were added to `machines`; every process that is read gets added.
     """
 
     pids: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Selection:
     machines: Machines = field(default_factory=Machines)
 
     def look(self, paths: Iterable[Path], read: Callable[[Path], Iterator[dict[str, Any]]]) -> None:
-        """Takes in the first header of each trace. What is wrong with one is said when it is read."""
+        """Add the first header of each trace. Errors are ignored here: they come up again when the trace is read."""
         for path in paths:
             with suppress(GptError, OSError):
                 if (path.is_dir() or is_regular(path)) and (header := next(read(path), None)):
@@ -61,26 +61,26 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """Whether it leaves anything out."""
+        """True if it leaves anything out."""
         return bool(self.pids or self.ranks or self.hosts or self.kernels) or self.narrow
 
     def excludes(self, header: Header) -> bool:
-        """Whether nothing of a process is chosen."""
+        """Tell whether it leaves out a whole process."""
         wanted = ((self.pids, header["pid"]), (self.ranks, header.get("rank")), (self.hosts, header["host"]))
         return any(chosen and value not in chosen for chosen, value in wanted)
 
     @property
     def timed(self) -> bool:
-        """Whether it asks when."""
+        """True if it limits the time."""
         return (self.begin, self.end) != (-math.inf, math.inf)
 
     @property
     def narrow(self) -> bool:
-        """Whether it asks what counts do not say."""
+        """True if it filters by something that counts don't have."""
         return bool(self.threads or self.devices or self.streams or self.timed)
 
     def __str__(self) -> str:
-        """The options that say it."""
+        """Return the options that express it."""
         seconds = [f"{at / 1e9:g}" if math.isfinite(at) else "" for at in (self.begin, self.end)]
         said: dict[str, Iterable[Any]] = {
             "pid": sorted(self.pids),
@@ -97,9 +97,9 @@ class Selection:
 
 @dataclass
 class Selected:
-    """What of one process is chosen; `names` and `devices` are what is known of it, and grow.
+    """A selection applied to one process; `names` and `devices` grow while its records are read.
 
-    `looked` says whether anything was asked about, `kept` whether any of that is chosen.
+    `looked` is true once anything was checked, and `kept` once anything was chosen.
     """
 
     selection: Selection
@@ -109,11 +109,11 @@ class Selected:
     devices: set[int]  # ordinals
     looked: bool = False
     kept: bool = False
-    _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # calls that were chosen: by api and function
+    _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # chosen calls, by api and function
     _matched: dict[str, bool] = field(default_factory=dict)
 
     def of_calls(self, threads: Threads, rows: Rows) -> Mask:
-        """Which calls are chosen."""
+        """Return which calls are chosen."""
         chosen = self._choose(threads, rows, "start")
         if "function" in (rows.dtype.names or ()) and self.selection.narrow:
             good = chosen & (rows["result"] == 0) & (rows["function"] != 0)
@@ -122,9 +122,9 @@ class Selected:
         return chosen
 
     def take_launches(self, known: Container[int], captured: Container[int], over: bool) -> Counter[int]:
-        """Launches that were chosen since the last time, by function, without those by apis whose calls were captured.
+        """Return the chosen launches since the last time, by function, without launches by `captured` apis.
 
-        Those by apis that aren't `known` yet wait until the process is `over`.
+        Launches by apis that aren't `known` yet wait until the process is `over`.
         """
         found, waiting = Counter[int](), Counter[tuple[int, int]]()
         for (api, function), count in self._launches.items():
@@ -136,40 +136,40 @@ class Selected:
         return found
 
     def of_gpu_times(self, _: Threads, rows: Rows) -> Mask:
-        """Which of what ran on the GPU is chosen."""
+        """Return which GPU times are chosen."""
         threads = rows["thread"] if "thread" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint64)
         return self._choose(threads, rows, "begin")
 
     def of_launches(self, _: Threads, rows: Rows) -> Mask:
-        """Which counts of launches are."""
+        """Return which counts of launches are chosen."""
         return self._note_all(self._by_kernel(rows))
 
     def of_counts(self, _: Threads, rows: Rows) -> Mask:
-        """Which counts of calls are: none is of a kernel."""
+        """Return which counts of calls are chosen: none if kernels are, because these counts have no kernel."""
         return self._note_all(np.full(len(rows), not (self.selection.narrow or self.selection.kernels)))
 
     def of_moment(self, thread: int, start: int) -> bool:
-        """Whether what a thread did at a time is chosen, of which no more is known."""
+        """Tell whether an event is chosen that only has a thread and a time."""
         return self._note(self._is_in(thread, start))
 
     def of_ioctl(self, thread: int, start: int) -> bool:
-        """Whether an ioctl is: none is of a kernel or a stream."""
+        """Tell whether an ioctl is chosen. An ioctl has neither kernel nor stream."""
         return not (self.selection.kernels or self.selection.streams) and self._is_in(thread, start)
 
     def of_launch(self, thread: int, start: int, device: int, stream: int) -> bool:
-        """Whether a launch with probes is chosen, if its kernel is."""
+        """Tell whether a probed launch is chosen, apart from its kernel."""
         selection = self.selection
         wanted = ((selection.devices, device), (selection.streams, stream))
         inside = all(value in chosen for chosen, value in wanted if chosen)
         return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
-        """Whether the kernel is chosen of what is chosen but for that; None stands for what is not."""
+        """Tell whether something is chosen by its kernel, if it's chosen otherwise; None means that it isn't."""
         return self._note(function is not None and self.matches(self.names.get(function, "")))
 
     @property
     def says_device(self) -> bool:
-        """Whether what names no device is chosen: of a process with one, all is on that."""
+        """True if records without a device are chosen: a process with one device uses only that."""
         chosen = self.selection.devices
         return not chosen or (len(self.devices) <= 1 and (self.devices or {0}) <= chosen)
 
@@ -179,19 +179,19 @@ class Selected:
         return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
 
     def _note(self, chosen: bool) -> bool:
-        """The same, of which `looked` and `kept` take note."""
+        """Update `looked` and `kept`, and return the argument."""
         self.looked = True
         self.kept |= chosen
         return chosen
 
     def _note_all(self, chosen: Mask) -> Mask:
-        """The same of many."""
+        """Do the same for a mask."""
         self.looked |= len(chosen) > 0
         self.kept |= bool(chosen.any())
         return chosen
 
     def matches(self, kernel: str) -> bool:
-        """Whether a kernel is chosen."""
+        """Tell whether a kernel is chosen."""
         globs = self.selection.kernels
         if not globs:
             return True

@@ -1,7 +1,7 @@
-"""Where calls came from: the stacks of `gpt-hook --stacks`, with names of functions.
+"""Find where calls came from: the stacks of `gpt-hook --stacks`, with names of functions.
 
-A frame is a file and a return address in it. The name is that of the symbol which the call before that address lies in,
-read from the file as it is now: if that was replaced or stripped, there is none or a wrong one.
+A frame is a file and a return address in it. Its function is the symbol that contains the call before that address,
+read from the file as it is now; if the file was replaced or stripped, the name is missing or wrong.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
-MOST_SYMBOLS = 256 << 20  # bytes of a table
+MOST_SYMBOLS = 256 << 20  # bytes of a symbol table
 MOST_NAME = 4096  # bytes
-# Libraries that hand on what another one asks for.
+# Libraries that pass on requests of others.
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
 
 class CallFrame(NamedTuple):
-    """A caller: `offset` is the return address, in the file at `path`, or as it is where that is None.
+    """A caller: `offset` is the return address as an offset in the file at `path`, or as it is if `path` is None.
 
     `function` is a mangled name.
     """
@@ -51,11 +51,11 @@ class Sites:
         self._symbols: dict[str, Symbols | None] = {}
 
     def __len__(self) -> int:
-        """How many calls there are."""
+        """Return the number of calls."""
         return len(self._calls)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Takes in a `stack` or `call_site` that is one."""
+        """Take in a checked `stack` or `call_site` record."""
         if record["kind"] == "stack":
             self._stacks[record["id"]] = [CallFrame(one.get("path"), one["offset"]) for one in record["frames"]]
         else:
@@ -63,7 +63,7 @@ class Sites:
             self._table = None
 
     def find(self, threads: Column, starts: Column) -> Column:
-        """The number of the stack of each call, from the thread and the start of its row; 0 if there is none."""
+        """Return the number of each call's stack, given the thread and start of its row; 0 if it has none."""
         if self._table is None:
             table = np.array(sorted(self._calls), np.uint64).reshape(-1, 3)
             self._table = table[:, 0].copy(), table[:, 1], table[:, 2]
@@ -76,11 +76,11 @@ class Sites:
         return found
 
     def frames(self, stack: int) -> list[CallFrame]:
-        """The frames of a stack with their functions, the innermost first; empty if no record has it."""
+        """Return the frames of a stack with their functions, innermost first; empty if no record describes it."""
         return [self._name(frame) for frame in self._stacks.get(stack, [])]
 
     def asker(self, stack: int) -> CallFrame | None:
-        """The innermost frame that is not of a library which hands on what others ask for; else the innermost."""
+        """Return the innermost frame outside of BETWEEN, or the innermost one if there is no such frame."""
         frames = self._stacks.get(stack, [])
         chosen = (frame for frame in frames if not os.path.basename(frame.path or "").startswith(BETWEEN))
         found = next(chosen, frames[0] if frames else None)
@@ -109,12 +109,12 @@ class Symbols:
         self._starts, self._sizes, self._names = (rows[order, column] for column in range(3))
 
     def find(self, offset: int) -> str | None:
-        """The name of the function at a file offset."""
+        """Return the name of the function at a file offset."""
         address = next((s.vaddr + offset - s.offset for s in self._loaded if 0 <= offset - s.offset < s.filesz), None)
         if address is None or not 0 <= address < 1 << 64:
             return None
         at = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
-        for place in range(at, max(at - 16, -1), -1):  # a symbol without size, or of a part, may come after it
+        for place in range(at, max(at - 16, -1), -1):  # a symbol without a size, or one inside the function, may follow
             if address - int(self._starts[place]) < int(self._sizes[place]):
                 name = int(self._names[place])
                 return self._read_name(name, min(MOST_NAME, self._source.size - name))
@@ -125,7 +125,7 @@ class Symbols:
 
 
 def _read_table(source: Source, elf: Elf, section: Section) -> Column:
-    """Of each function its address, size, and the file offset of its name."""
+    """Return the address and the size of each function, and the file offset of its name."""
     if not section.in_file or section.size > MOST_SYMBOLS or not 0 <= section.link < len(elf.sections):
         return np.empty((0, 3), np.uint64)
     names = elf.sections[section.link]
@@ -138,7 +138,7 @@ def _read_table(source: Source, elf: Elf, section: Section) -> Column:
 
 
 def read_symbols(path: str) -> Symbols | None:
-    """Those of a file; None if that cannot be read, or is another one."""
+    """Read the functions of a file, or return None if it can't be read or isn't an ELF file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
-"""Rows that are put aside: in memory while they are few, then in a file without a name in TMPDIR.
+"""Keep rows in memory while they are few, then spill them to an unnamed file in TMPDIR.
 
-Questions about ten million calls are asked in the order of time, and threads write chunks of their own. So rows are
-sorted batch by batch, and each batch is put aside as a *run*. Runs are merged when they are read: of each that overlaps
-others at that time a block is in memory, and what of the blocks comes before all that is still to be read is a *chunk*.
-A trace is written nearly in order, so few runs overlap, however long it is.
+Analyses of ten million calls go through them by time, but each thread writes chunks of its own. This is a merge sort on
+disk: each batch is sorted and spilled as a *run*, and runs are merged when they are read. Every run that overlaps
+others at the current time has one block in memory; the rows of the blocks that precede everything unread are a
+*chunk*. A trace is written nearly in order. Runs therefore hardly overlap, even in a long one.
 
-Rows that have one key are in one chunk: a reader who keeps what it knows from chunk to chunk has seen all that was
-before a key, and nothing of what is at it. They are in the order of runs and, in these, as they lie.
+Rows with equal keys are in the same chunk. So a reader that keeps state from chunk to chunk has seen everything before
+a key, and nothing at it. Equal keys keep the order of runs, and within a run the order in which they are stored.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gpt.trace.rows import take
 
 Array = npt.NDArray[Any]
 
-IN_MEMORY = 8 << 20  # bytes of a file before it is one
-BATCH = 1 << 17  # rows of a run
-ROOM = 1 << 17  # rows of all blocks
-LEAST = 512  # rows of a block
+IN_MEMORY = 8 << 20  # bytes that stay in memory before a file is made
+BATCH = 1 << 17  # rows per run
+ROOM = 1 << 17  # rows of all blocks in memory
+LEAST = 512  # minimum rows per block
 
 
 class Aside:
-    """A file that arrays are appended to; it lives as long as this."""
+    """A temporary file that arrays are appended to; it lives as long as this object."""
 
     def __init__(self, room: int = IN_MEMORY) -> None:
         self._file = tempfile.SpooledTemporaryFile(room)
         self._size = 0
 
     def write(self, *arrays: Array) -> int:
-        """Appends arrays, one after the other, and returns where they begin. Raises OutputError."""
+        """Append arrays one after the other, and return where they begin. Raises OutputError."""
         at = self._size
         try:
             self._file.seek(at)
@@ -49,7 +49,7 @@ class Aside:
         return at
 
     def read(self, dtype: Any, at: int, count: int) -> Array:
-        """So many numbers or rows from a place on. Raises OutputError: what was written may not be on the disk yet."""
+        """Read `count` items at an offset. Raises OutputError, because reading may first flush to the disk."""
         try:
             self._file.seek(at)
             return np.frombuffer(self._file.read(count * np.dtype(dtype).itemsize), dtype)
@@ -58,20 +58,20 @@ class Aside:
 
 
 class Tape:
-    """An array that is appended to and read in slices, of any length."""
+    """An array of any length that is appended to and read in slices."""
 
     def __init__(self, aside: Aside, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
         self._aside = aside
         self._blocks: list[int] = []  # where blocks of BATCH rows begin
-        self._last: list[Array] = []  # what follows
+        self._last: list[Array] = []  # the rows after the blocks
         self._pending = 0
 
     def __len__(self) -> int:
         return len(self._blocks) * BATCH + self._pending
 
     def append(self, rows: Array) -> None:
-        """Adds rows."""
+        """Append rows."""
         if not len(rows):
             return
         self._last.append(rows.astype(self.dtype))
@@ -85,7 +85,7 @@ class Tape:
         self._pending = len(self._last[0])
 
     def __getitem__(self, places: slice) -> Array:
-        """The rows of a slice without a step."""
+        """Return the rows of a slice without a step."""
         start, stop, _ = places.indices(len(self))
         parts = []
         for number in range(start // BATCH, len(self._blocks)):
@@ -100,7 +100,7 @@ class Tape:
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> Array:
-        """The rows at some places, which are in order."""
+        """Return the rows at some places, which must be in order."""
         numbers = places // BATCH
         edges = np.flatnonzero(np.diff(numbers)) + 1
         found = np.zeros(len(places), self.dtype)
@@ -110,23 +110,23 @@ class Tape:
         return found
 
     def __iter__(self) -> Iterator[Array]:
-        """All of it, BATCH rows at a time."""
+        """Yield all rows, BATCH at a time."""
         for at in range(0, len(self), BATCH):
             yield self[at : at + BATCH]
 
 
 class SortedRun(Protocol):
-    """Rows in order of a key."""
+    """Rows sorted by a key."""
 
-    low: int  # the first key, or one before it
+    low: int  # a lower bound of the keys
     count: int
 
     def read(self, at: int, count: int) -> Array:
-        """Some of its rows; there may be fewer of them than that, or none."""
+        """Read some of its rows; the result may have fewer rows than that, or none."""
 
 
 class Sorted:
-    """Rows that come in any order, and are read in that of a field, a whole number."""
+    """Rows that come in any order and are read sorted by an integer field."""
 
     def __init__(self, aside: Aside, dtype: Any, key: str) -> None:
         self.dtype = np.dtype(dtype)
@@ -137,7 +137,7 @@ class Sorted:
         self._pending = 0
 
     def add(self, rows: Array) -> None:
-        """Takes rows in."""
+        """Add rows."""
         self._parts.append(rows)
         self._pending += len(rows)
         if self._pending >= BATCH:
@@ -151,24 +151,24 @@ class Sorted:
             self._parts, self._pending = [], 0
 
     def __iter__(self) -> Iterator[Array]:
-        """All rows, in chunks."""
+        """Yield all rows, in chunks."""
         self._put_aside()
         return merge(self._runs, self.key)
 
 
 class _Stored:
-    """A run as it is in a file."""
+    """A run in a file."""
 
     def __init__(self, aside: Aside, dtype: np.dtype[Any], offset: int, low: int, count: int) -> None:
         self._aside, self._dtype, self._offset, self.low, self.count = aside, dtype, offset, low, count
 
     def read(self, at: int, count: int) -> Array:
-        """Some of its rows."""
+        """Read some of its rows."""
         return self._aside.read(self._dtype, self._offset + at * self._dtype.itemsize, count)
 
 
 def sort(rows: Array, key: str) -> Array:
-    """Rows in order of a field."""
+    """Sort rows by a field."""
     keys = rows[key]
     if (keys[1:] >= keys[:-1]).all():
         return rows
@@ -176,7 +176,7 @@ def sort(rows: Array, key: str) -> Array:
 
 
 class _Cursor:
-    """A run that is read."""
+    """The position of a reader in a run."""
 
     def __init__(self, number: int, run: SortedRun, key: str) -> None:
         self.number = number
@@ -186,11 +186,11 @@ class _Cursor:
 
     @property
     def more(self) -> bool:
-        """Whether not all of it was read."""
+        """True if part of it is still unread."""
         return self._at < self._run.count
 
     def fill(self, block: int) -> None:
-        """Reads on, until there are rows of two keys."""
+        """Read on until there are rows with two different keys, or the run ends."""
         while self.more and (not len(self.keys) or self.keys[0] == self.keys[-1]):
             count = min(max(block, len(self.keys)), self._run.count - self._at)
             rows = self._run.read(self._at, count)
@@ -199,7 +199,7 @@ class _Cursor:
             self.keys = self.rows[self._key]
 
     def pop(self, bound: int | None) -> Array:
-        """The rows before a key; all if it is None."""
+        """Remove and return the rows before a key, or all rows if it's None."""
         assert self.rows is not None
         count = len(self.keys) if bound is None else search(self.keys, bound)
         found, self.rows = self.rows[:count], self.rows[count:]
@@ -208,7 +208,7 @@ class _Cursor:
 
 
 def join(parts: Sequence[Array]) -> Array:
-    """Rows of one dtype after each other: as bytes, not field by field."""
+    """Concatenate rows of one dtype, as bytes because that's faster than field by field."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -216,7 +216,7 @@ def join(parts: Sequence[Array]) -> Array:
 
 
 def merge(runs: Sequence[SortedRun], key: str) -> Iterator[Array]:
-    """The rows of runs in order of a field, in chunks; those of one key in the order of runs."""
+    """Yield the rows of runs sorted by a field, in chunks; equal keys keep the order of runs."""
     waiting = sorted((run.low, number) for number, run in enumerate(runs) if run.count)[::-1]
     opened: list[_Cursor] = []
     while waiting or opened:
@@ -237,14 +237,14 @@ def merge(runs: Sequence[SortedRun], key: str) -> Iterator[Array]:
 
 
 def search(keys: Array, key: int, side: Literal["left", "right"] = "left") -> int:
-    """Where a number is in keys of its type."""
+    """Find a number in sorted keys, converted to their type first (numpy would convert the keys)."""
     return int(np.searchsorted(keys, keys.dtype.type(key), side))
 
 
 def iter_windows(*streams: tuple[Iterator[Array], Any, str]) -> Iterator[tuple[Array, ...]]:
-    """Rows of several streams together: from each what is up to a key, and after that of the window before.
+    """Read several streams in step: each window has the next rows of every stream, up to a common key.
 
-    A stream is its chunks, their dtype, and the field that they are in order of; rows of one key are in one chunk.
+    A stream is its chunks, their dtype, and the field that they're sorted by; equal keys must be in one chunk.
     """
     left: list[Array] = [np.zeros(0, dtype) for _, dtype, _ in streams]
     over = [False] * len(streams)

@@ -1,12 +1,12 @@
-"""Which tensor was at an address when: of `tensor` records, and of lines that Neutrino's TensorTrace wrote.
+"""Find which tensor was at an address at a time, from `tensor` records or from lines of Neutrino's TensorTrace.
 
-A tensor is there from the moment it was first seen under a name to its `tensor_end`, or to the end of the trace. The
-lines have no ends: there it is until another one is seen on part of its memory and beyond. Of several that share an
-address, as views of one memory do, the smallest is meant, and of those as large the one that was seen first.
+A tensor lives from the moment it was first seen under a name to its `tensor_end`, or to the end of the trace. Lines
+have no ends: there, a tensor lives until another one is seen that covers part of its memory and goes beyond it. If
+several tensors share an address, as views do, the smallest wins; if sizes are equal, the first to be seen.
 
-The result of a call has no name yet while the kernels run that make it. So where no tensor is known to be, the next one
-that is seen there is meant, if it is one of the next hundreds; `later` says where that is so, for it may be wrong: the
-memory may have been another one's in between.
+The result of a call has no name yet while the kernels that compute it run. So if no tensor is known at an address, the
+next tensor seen there is used, if it's among the next few hundred. `later` marks such results. They may be
+wrong, because another tensor may have used the memory in between.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NEVER = (1 << 64) - 1
-MOST_LATER = 500  # tensors that are seen next
-WORD = "(?:(?!  ).)*"  # up to the next two blanks: an odd line can be taken apart in one way, not in thousands
+MOST_LATER = 500  # how many of the next tensors are considered
+WORD = "(?:(?!  ).)*"  # up to the next two blanks, so that an odd line can't be matched in thousands of ways
 LINE = re.compile(
     r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  "
     rf"(?P<shape>{WORD})  (?P<bytes>\d{{1,19}})  "
     r"(?P<pointer>0[xX][0-9a-fA-F]{1,16}|\d{1,19})  "
     rf"(?P<name>{WORD})  (?P<function>{WORD})  (?P<file>.*):(?P<line>\d{{1,9}})"
 )
-MOST_LINE = 1 << 16  # characters of one
+MOST_LINE = 1 << 16  # characters per line
 
 
 @dataclass
 class NamedTensor:
     """A tensor: `address` to `address + size`; `names` in the order in which they were seen, each once.
 
-    `begin` and `end` are time stamps; `end` is None if it is not known. `function`, `file` and `line` are of the
+    `begin` and `end` are time stamps; `end` is None if it isn't known. `function`, `file` and `line` belong to the
     first name.
     """
 
@@ -62,21 +62,21 @@ class NamedTensor:
 
     @property
     def name(self) -> str:
-        """The first one."""
+        """The first name."""
         return self.names[0]
 
 
 class TensorIndex(NamedTuple):
-    """For each address the index of its tensor, or -1, and whether that was seen only later."""
+    """For each address the index of its tensor, or -1, and whether that tensor was only seen later."""
 
     tensors: Numbers
     later: Flags
 
 
 class Tensors:
-    """The tensors of a segment, in the order in which they were seen once all records have come.
+    """The tensors of a segment, sorted by when they were first seen, once all records have come.
 
-    `with_ends`: those that went have an end.
+    `with_ends` says that tensors that were freed have an end in the trace.
     """
 
     def __init__(self, with_ends: bool = True) -> None:
@@ -87,7 +87,7 @@ class Tensors:
         self._columns: tuple[Addresses, Addresses, Addresses, Addresses] | None = None
 
     def add(self, record: dict[str, Any]) -> None:
-        """Takes in a `tensor` or `tensor_end` that is one. Raises MalformedError if it makes no sense."""
+        """Take in a checked `tensor` or `tensor_end` record. Raises MalformedError if it makes no sense."""
         self._tensors = self._columns = None
         if record["kind"] == "tensor_end":
             self._ends[record["id"]] = record["at"]
@@ -98,7 +98,7 @@ class Tensors:
 
     @property
     def tensors(self) -> list[NamedTensor]:
-        """All of them; `TensorIndex` counts in this list."""
+        """All tensors; a `TensorIndex` refers to this list."""
         if self._tensors is None:
             found: dict[tuple[int, int, int], NamedTensor] = {}
             for record in sorted(self._records, key=lambda record: record["at"]):
@@ -111,7 +111,7 @@ class Tensors:
         return self._tensors
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """A `tensor` for each name, and a `tensor_end` for each that went."""
+        """Yield a `tensor` record for each name, and a `tensor_end` for each tensor that ended."""
         ends = self._tabulate()[3].tolist()
         for number, (tensor, end) in enumerate(zip(self.tensors, ends, strict=True), 1):
             for name in tensor.names:
@@ -124,7 +124,7 @@ class Tensors:
                 yield records.make("tensor_end", id=number, at=end)
 
     def find(self, addresses: Addresses, stamps: Addresses | int) -> TensorIndex:
-        """The tensors at these addresses, each at its time stamp, or all at one."""
+        """Find the tensors at these addresses, each at its time stamp, or all at the same one."""
         if isinstance(stamps, int):
             return self.at(stamps).find(addresses)
         found = TensorIndex(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
@@ -135,13 +135,13 @@ class Tensors:
         return found
 
     def at(self, stamp: int) -> MemoryContents:
-        """What is in memory at a time stamp."""
+        """Return the contents of memory at a time stamp."""
         if self._columns is None:
             self._columns = self._tabulate()
         lows, highs, begins, ends = self._columns
         there, time = ends > stamp, np.uint64(stamp)
         now, later = np.flatnonzero(there & (begins <= time)), np.flatnonzero(there & (begins > time))[:MOST_LATER]
-        order = np.lexsort((now, highs[now] - lows[now]))  # the best one first
+        order = np.lexsort((now, highs[now] - lows[now]))  # best match first
         return MemoryContents(lows, highs, np.concatenate([now[order], later]), len(now))
 
     def _tabulate(self) -> tuple[Addresses, Addresses, Addresses, Addresses]:
@@ -162,7 +162,7 @@ class MemoryContents:
     """Memory at one time, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
-        """Of tensors in `order` the first that holds an address is meant; those from `now` on come later."""
+        """The first tensor in `order` that holds an address wins; from index `now` on, tensors were seen later."""
         self._edges = np.unique(np.concatenate([lows[order], highs[order]]))
         rank = np.full(len(self._edges), len(order), np.int64)
         first, last = (np.searchsorted(self._edges, sides[order]) for sides in (lows, highs))
@@ -172,7 +172,7 @@ class MemoryContents:
         self._owners = np.append(order, -1)[rank]
 
     def find(self, addresses: Addresses) -> TensorIndex:
-        """The tensors at these addresses."""
+        """Find the tensors at these addresses."""
         if not len(self._edges):
             return TensorIndex(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
         pieces = np.searchsorted(self._edges, addresses, side="right") - 1
@@ -196,9 +196,10 @@ def _tensor(record: dict[str, Any], end: int | None) -> NamedTensor:
 
 
 def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
-    """What Neutrino's TensorTrace wrote to `tensor.trace`. Its times are the order of the lines, or with `zero` ns
-    since then, ns since the epoch, if they are later; they have no end. What has the same address, size and shape is
-    the same tensor. Lines of another form are left out, as it writes some.
+    """Parse the lines that Neutrino's TensorTrace wrote to `tensor.trace`. Its tensors have no end.
+
+    Times are line numbers; with `zero`, ns since the epoch, they are ns since then where that's larger. Lines with
+    equal address, size and shape mean the same tensor. TensorTrace also writes other lines, which are skipped.
 
     Raises MalformedError if no line has this form.
     """
@@ -223,13 +224,13 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
 
 
 def _nanoseconds(time: str) -> int:
-    """Since the epoch; times with a point are seconds."""
+    """Convert a time to ns since the epoch; a time with a point is in seconds."""
     seconds, point, rest = time.partition(".")
     return int(seconds) * 10**9 + int(rest[:9].ljust(9, "0")) if point else int(seconds)
 
 
 def read_tensor_records(path: Path, zero: int) -> Iterator[dict[str, Any]]:
-    """The records of a `tensor.trace`, if it is there; time stamps are ns since `zero`, ns since the epoch."""
+    """Yield the records of a `tensor.trace`, if it exists; time stamps are ns since `zero`, in ns since the epoch."""
     if not is_regular(path, follow=False):
         return
     found = read_lines(path, zero)
@@ -237,7 +238,7 @@ def read_tensor_records(path: Path, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path, zero: int | None = None) -> Tensors:
-    """Reads a `tensor.trace`. Raises GptError for a pickle, which is not read, and MalformedError."""
+    """Read a `tensor.trace`. Raises GptError for a pickle, which is never read, and MalformedError."""
     try:
         with open_regular(path) as file:
             if path.suffix == ".pkl" or file.read(1) == b"\x80":

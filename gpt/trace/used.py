@@ -1,8 +1,8 @@
-"""What was used: kernel names from GPT traces, text with a name a line, or a list of another format.
+"""Read which kernels and libraries were used: from GPT traces, text with a name per line, or a list of another format.
 
-A trace that is not whole must not decide that code is unused. *Truncated* (bytes missing, a child's trace
-absent) is refused; *interrupted* (chunks whole, no `end`: the process was killed) is refused for the root
-process and a warning for its children. `allow_incomplete` turns both into warnings.
+An incomplete trace must not decide that code is unused. A *truncated* trace (bytes missing, or a child's trace absent)
+is refused. An *interrupted* one (all chunks whole, but no `end`, because the process was killed) is refused for the
+root process, and a warning for its children. `allow_incomplete` turns both into warnings.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
-BOM = b"\xef\xbb\xbf"  # where an editor put one before the text
+BOM = b"\xef\xbb\xbf"  # some editors put it before the text
 IN_MEMORY = "a module in memory"
 
 
 class Loaded(NamedTuple):
-    """A file that was loaded: size and build id if they are known, and whether it may hold GPU code."""
+    """A loaded file: size and build id if they're known, and whether it may hold GPU code."""
 
     size: int | None = None
     build_id: str | None = None
@@ -39,12 +39,12 @@ class Loaded(NamedTuple):
 class Used:
     """The union of what several runs used.
 
-    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None. `lists` are
-    those that stand in a list, with the list; there they may be demangled.
-    `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images of which all
-    may be needed: (path of the file, build id of that file or None, offset of the image in it); `listed` are those
-    of them whose kernels were enumerated. `images` are the digests of those that were loaded from memory, each with the
-    libraries whose code did it, None if that is not known. `loaded` are the files that were loaded, by path.
+    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None. `lists` are names
+    from lists, with the path of the list; these may be demangled.
+    `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images that may be needed
+    completely: (path of the file, build id of the file or None, offset of the image in it); `listed` are the images
+    among them whose kernels were enumerated. `images` are the digests of images loaded from memory, each with the
+    libraries whose code loaded it, or None if that isn't known. `loaded` are the loaded files, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Used:
 
 
 def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
-    """Reads and unites the files. Raises GptError if one is incomplete, MalformedError if it is nonsense."""
+    """Read the files and unite them. Raises GptError if one is incomplete, MalformedError if it's nonsense."""
     used = Used()
     for path in paths:
         with open(path, "rb") as file:
-            head = file.peek(1)[:3]  # and no seek: it may be a pipe
+            head = file.peek(1)[:3]  # no seek, as it may be a pipe
             if head >= b"\x80" and not head.startswith(BOM):
                 _read_traces(path, file, used, allow_incomplete, paths)
             else:
@@ -92,7 +92,7 @@ def _add_listed(names: list[str], libraries: list[str], used: Used) -> None:
 
 
 def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool, given: list[Path]) -> None:
-    """Adds a trace, and those of its children and of theirs. `file` is the trace, open: it may be a pipe."""
+    """Add a trace and the traces of its descendants. `file` is the trace, open because it may be a pipe."""
     from gpt.trace.follow import Follow
 
     def read(path: Path | None) -> Iterator[dict[str, Any]]:
@@ -118,7 +118,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
     try:
         for process in iter_processes(iter(trace), LOADS):
-            if process.header["tool"] == "gpt-extract":  # nothing of its would count as used
+            if process.header["tool"] == "gpt-extract":  # nothing in it counts as used
                 raise MalformedError("not a trace, but output of gpt-extract ('gpt-hook run' records one)", trace.name)
             if process.header.get("attached"):
                 fact = "its process ran before it was watched ('gpt-hook attach'): earlier use is unknown"
@@ -140,7 +140,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
 
 def _add_process(process: Process, used: Used) -> None:
-    """Adds what a process loaded, what it looked up, and the files that this came from."""
+    """Add what a process loaded and looked up, and the files that it came from."""
     used.devices |= process.devices
     modules = dict(process.modules)
     for _, image in process.modules:

@@ -1,1 +1,1 @@
-"""The callbacks of Neutrino's probes, run on launches of a live stream: gpt-dump."""
+"""Run the callbacks of Neutrino's probes on launches of a live stream: gpt-dump."""

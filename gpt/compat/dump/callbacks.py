@@ -1,8 +1,8 @@
-"""Programs that are run on launches, one after the other, beside the stream that these come from.
+"""Run programs on launches, one after the other, in parallel to the stream that contains them.
 
-Each gets a file: the launch as a trace. A program that fails is reported once, with how often at the end; one that
-cannot be run, or does not end in time, is not run again. The one that runs has its own session, so that it and what
-it started can be ended together.
+Each program gets a file with the launch as a trace. A program that fails is reported once, with a count at the end. If
+it can't be run, or doesn't end in time, it isn't run again. Each run has its own session, so that the program and its
+children can be killed together.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from threading import Condition, Thread
 
 from gpt.base import signals
 
-MOST, MOST_BYTES = 1000, 256 << 20  # files that wait
-LOOK = 0.2  # s between two looks whether a signal came
+MOST, MOST_BYTES = 1000, 256 << 20  # limits for waiting files
+LOOK = 0.2  # s between checks for signals
 
 
 class Callbacks:
-    """Runs callbacks on files, in a thread. `output` is the descriptor for what they print, `python` runs scripts.
+    """Runs callbacks on files, in a thread. `output` is the descriptor that they print to, `python` runs scripts.
 
-    `faults` are what went wrong and was not reported yet, with the callback; `failed` counts launches by callback.
+    `faults` are errors that were not reported yet, with the callback; `failed` counts launches by callback.
     """
 
     def __init__(self, limit: float, output: int, keep: bool, python: str = sys.executable) -> None:
@@ -45,7 +45,7 @@ class Callbacks:
         self._thread: Thread | None = None
 
     def add(self, path: Path, callbacks: list[str]) -> None:
-        """Runs them on a file, which is then removed. Waits while there are too many."""
+        """Run callbacks on a file, then remove it unless files are kept. Blocks while too many files wait."""
         size = path.stat().st_size
         with signals.held():
             if self._thread is None:
@@ -59,15 +59,15 @@ class Callbacks:
 
     @property
     def left(self) -> int:
-        """How many files have not been dealt with."""
+        """The number of files that wait or are in use."""
         return len(self._waiting) + self._busy
 
     def finish(self) -> None:
-        """Waits for all of them."""
+        """Wait for all files."""
         self._wait(lambda: not self._waiting and not self._busy)
 
     def stop(self) -> None:
-        """Ends the one that runs, and runs no more."""
+        """Kill the running callback, and run no more."""
         self._stopped = True
         self._waiting.clear()
         if running := self._running:
@@ -100,7 +100,7 @@ class Callbacks:
         command = [*([self._python] if callback.endswith(".py") else []), callback, str(path)]
         fault = None
         try:
-            if not callback.startswith("/"):  # no program of PATH
+            if not callback.startswith("/"):  # don't search PATH
                 raise ValueError("not an absolute path")
             self._running = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
@@ -125,7 +125,7 @@ class Callbacks:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and what it started in its session's group."""
+    """Kill a process and its children in the same process group."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""A stream that passes, and beside it a file for each launch, on which callbacks run."""
+"""Pass a stream through, and write a file for each launch in it, to run callbacks on."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Record = dict[str, Any]
 
 
 class Dumping(Stage):
-    """One run: launches become files in `folder`, on which callbacks run; the stream passes."""
+    """One run: writes launches to files in `folder`, runs callbacks on them, and passes the stream through."""
 
     def follow(self, folder: Path, private: Path, keep: bool, limit: float, printed: int) -> None:
-        """Says how. `private` is a folder of its own, and `printed` the descriptor for what callbacks print."""
+        """Set options. `private` is a folder for temporary files, `printed` a descriptor for callbacks' output."""
         self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._keep = keep
         self._callbacks = Callbacks(limit, printed, keep)
         self._launches = CompleteLaunches(private)
         self._follows = True
         self._diags: list[Record] = []
-        self._headers: dict[int, list[Record]] = {}  # of what was dumped, by pid
-        self._inside = False  # a segment
+        self._headers: dict[int, list[Record]] = {}  # of the dumped launches, by pid
+        self._inside = False  # True within a segment
 
     def run(self, files: list[Path], wants: tuple[str, str] | None) -> int:
-        """Reads the stream, and waits for the callbacks."""
+        """Read the stream, and wait for the callbacks."""
         torn: GptError | None = None
         status = 0
         try:
             try:
                 status = self.filter(self._handle, files, self._settle, wants=wants)
-            except GptError as error:  # what came before is whole
+            except GptError as error:  # everything before that is complete
                 torn = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever reads the stream has all of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # close our output: the reader of the stream has all of it
             self._callbacks.finish()
         finally:
             self._callbacks.stop()
@@ -55,7 +55,7 @@ class Dumping(Stage):
         return max(status, int(bool(self._callbacks.failed)))
 
     def read(self, files: Sequence[Path] = ()) -> Iterator[Record]:
-        """The records, each once its launches are files."""
+        """Yield the records, each after the launches that it completes are in files."""
         for record in super().read(files):
             try:
                 for launch in self._launches.add(record) if self._follows else ():
@@ -72,7 +72,7 @@ class Dumping(Stage):
         return (record,)
 
     def _settle(self) -> Iterator[Record]:
-        """What went wrong meanwhile."""
+        """Report errors that happened meanwhile."""
         while self._callbacks.faults:
             self._note(*self._callbacks.faults.popleft())
         if self._inside:
@@ -83,7 +83,7 @@ class Dumping(Stage):
         self._diags.append(self.warn(where, fact))
 
     def _name(self, launch: WholeLaunch) -> str:
-        """The pid of its process; PID.2 of the second one that has it."""
+        """Return the pid of a launch's process, or PID.2 for the second process with that pid."""
         known, header = self._headers.setdefault(launch.pid, []), launch.around[0]
         if not any(one is header for one in known):
             known.append(header)
@@ -108,5 +108,5 @@ class Dumping(Stage):
         if fault:
             self._note(str(self._folder), f"{fault}: launches are not dumped")
             return
-        self.flush()  # callbacks may hold it up
+        self.flush()  # callbacks may delay the stream
         self._callbacks.add(path, launch.callbacks)

@@ -1,4 +1,4 @@
-"""What a run of gpt-neutrino becomes: a command line of gpt-hook, and its environment."""
+"""Turn a run of gpt-neutrino into a command line of gpt-hook, and its environment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import BUILTIN, find_probe, load_probes
 from gpt.probe.verify import verify
 
-PACKAGE = Path(__file__).parent / "python"  # what PYTHONPATH gets
+PACKAGE = Path(__file__).parent / "python"  # goes to PYTHONPATH
 TOOLS = PACKAGE / "neutrino" / "tools"
 WAIT = 300  # seconds that a program waits for its kernels
 
 
 @dataclass(frozen=True)
 class NeutrinoOptions:
-    """The options."""
+    """The options of a run."""
 
     probe: str
     parent: str
@@ -43,7 +43,7 @@ class NeutrinoOptions:
 
 
 def find_parent(tracedir: str | None, trace: str | None) -> str:
-    """The folder for trace folders: `trace` in `--tracedir`, or what `--trace` or NEUTRINO_TRACEDIR names."""
+    """Return the folder for trace folders: `trace` in `--tracedir`, or the one in `--trace` or NEUTRINO_TRACEDIR."""
     if tracedir is not None:
         same = os.path.basename(os.path.normpath(tracedir)) == "trace"
         return tracedir if same else os.path.join(tracedir, "trace")
@@ -51,7 +51,7 @@ def find_parent(tracedir: str | None, trace: str | None) -> str:
 
 
 def find_tool(name: str) -> Path:
-    """The file that `-p` means: one of the tools, a built-in probe, or a path. Raises MissingError."""
+    """Return the file that `-p` means: a tool, a built-in probe, or a path. Raises MissingError."""
     if (tool := TOOLS / f"{name}.toml").is_file() and Path(name).name == name:
         return tool
     try:
@@ -62,9 +62,9 @@ def find_tool(name: str) -> Path:
 
 
 def find_hook(name: str, probe: Path) -> Path | None:
-    """The file that is to be run on results: beside the probe file, else beside the tools; None for an analysis.
+    """Return the program to run on results: beside the probe file, else beside the tools; None for an analysis.
 
-    Raises MissingError if there is none.
+    Raises MissingError if neither folder has it.
     """
     if "/" not in name and not Path(name).suffix:
         return None
@@ -76,7 +76,7 @@ def find_hook(name: str, probe: Path) -> Path | None:
 
 
 def start(asked: NeutrinoOptions, command: list[str]) -> int:
-    """Becomes gpt-hook. Raises GptError if something that is asked for is not there."""
+    """Replace this process by gpt-hook. Raises GptError if something that the options name is missing."""
     if asked.benchmark and asked.memusage:
         raise UsageError("--memusage cannot be combined with --benchmark")
     path = find_tool(asked.probe).resolve()
@@ -89,7 +89,7 @@ def start(asked: NeutrinoOptions, command: list[str]) -> int:
     if asked.driver:
         _use_driver(asked.driver)
     make_folder(Path(asked.parent))
-    kept = Path(tempfile.gettempdir(), f"gpt-neutrino.{secrets.token_hex(16)}")  # made by who first needs it
+    kept = Path(tempfile.gettempdir(), f"gpt-neutrino.{secrets.token_hex(16)}")  # created when it's first needed
     todo = {
         "parent": asked.parent,
         "kept": str(kept),
@@ -111,7 +111,7 @@ def start(asked: NeutrinoOptions, command: list[str]) -> int:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
     }
     words = [*_hook_words(asked, path, kept), "--", *command]
-    signals.release()  # its timer would go on
+    signals.release()  # its timer would survive exec
     try:
         os.execv(words[0], words)
     except OSError as error:
@@ -119,7 +119,7 @@ def start(asked: NeutrinoOptions, command: list[str]) -> int:
 
 
 def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tuple[str, str]:
-    """The hook as it is named, and its file, if there is one that is to be run."""
+    """Return the name of the hook, and the path of its program, or "" if none runs."""
     named = asked.callback or (os.path.basename(loaded.script) if loaded.script else loaded.callback or "")
     if not named or asked.benchmark or asked.memusage:  # nothing is saved
         return named, ""
@@ -130,7 +130,7 @@ def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tupl
 
 
 def _use_driver(driver: Path) -> None:
-    """Puts the folder of a driver in front of others."""
+    """Put the folder of a driver in front of others."""
     if not driver.is_file():
         raise MissingError("no such driver", str(driver))
     if driver.name != "libcuda.so.1":
@@ -141,7 +141,7 @@ def _use_driver(driver: Path) -> None:
 
 def _hook_words(asked: NeutrinoOptions, probe: Path, kept: Path) -> list[str]:
     folder = _find_executables()
-    # What found this package for us may be nothing that another Python looks at (packaging/start.py).
+    # Another Python may not find this package the way we did (packaging/start.py).
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     module = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m"]
     stages = [
@@ -168,7 +168,7 @@ def _hook_words(asked: NeutrinoOptions, probe: Path, kept: Path) -> list[str]:
 
 
 def _find_executables() -> Path:
-    """The folder of gpt-hook and the stages: that of this executable, or of Python, or the first in PATH."""
+    """Return the folder of gpt-hook and the stages: this executable's, Python's, or the first in PATH."""
     found = shutil.which("gpt-hook")
     places = [Path(sys.argv[0]).resolve().parent, Path(sys.executable).parent, *([Path(found).parent] if found else [])]
     for folder in places:

@@ -1,8 +1,8 @@
-"""The lines of `event.log`, from records of a trace.
+"""Format the lines of `event.log` from records of a trace.
 
-Modules and functions have their numbers in the trace where Neutrino prints pointers, so that lines which speak of the
-same one agree. Allocations have their addresses. Of several loaders that a program uses, the line of a module names
-the one that was first called last: a trace does not say which call a module came from.
+Neutrino prints pointers of modules and functions; here they are ids of the trace, so that lines about one of
+them agree. Allocations have their addresses. If a program uses several loaders, the line of a module names
+the loader whose first call came last, because a trace does not say which call loaded a module.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Record = dict[str, Any]
 
 SAID = ("memory", "memcpy", "memset", "module")  # types of calls that have lines
 SECOND = frozenset(("cuMemAlloc", "cuMemAllocHost", "cuMemAllocPitch", "cuMemFree", "cuMemHostRegister"))
-LOADERS = {"cuLibraryLoadData": "lib", "cuLibraryLoadFromFile": "lib"}  # others load a module
+LOADERS = {"cuLibraryLoadData": "lib", "cuLibraryLoadFromFile": "lib"}  # all others load a module
 READY = "[info] init success"
 KINDS = {"fatbin": "fatbin", "cubin": "elf", "ptx": "ptx"}
 GETTERS = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction")
 
 
 def one_line(text: str) -> str:
-    """A line of a log, whatever names are in it."""
+    """Escape line breaks, as names may contain them."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def iter_head(header: Record) -> Iterator[str]:
-    """How a log begins."""
+    """Yield the first lines of a log."""
     yield f"[pid] {header['pid']}"
     size = sum(len(word.encode(errors="surrogateescape")) + 1 for word in header["argv"])
     yield f"[cmd] {size} {' '.join(header['argv'])}"
 
 
 def iter_calls(process: Process) -> Iterator[tuple[int, str]]:
-    """What the calls that were collected did, with the time stamps at which they began."""
+    """Yield the lines of the collected calls, with the time stamps at which they began."""
     apis = {id_: find_api(api.symbol) if api.type == CAPTURED else api for id_, api in process.apis.items()}
     wanted = [id_ for id_, api in apis.items() if api.type in SAID or api.name == "cuInit"]
     for _, rows in process.calls.take():
@@ -73,14 +73,14 @@ def _call(api: Api, row: Any, names: set[str]) -> str:
 
 
 def load_line(module: Record, apis: Iterator[Api]) -> str:
-    """A module that was loaded."""
+    """Return the line for a loaded module."""
     last = [api for api in apis if (api.type, api.op) == ("module", "load")][-1:]
     name = last[0].name if last else "cuModuleLoadData"
     return f"[mod] {name} 0 {LOADERS.get(name, 'mod')} {module['id']:#x} code {module.get('offset', 0):#x}"
 
 
 def function_line(function: LoadedFunction, apis: Iterator[Api]) -> str:
-    """A kernel that was looked up."""
+    """Return the line for a kernel that was looked up."""
     last = [api.name for api in apis if api.name in GETTERS][-1:]
     name = last[0] if last else GETTERS[0]
     word = "lib" if name == "cuLibraryGetKernel" else "mod"
@@ -88,7 +88,7 @@ def function_line(function: LoadedFunction, apis: Iterator[Api]) -> str:
 
 
 def iter_found(function: LoadedFunction, module: Record, folder: str) -> Iterator[str]:
-    """A kernel that is launched for the first time."""
+    """Yield the lines for the first launch of a kernel."""
     size = module.get("size", len(module.get("data", b"")))
     yield f"[exec] funcmap-not-find {function.id:#x}"
     yield f"[bin] type {KINDS.get(module.get('type', ''), 'error')} size {size}"
@@ -98,7 +98,7 @@ def iter_found(function: LoadedFunction, module: Record, folder: str) -> Iterato
 
 
 def iter_launch(probed: Record, realtime: int, params: Sequence[Record]) -> Iterator[str]:
-    """A launch with probes: its arguments, grid and block."""
+    """Yield the lines of a probed launch: its arguments, grid and block."""
     data = probed.get("params", b"")
     ends = [(param["offset"], param["offset"] + param["size"]) for param in params if data]
     values = [hex(int.from_bytes(data[start:end], "little")) for start, end in ends]
@@ -109,7 +109,7 @@ def iter_launch(probed: Record, realtime: int, params: Sequence[Record]) -> Iter
 
 
 def iter_buffers(blocks: int, sections: Sequence[ResultSection]) -> Iterator[str]:
-    """What the probes of a launch saved."""
+    """Yield the lines about the data that the probes of a launch saved."""
     for section in sections:
         size = section.size(blocks)
         yield f"[exec] grid {blocks} warp {section.units} probe {section.bytes} total {size}"
@@ -117,7 +117,7 @@ def iter_buffers(blocks: int, sections: Sequence[ResultSection]) -> Iterator[str
 
 
 def times_line(times: Record, kernel: float | None) -> str:
-    """What a launch with probes took; `kernel` are ns on the GPU."""
+    """Return the line with the times of a probed launch; `kernel` are ns on the GPU."""
     prologue, epilogue = times["prologue"] / 1e6, times["epilogue"] / 1e6
     if "original" in times and "kernel" in times:
         with_, without = times["kernel"] / 1e6, times["original"] / 1e6
@@ -130,7 +130,7 @@ def times_line(times: Record, kernel: float | None) -> str:
 
 
 def tensor_line(tensor: Record, realtime: int) -> str:
-    """A line of `tensor.trace`: a tensor as TensorTrace saw it."""
+    """Return a line of `tensor.trace`, in TensorTrace's format."""
     shape = f"torch.Size({tensor['shape']})"
     place = f"{tensor.get('file', '?')}:{tensor.get('line', 0)}"
     words = [realtime, shape, tensor["bytes"], tensor.get("first", tensor["address"]), tensor["name"]]

@@ -1,8 +1,8 @@
-"""A trace folder: what a process did, written while its records come.
+"""Write the trace folder of a process while its records come.
 
-Lines of a launch stand together, once all that there is to say of it has come: what its probes saved, what it took
-(`times`), and how long its kernel ran on the GPU. So they come after those of the calls that the program made
-meanwhile, which are in order of time as far as they come at once.
+The lines of a launch stay together. They are written once everything about it has come: the data that its probes saved,
+their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines of calls that the program made in
+the meantime. The calls that arrive in one batch are sorted by time.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ Record = dict[str, Any]
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 KINDS = CALLS | LOADS | {"gpu_times", "probed", "unprobed", "kernel", "map", "times", "memusage"}
-QUIET = frozenset(("header", "end", "child", "sync", "resume", "diag"))  # they begin no folder
+QUIET = frozenset(("header", "end", "child", "sync", "resume", "diag"))  # kinds that don't create a folder
 NOT_KEPT = "code of kernels could not be kept"
 Analyze = Callable[[Path], None]  # starts the analysis of a result
 
 
 @dataclass
 class _Launch:
-    """What is known of a launch by now; `lines` are there once its buffers were written."""
+    """A launch so far; it has `lines` once its buffers were written."""
 
     probed: Record
     lines: list[str] = field(default_factory=list)
     result: Path | None = None
     times: Record | None = None
-    done: bool = False  # there is nothing more to come of its buffers
+    done: bool = False  # its buffers are complete
 
 
 class TraceFolder:
-    """The folder of a process, which appears with the first record that says more than that the process is there.
+    """The folder of a process. It's created by the first record that says more than that the process exists.
 
-    `fault` is why it is not complete, None if it is; after an error of the system nothing more is written.
+    `fault` is the reason if it's incomplete; after a system error nothing more is written.
     """
 
     def __init__(
@@ -67,28 +67,28 @@ class TraceFolder:
         self.fault: str | None = None
         self._stopped = False
         self._parent = parent
-        self._probe = probe  # files with it, by name
+        self._probe = probe  # probe files, by name
         self._settings = settings
-        self._command = command  # that analyzes a result; None if there is none
+        self._command = command  # returns the command that analyzes a result, or None
         self._analyze = analyze
         self._log: IO[bytes] | None = None
-        self._ready = False  # whether the log says that the driver is there
+        self._ready = False  # True once the log reports the driver
         self._loads: list[str] = []  # lines since the last `sync`
         self._launches: list[str] = []
-        self._results: list[Path] = []  # to be analyzed once the log has the lines of their launches
+        self._results: list[Path] = []  # to analyze after the lines of their launches are in the log
         self.logs: dict[str, Counter[str]] = {}  # by map: `kept` and `dropped` records, `launches` and `full` logs
-        self._later: list[Record] = []  # what is said of functions whose records may come after
+        self._later: list[Record] = []  # refer to functions whose records may come later
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
-        self._layouts: dict[int, MapLayout] = {}  # of the same
+        self._layouts: dict[int, MapLayout] = {}  # by the same ids
         self._modules: dict[int, Record] = {}
         self._tensors: list[Record] = []
-        self._known: set[int] = set()  # functions that have a folder
+        self._known: set[int] = set()  # functions with a folder
         self._gpu: dict[tuple[int, int], float] = {}  # ns of kernels, by thread and start of the call
 
     def add(self, record: Record) -> None:
-        """Takes a record in. Raises MalformedError if it makes no sense."""
+        """Take a record in. Raises MalformedError if it makes no sense."""
         kind = record["kind"]
         self.process.add(record)
         if self.path is None and kind not in QUIET:
@@ -118,11 +118,11 @@ class TraceFolder:
                 self._later.append(record)
 
     def add_launch(self, launch: WholeLaunch) -> None:
-        """Writes what the probes of a launch saved."""
+        """Write the data that the probes of a launch saved."""
         self._guarded(lambda: self._write_launch(launch))
 
     def finish(self) -> None:
-        """The process has ended, or was killed."""
+        """Finish the folder after the process has ended, or was killed."""
         for launch in list(self._open.values()):
             self._say(launch)
         self._guarded(self._settle)
@@ -131,7 +131,7 @@ class TraceFolder:
             self._guarded(log.close)
 
     def _guarded(self, write: Callable[[], object]) -> None:
-        """Does what writes; after the first fault nothing more is written."""
+        """Call a function that writes, unless writing failed before."""
         if self._stopped:
             return
         try:
@@ -144,7 +144,7 @@ class TraceFolder:
         header = self.process.header
         at = time.localtime(header["realtime"] // 10**9)
         name = f"{MONTHS[at.tm_mon - 1]}{time.strftime('%d_%H%M%S', at)}_{header['pid']}"
-        for number in range(1, 1000):  # after exec(3) a process has its pid still
+        for number in range(1, 1000):  # after exec(3) the pid is still the same
             path = Path(os.path.join(self._parent, name if number == 1 else f"{name}_{number}"))
             try:
                 path.mkdir()
@@ -167,7 +167,7 @@ class TraceFolder:
             self._log.flush()
 
     def _settle(self) -> None:
-        """Writes the lines that came since the last time."""
+        """Write the lines since the last time."""
         for _, rows in self.process.gpu_times.take():
             if {"thread", "call"} <= set(rows.dtype.names or ()):
                 kernels = rows[rows["function"] != 0]
@@ -180,7 +180,7 @@ class TraceFolder:
         for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
             self._say(launch)
         said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
-        # That the driver is there comes once, and first: code that was loaded says so too, and the call may come later.
+        # Report the driver once, and first. Loaded code implies it too, and the call may come later.
         begins = not self._ready and any(line == events.READY or line.startswith("[mod]") for line in said)
         self._ready |= begins
         said = [line for line in said if line != events.READY] + [events.READY] * begins
@@ -214,7 +214,7 @@ class TraceFolder:
         return launch.done and ("exec" in probed or (times is not None and timed))
 
     def _say(self, launch: _Launch) -> None:
-        """The lines of a launch, as far as there are any."""
+        """Write the lines of a launch, as many as there are."""
         probed, times = launch.probed, launch.times
         del self._open[probed["id"]]
         took = self._gpu.pop((probed["thread"], probed["start"]), None)
@@ -274,7 +274,7 @@ class TraceFolder:
         entry.done = True
 
     def _name_result(self, start: int) -> Path:
-        """By the seconds since the process began; the next free name if there is another launch at that time."""
+        """Name a result by the seconds since the process began, or by the next free time after that."""
         assert self.path
         header = self.process.header
         micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
@@ -288,7 +288,7 @@ class TraceFolder:
         return next(known, LoadedFunction(number, name, None))
 
     def _find(self, number: int, kernel: int | None, reason: str) -> None:
-        """Makes the folder of a kernel when it is first launched."""
+        """Make the folder of a kernel when it is first launched."""
         if number in self._known or self.path is None:
             return
         self._known.add(number)

@@ -1,10 +1,10 @@
-"""The last stage of the pipeline that weaves probes for gpt-neutrino: it keeps what was made of each kernel.
+"""The last stage of gpt-neutrino's pipeline, which weaves probes: it keeps the code of each kernel.
 
-A question is a `module` with the kernels that are wanted, and answers follow it, up to a `sync`. For each kernel there
-is a folder below the first argument, named after the kernel and the image: so the reader of the trace, where a
-`module` has the same image, finds it. It has a second name after process and module, as the image that was asked about
-may be another one, that which the driver linked, or its digest not be in the trace. All is there before the `sync`
-goes on, and so before the kernel is launched.
+A question is a `module` with the wanted kernels; answers follow it, up to a `sync`. Each kernel gets a folder below the
+first argument, named by kernel and image, so the reader of the trace finds it if a `module` there has the
+same image. The image in the question may be another one, linked by the driver, or the trace may lack its digest, so the
+folder has a second name made of process and module. Everything is written before the `sync` is passed on,
+and so before the kernel is launched.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpt.stream.stage import Stage
 
 Record = dict[str, Any]
 
-CODE = "code"  # below the folder of a run; beside it is what the other stages keep, whose GPT_KEEP that folder is
+CODE = "code"  # below the folder of a run, beside the files of other stages, whose GPT_KEEP that folder is
 FAILURE = "failure.txt"
-SMALL = 4 << 20  # bytes: of a larger image in a file a trace has no digest
+SMALL = 4 << 20  # bytes: traces have no digest of larger images in files
 BLOCK = 1 << 20
 
 
 def find_kept(folder: Path, kernel: str, pid: int, module: Record) -> Path | None:
-    """What was kept of a kernel of a `module` in the trace of a process."""
+    """Find the folder of a kernel, given its `module` in the trace of a process."""
     names = [module["sha256"]] if "sha256" in module else []
     names += [f"{module['path']}:{module.get('offset', 0)}"] if "path" in module else []
     names += [f"{pid}:{module['id']}"] if "id" in module else []
@@ -46,7 +46,7 @@ def _folder(folder: Path, kernel: str, image: str) -> Path:
 
 
 class _Question:
-    """A module that was asked about, and what came of it."""
+    """A module in a question, and the answers."""
 
     def __init__(self, module: Record) -> None:
         self.module = module
@@ -55,13 +55,13 @@ class _Question:
         self.said: list[str] = []
 
     def add(self, record: Record) -> None:
-        """Takes in an answer."""
+        """Take in an answer."""
         match record["kind"]:
             case "ptx" if "original" in record and record["kernels"]:
                 kernel = record["kernels"][0]
                 self.texts[kernel] = record["data"]
                 self._of(kernel).update({"pruned.ptx": record["original"], "probed.ptx": record["data"]})
-            case "ptx":  # no probe is in it
+            case "ptx":  # it contains no probe
                 for kernel in self.files.keys() & set(record["kernels"]):
                     self._of(kernel)["original.ptx"] = record["data"]
             case "cubin" | "object" if set(record["kernels"]) & self.texts.keys():
@@ -84,7 +84,7 @@ class Keeper:
         self._questions: list[_Question] = []
 
     def handle(self, record: Record) -> tuple[Record]:
-        """Passes a record on."""
+        """Pass a record on."""
         if record["kind"] == "module":
             self._questions.append(_Question(record))
         elif self._questions:
@@ -92,7 +92,7 @@ class Keeper:
         return (record,)
 
     def settle(self) -> Iterable[Record]:
-        """Writes what came. What cannot be written is missing, and the reader of the trace says so."""
+        """Write the answers. If one can't be written it's missing, and the reader of the trace reports that."""
         questions, self._questions = self._questions, []
         for question in questions:
             with suppress(OSError):
@@ -106,7 +106,7 @@ class Keeper:
             first, *others = [_folder(self._folder, kernel, name) for name in names]
             make_private(first)
             for other in others:
-                if other.is_symlink():  # perhaps of the program that the process was before exec(3)
+                if other.is_symlink():  # may be left from before exec(3)
                     other.unlink()
                 with suppress(FileExistsError):
                     other.symlink_to(first.name)
@@ -119,7 +119,7 @@ class Keeper:
                     file.write(data)
 
     def _read_texts(self, kernel: str, text: bytes | None) -> dict[str, bytes]:
-        """The whole module, and what the assembler said of it with probes and without."""
+        """Read the whole module, and the assembler's reports on it with and without probes."""
         found: dict[str, bytes] = {}
         if text is not None:
             folder = kept_in(self._folder, kernel, text)
@@ -129,7 +129,7 @@ class Keeper:
         return found
 
     def _keep_image(self, module: Record, name: str, path: Path) -> None:
-        """The image, once for all of its kernels."""
+        """Keep the image, stored once for all of its kernels."""
         first = self._folder / CODE / f"image.{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:32]}"
         if not first.exists():
             with replacing(first, 0o600) as file:
@@ -152,7 +152,7 @@ def _iter_image(module: Record) -> Iterator[bytes]:
 
 
 def _name_image(module: Record) -> Iterator[str]:
-    """What tells an image from others: its digest, its place in a file."""
+    """Yield names that identify an image: its digest, its position in a file."""
     in_file = "path" in module and not module["path"].startswith("/proc/")
     if not in_file or module.get("size", SMALL + 1) <= SMALL:
         digest = hashlib.sha256()
@@ -166,7 +166,7 @@ def _name_image(module: Record) -> Iterator[str]:
 
 
 def copy_kept(source: Path, target: Path) -> None:
-    """Copies a file, as a link if that can be."""
+    """Copy a file, by a hard link if possible."""
     try:
         os.link(source, target, follow_symlinks=True)
     except OSError:
@@ -175,7 +175,7 @@ def copy_kept(source: Path, target: Path) -> None:
 
 
 def keep(folder: Path) -> int:
-    """Keeps what comes through, below a folder."""
+    """Keep the answers that pass through, below a folder."""
     keeper = Keeper(folder)
     return Stage("gpt-neutrino", stream=True).filter(keeper.handle, settle=keeper.settle)
 

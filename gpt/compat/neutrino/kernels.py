@@ -1,9 +1,9 @@
-"""`kernel/N_SHA1/`: what became of a kernel that was launched, as the keeper of the pipeline kept it.
+"""Write `kernel/N_SHA1/`: the code of a launched kernel at each step, as the pipeline's keeper stored it.
 
 original.bin original.ptx   the image that the program loaded, or had the driver link; its PTX
-pruned.ptx pruned.bin       what the kernel needs of it, and that assembled
+pruned.ptx pruned.bin       the part that the kernel needs, and that assembled
 probed.ptx probed.bin       the same with probes
-process.log                 what was done: what ptxas said, the generated reader, or why there are no probes
+process.log                 a log: ptxas's reports, the generated reader, or why there are no probes
 kernel.info                 name; parameters; saving probes; a line `level,bytes` for each; the analyze hook
 read.py                     the generated reader
 """
@@ -27,10 +27,10 @@ LEVELS = {"thread": 0, "warp": 1, "block": 2}
 
 
 class Settings(NamedTuple):
-    """What a run was asked for: names of kernels to keep and drop, the hook, bytes of records by map.
+    """The options of a run: names of kernels to keep and drop, the hook, bytes per record by map.
 
-    `kept` is the folder in which the pipeline keeps what it makes, `benchmark` says that nothing is saved, and `second`
-    that the probe file is of Neutrino's second generation.
+    `kept` is the folder in which the pipeline keeps its output, `benchmark` says that nothing is saved, and `second`
+    that the probe file is in the format of Neutrino's second generation.
     """
 
     kernels: str
@@ -43,17 +43,17 @@ class Settings(NamedTuple):
 
 
 class KernelFolders:
-    """The folders of a process."""
+    """The kernel folders of a process."""
 
     def __init__(self, folder: Path, pid: int, settings: Settings) -> None:
         self._folder = folder
         self._pid = pid
         self._settings = settings
         self._count = 0
-        self.missing = False  # whether something was not kept of a kernel with probes
+        self.missing = False  # True if a file of a probed kernel wasn't kept
 
     def add(self, name: str, module: Record, kernel: Record | None, maps: Sequence[Record], reason: str) -> Path:
-        """Writes that of the next kernel; `reason` says why it has no probes. Raises OSError."""
+        """Write the folder of the next kernel; `reason` says why it has no probes. Raises OSError."""
         digest = hashlib.sha1(name.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
         folder = self._folder / f"{self._count}_{digest}"
         self._count += 1
@@ -79,7 +79,7 @@ class KernelFolders:
         return ReadMap(record["name"], record["level"], fields, self.bytes_of(record), single)
 
     def bytes_of(self, record: Record) -> int:
-        """Bytes of a record of a map in a `.bin`."""
+        """Return the bytes of a map's record in a `.bin`."""
         fields = [(name, f"<{letter}") for name, letter in fields_of(record)]
         return pack_fields(fields, self._settings.sizes.get(record["name"], 0)).itemsize
 

@@ -1,7 +1,7 @@
-"""The generated reader: Python that reads a `.bin` of a kernel, for the process.log and for read.py.
+"""Generate Python code that reads a `.bin` of a kernel, for the process.log and for read.py.
 
 `parse(path)` returns the header, the sections and the records. With one map, `records[block][unit]` is a record, or a
-list of those of the unit if it may have several; with more, `records` has that for each map, by name.
+list of records if a unit can have several; with more maps, `records` is a dictionary of these by name.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MAP = """
         records["{name}"] = blocks
 """
 
-# What the text above calls something: a map of that name has another one.
+# Names in the text above: a map with such a name gets another one.
 _USED = frozenset(
     ("NamedTuple", "TraceHeader", "TraceSection", "at", "block", "blockSize", "blocks", "count", "f", "gridSize",
      "header", "int", "len", "open", "parse", "path", "range", "record", "records", "sections", "struct", "unit",
@@ -75,7 +75,7 @@ _COUNTS = {
 
 
 class ReadMap(NamedTuple):
-    """A map as a reader sees it: its level, the fields with the letters of `struct`, the bytes of a record.
+    """A map in the form that a reader needs: level, fields with the letters of `struct`, bytes per record.
 
     `single` says that a unit has one record.
     """
@@ -88,7 +88,7 @@ class ReadMap(NamedTuple):
 
 
 def make_reader(maps: Sequence[ReadMap], second: bool = False) -> str:
-    """The text of the reader, of results of the second generation or of the first."""
+    """Return the text of the reader, for results of the second generation or the first."""
     more = "warpDiv: int  # threads of a unit\n    " if second else ""
     parts = [_HEAD.format(begin=BEGIN, more=more)]
     reads = []
@@ -115,7 +115,7 @@ def make_reader(maps: Sequence[ReadMap], second: bool = False) -> str:
 
 
 def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
-    """Names as Python takes them, none of them twice, nor one of those that are taken."""
+    """Turn names into unique Python identifiers that aren't `taken`."""
     found: list[str] = []
     for name in map(_identifier, names):
         while name in taken or name in found:
@@ -125,7 +125,7 @@ def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
 
 
 def _identifier(name: str) -> str:
-    """A name as Python takes it."""
+    """Turn a name into a Python identifier."""
     found = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_") or "field"
     return f"n{found}" if found[0].isdigit() else f"{found}_" if keyword.iskeyword(found) else found
 

@@ -1,18 +1,18 @@
-"""`result/SECONDS.bin`: what the probes of a launch saved, in the layout that Neutrino's readers expect.
+"""Write `result/SECONDS.bin`: the data that the probes of a launch saved, in the layout of Neutrino's readers.
 
     u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
-    u64  of each section, one a map: bytes of a unit (a thread, a warp), offset of its records in the file;
-         if the probe file is of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
+    u64  for each section (a map): bytes of a unit (a thread, a warp), offset of its records in the file;
+         if the probe file has the format of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
-A record has its fields one after the other, without padding, and as many bytes as its probe declares. What a unit did
-not save is zero. A unit of a log has as much room as the unit of that launch that saved most.
+A record has its fields one after the other, without padding, and as many bytes as its probe declares. Records that a
+unit did not save are zero. Each unit of a log gets as much room as the unit that saved most in this launch.
 
-SMs have clocks of their own. What a log saves as `clock_sm` has the number of its SM in the upper bits; in the file it
-is the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
+SMs have clocks of their own. A log's field `clock_sm` has the number of the SM in the upper bits; in the file it
+becomes the clock since the first record of that SM, from 1 on, so readers that know nothing of SMs draw aligned clocks.
 
 Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
-come first, as those readers expect, and then those of the last warp of each block.
+come first, as those readers expect, followed by the records of each block's last warp.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ import numpy.typing as npt
 from gpt.compat.neutrino.traces.results import HEADER, SECOND, SECTION
 from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, SavedBuffer
 
-CHUNK = 16 << 20  # bytes of records that are made at once
+CHUNK = 16 << 20  # bytes of records per write
 MOST = 1 << 60  # bytes of a file
-CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the clock of an SM, and above it the number of the SM
+CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the SM's number above its clock
 
 
 class ResultSection(NamedTuple):
-    """The records of a map in a file: bytes of a record, records of a unit, units of a block, and whole ones of these,
-    threads of a unit.
+    """A map's records in a file: bytes per record, records per unit, units per block, whole ones, and threads
+    per unit.
 
-    `entries` is how many records a log has.
+    `entries` is the number of records in a log.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ResultSection(NamedTuple):
     threads: int
 
     def size(self, blocks: int) -> int:
-        """Bytes of all records."""
+        """Return the bytes of all records."""
         return blocks * self.units * self.unit
 
     @property
@@ -60,7 +60,7 @@ class ResultSection(NamedTuple):
 
 
 def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
-    """The fields, with their numpy types, one after the other in a record of `size` bytes or as many as they take."""
+    """Return a dtype of these fields, packed; a record has `size` bytes, or more if the fields need them."""
     packed = np.dtype(list(fields))
     return np.dtype(
         {
@@ -73,7 +73,7 @@ def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.voi
 
 
 def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
-    """A record of what was saved; `size` is what its probe declares."""
+    """Return the dtype of a saved record in a file; `size` is the size that its probe declares."""
     slot = saved.slots.dtype
     assert slot.fields is not None
     ordered = sorted(slot.fields.items(), key=lambda field: field[1][1])
@@ -81,7 +81,7 @@ def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
 
 
 def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, size: int) -> ResultSection:
-    """How a map lies in the file."""
+    """Return the layout of a map in the file."""
     units = layout.units(launch.threads)
     whole = launch.threads // WARP if layout.level == "warp" else units
     capacity, count = layout.capacity, None
@@ -96,7 +96,7 @@ def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, si
 def write_result(
     file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, SavedBuffer]], second: bool = False
 ) -> int:
-    """Writes a launch, as the second generation does or the first, and returns the size of the file. Raises OSError."""
+    """Write a launch in the format of either generation, and return the size of the file. Raises OSError."""
     blocks = math.prod(probed["grid"])
     at = HEADER.size + SECTION.size * len(found)
     head = [HEADER.pack(*probed["grid"], *probed["block"], probed["shared"], len(found))]
@@ -132,7 +132,7 @@ def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray
 
 
 def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void]) -> Iterator[bytes]:
-    """Units of all blocks: the whole ones, then the rest."""
+    """Yield the units of all blocks: first the whole ones, then the rest."""
     for start, end in ((0, section.whole), (section.whole, section.units)):
         if start == end:
             continue
@@ -144,7 +144,7 @@ def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.
 def _write_sparse(
     file: int, start: int, section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void], blocks: int
 ) -> None:
-    """The entries of a log, each where its unit is: what lies between is a hole of the file."""
+    """Write the entries of a log, each at its unit's place, with holes in between."""
     assert saved.units is not None
     there = saved.units < blocks * section.units
     units, slots = saved.units[there].astype(np.int64), saved.slots[there]
@@ -152,7 +152,7 @@ def _write_sparse(
         return
     if CLOCK in (slots.dtype.names or ()) and slots.dtype[CLOCK] == np.uint64:
         slots[CLOCK] = align_clocks(slots[CLOCK])
-    order = np.argsort(units, kind="stable")  # of a unit the entries are in order
+    order = np.argsort(units, kind="stable")  # the entries of a unit stay in order
     units, slots = units[order], slots[order]
     first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]])
     within = np.arange(len(units)) - np.repeat(first, np.diff(np.r_[first, len(units)]))
@@ -167,14 +167,14 @@ def _write_sparse(
 
 
 def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return clocks since the first one of each SM, of clocks with the number of their SM above CLOCK_BITS bits.
+    """Return clocks since the first one of each SM, given clocks with the SM's number above CLOCK_BITS bits.
 
-    1 is the first: a record of zeros is one that was not saved.
+    The first is 1, because a record of zeros counts as not saved.
     """
     turn = np.uint64(64 - CLOCK_BITS)
     sms, which = np.unique(stamps >> np.uint64(CLOCK_BITS), return_inverse=True)
     some = np.zeros(len(sms), np.uint64)
-    some[which] = stamps  # any of the SM: a clock may have wrapped around since, but not twice
+    some[which] = stamps  # any clock of the SM: clocks may have wrapped around since, but not twice
     since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
     first = np.full(len(sms), np.iinfo(np.int64).max)
     np.minimum.at(first, which, since)
@@ -183,7 +183,7 @@ def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
-    """Where units are among those of the file."""
+    """Return the index of each unit in the order of the file."""
     block, unit = np.divmod(units, section.units)
     rest = section.units - section.whole
     early = block * section.whole + unit
@@ -192,7 +192,7 @@ def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) ->
 
 
 def fields_of(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """The fields of a `map` record in the order of a slot, with the letters that `struct` has for their types."""
+    """Return the fields of a `map` record in the order of a slot, with their `struct` letters."""
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
                "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
     ordered = sorted(record["fields"], key=lambda field: field["offset"])

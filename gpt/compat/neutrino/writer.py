@@ -29,7 +29,7 @@ from gpt.stream.wire import Segments
 from gpt.trace.complete_launches import CompleteLaunches
 
 TOOL = "gpt-neutrino"
-VARIABLE = "GPT_NEUTRINO"  # what is to be done, as JSON
+VARIABLE = "GPT_NEUTRINO"  # the options of the run, as JSON
 NAMED = 5  # kernels that a message lists
 PATIENCE = 24 * 3600.0  # seconds that an analysis may take
 
@@ -62,7 +62,7 @@ class Writer:
             whole = True
             self._finish()
             self._callbacks.finish()
-        except signals.Terminated:  # what is there has its line
+        except signals.Terminated:  # everything that's there has its line
             self._finish()
             missing = [] if whole else ["trace folders are not complete"]
             missing += [f"{left:,} results are not analyzed"] if (left := self._callbacks.left) else []

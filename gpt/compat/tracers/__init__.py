@@ -1,7 +1,7 @@
 """JSON lines of calls, as eBPF tracers such as LittleBoy write them.
 
-`gpt-analyze events --json` writes the same lines, so that one set of `jq` recipes and one reader do for both. What only
-tracers do is in phases.py, and in `_Lines` where a line has a `phase` or an `event_id`. What only GPT does are the
+`gpt-analyze events --json` writes the same lines, so that the same `jq` recipes and the same reader work for both. Code
+for tracers only is in phases.py, and in `_Lines` for lines with a `phase` or an `event_id`. Only GPT writes the
 records after `# ` (`events --notes`).
 """
 
@@ -14,14 +14,14 @@ from gpt.trace.inputs import HEAD, Format, ReadText
 
 
 def find_text(head: bytes) -> ReadText | None:
-    """Return what reads a text that begins so, or None if it's no JSON lines of calls."""
+    """Return the reader of a text that starts with these bytes, or None if it isn't JSON lines of calls."""
     from gpt.compat.tracers.lines import is_lines, read_lines
 
     return read_lines if is_lines(head) else None
 
 
 def refuse_used(data: bytes, path: Path) -> None:
-    """Refuse lines as a list of used code: calls say which kernels ran, not all that were looked up."""
+    """Refuse lines as a list of used code: calls tell which kernels ran, but not everything that was looked up."""
     if b'"ts"' in data and find_text(data[:HEAD]):
         raise MalformedError("JSON lines of calls do not say what was looked up: name the trace itself", str(path))
 

@@ -1,4 +1,4 @@
-"""The calls of one process that lines of JSON are about, as packed rows."""
+"""Pack the calls of one process, which come as lines of JSON, into rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LAUNCH = ("stream", "function", "shared", "grid_x", "grid_y", "grid_z", "block_x
           "cluster_y", "cluster_z", "cooperative")  # fmt: skip
 Names = tuple[str, ...]
 LAYOUTS: tuple[tuple[frozenset[str], Names, Callable[[Record, int], tuple[int, ...]]], ...] = (
-    # keys of lines, what calls with one of them have beside CALL, and what makes that of a line
+    # keys of lines, the fields that calls with one of them have besides CALL, and the function that makes these
     (frozenset(("kernel", "grid", "block")), LAUNCH, _launch),
     (frozenset(("size", "ptr", "dst", "src", "handle")), ("to", "from", "bytes", "stream"), _memory),
     (frozenset(("object", "stream")), ("object", "stream"), _object),
@@ -53,10 +53,10 @@ ON_GPU = {name: (type_, (1 << int(type_[1:])) - 1) for name, type_ in (GPU_TIMES
 
 
 class LineCalls:
-    """A process: what its numbers mean, and its calls that were not returned yet.
+    """A process: the meanings of its ids, and the calls that were not returned yet.
 
-    `noted` says whether a line has its header: then others have what calls do not say, as how often kernels were
-    launched. `place` is its place in the file.
+    `noted` means that the file has the process's header: then other lines have details that calls lack, such as launch
+    counts. `place` is its index in the file.
     """
 
     def __init__(self, place: int, header: Record, noted: bool) -> None:
@@ -66,11 +66,11 @@ class LineCalls:
         self._apis: dict[Api, int] = {}
         self._kernels: dict[str, int] = {}
         self._gpu_times: dict[Names, list[tuple[int, ...]]] = {}
-        self._last = [0, 0]  # numbers that were given, of both
+        self._last = [0, 0]  # the last id of each kind
         self._rows: dict[tuple[int, tuple[str, ...]], list[tuple[int, ...]]] = {}
 
     def learn(self, record: Record) -> None:
-        """Takes in what a record says of numbers; its reader says what is wrong with it."""
+        """Take in a record that defines an id; the reader of the records reports its errors."""
         if records.check(record):
             return
         if record["kind"] == "api":
@@ -81,7 +81,7 @@ class LineCalls:
             self._last[1] = max(self._last[1], record["id"])
 
     def add(self, api: Api, start: int, took: int, line: Record) -> None:
-        """A call: its start is a time stamp, and it took 0 ns if it did not return."""
+        """Add a call. Its start is a time stamp; a duration of 0 ns means that it did not return."""
         result = _whole(line.get("result", line.get("retval")))
         result = result if result < 1 << 31 else 0
         names, more = self._tell(api, result, line)
@@ -92,7 +92,7 @@ class LineCalls:
         rows.append((start, took, self._find_api(api), result, *more))
 
     def add_gpu_time(self, record: Record) -> bool:
-        """What ran on the GPU, if the record of it has what it needs."""
+        """Add work that ran on the GPU, or return False if the record lacks a field."""
         names = tuple(name for name in ON_GPU if name in record)
         if not GPU_TIMES.keys() <= record.keys():
             return False
@@ -102,7 +102,7 @@ class LineCalls:
         return True
 
     def _tell(self, api: Api, result: int, line: Record) -> tuple[Names, tuple[int, ...]]:
-        """What a call has beside CALL: the names of fields, and their values."""
+        """Return a call's fields besides CALL: their names and values."""
         if api.type == "kernel" and api.op == "launch":
             function = self._find_function(line)
             if not self.noted and not result:
@@ -123,7 +123,7 @@ class LineCalls:
         return number
 
     def _find_function(self, line: Record) -> int:
-        """The number of a kernel. One that has no name is known by its shape."""
+        """Return the id of a kernel. A nameless one is identified by its shape."""
         name = line.get("kernel")
         if not isinstance(name, str) or not name:
             if self.noted:
@@ -138,7 +138,7 @@ class LineCalls:
         return number
 
     def take(self) -> Iterator[Record]:
-        """The records of all that was added since the last time."""
+        """Yield the records of everything added since the last time."""
         news, self.news = self.news, []
         yield from news
         rows, self._rows = self._rows, {}
@@ -151,14 +151,14 @@ class LineCalls:
             yield records.make("gpu_times", **_pack(values, dtype))
 
     def count_launches(self) -> Iterator[Record]:
-        """How often each kernel was launched, as far as calls say it."""
+        """Yield how often each kernel was launched, counted from the calls."""
         if self._launches:
             counts = [(count, function) for function, count in self._launches.items()]
             yield records.make("launches", **_pack(counts, COUNTED))
 
 
 def _pack(rows: Sequence[tuple[int, ...]], dtype: np.dtype[np.void]) -> Record:
-    """The keys of a record of rows."""
+    """Return the keys of a record with rows."""
     types = CALL | ARGUMENTS | LAUNCHES | GPU_TIMES | GPU_CALLS
     places = {name: place[1] for name, place in (dtype.fields or {}).items()}
     fields = [{"name": name, "type": types[name], "offset": at} for name, at in places.items()]
@@ -166,12 +166,12 @@ def _pack(rows: Sequence[tuple[int, ...]], dtype: np.dtype[np.void]) -> Record:
 
 
 def text(name: str) -> str:
-    """Text that a record can hold, of what JSON can."""
+    """Replace anything in a JSON text that a record can't hold."""
     return name.encode(errors="replace").decode()
 
 
 def _shape(value: Any, most: int) -> tuple[int, int, int]:
-    """Sizes in x, y and z."""
+    """Return sizes in x, y and z."""
     if not isinstance(value, list):
         return NONE
     if len(value) == 3 and all(type(size) is int and 0 <= size <= most for size in value):
@@ -181,7 +181,7 @@ def _shape(value: Any, most: int) -> tuple[int, int, int]:
 
 
 def _whole(value: Any) -> int:
-    """A number that fits 64 bits, in digits or as hexadecimal text; 0 for what is none."""
+    """Return a 64-bit number from digits or hexadecimal text; 0 for anything else."""
     if value is None:
         return 0
     if isinstance(value, str) and len(value) <= 20:

@@ -1,17 +1,16 @@
-"""JSON lines of calls, between other text: what `gpt-analyze events --json` writes, with more or without, and what eBPF
-tracers write. They are read as records of a trace, whoever wrote them.
+"""Read JSON lines of calls, between other text, as records of a trace: from `gpt-analyze events --json`, or a tracer.
 
     # {"kind":"header","argv":["python","infer.py"],"pid":7, ...}
     {"ts":12.5,"type":"memory","op":"alloc","name":"cuMemAlloc","pid":7,"tid":7,"duration_us":3.1,"size":4096}
 
-A line that begins with `{` is an event: `ts` in microseconds since the first process began, and what was called, as
-gpt-analyze(1) has them. One with `phase` or `event_id` is of a tracer, whose `ts` are milliseconds (phases.py). After
-`# ` stands a record of gpt-stream(5) in its JSON form: what else is known of processes, with all times in ns. A process
-that has no header there is what has a `pid`, 0 where lines have none; its time of day is that of the file. All other
-lines are text.
+A line that begins with `{` is an event: `ts` in microseconds since the first process began, and the call, in the form
+that gpt-analyze(1) describes. An event with `phase` or `event_id` comes from an eBPF tracer, and its `ts` is in
+milliseconds (phases.py). After `# ` comes a record of gpt-stream(5) in its JSON form, with more about processes; all of
+its times are in ns. Without headers, each `pid` is a process, 0 if lines have none, and the time of day is the
+file's. All other lines are text.
 
-What is not in a file is said at its end: a `diag` of MISSING is about what the tracer lost, and about lines that are
-something else; lines that are broken, or cut, are a MalformedError.
+Gaps are reported at the end: a `diag` of MISSING is about events that the tracer lost, and about lines that are
+something else; lines that are broken or truncated raise MalformedError.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ from gpt.trace.process import Api
 Record = dict[str, Any]
 
 TOOL = "tracer"
-ZERO = 1 << 40  # ns: when processes without a header begin, so that what was before has a time stamp too
-BATCH = 1 << 16  # calls that are put together
-DECODE = json.JSONDecoder().decode  # half of the time of json.loads is not this
+ZERO = 1 << 40  # ns: start of processes without a header, not 0 so that earlier events get time stamps, too
+BATCH = 1 << 16  # calls per batch
+DECODE = json.JSONDecoder().decode  # json.loads takes twice as long
 MOST_LINE = 1 << 20  # bytes
 BOM = b"\xef\xbb\xbf"
 EVENT = re.compile(rb'^(?:\xef\xbb\xbf)?(?:\{(?!"kind")[^\n]*"ts"[ \t]*:|# \{"kind": ?"header")', re.M)
-LOST = re.compile(rb"Lost (\d{1,15}) events")  # as bpftrace says it
-NOTED = frozenset((  # kinds of records that may stand after `# `
+LOST = re.compile(rb"Lost (\d{1,15}) events")  # in bpftrace's words
+NOTED = frozenset((  # kinds of records that may come after `# `
     "api", "count", "device", "end", "function", "gpu_time", "graph", "header", "ioctl", "launch", "range", "range_end",
     "recording", "resume", "unprobed",
 ))  # fmt: skip
-OTHER, LATE = "no event", "a time that makes no sense"  # lines that are left out
+OTHER, LATE = "no event", "a time that makes no sense"  # reasons to skip a line
 BROKEN, LONG, CUT = "broken", f"longer than {MOST_LINE >> 20} MiB", "cut off"
 FAULTS = (BROKEN, LONG, CUT)
 
 
 def is_lines(head: bytes) -> bool:
-    """Whether a file that begins so, has such lines."""
+    """Tell whether a file that begins like this has such lines."""
     return not is_stream(head) and b"\0" not in head and EVENT.search(head) is not None
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
-    """The records that the lines of a file are. Raises MalformedError after the last one if lines are broken."""
+    """Yield the records that the lines of a file stand for. Broken lines raise MalformedError after the last one."""
     lines = _Lines(name, os.fstat(file.fileno()).st_mtime_ns)
     for line, ended in _iter_lines(file):
         yield from lines.add(line, ended)
@@ -67,7 +66,7 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 def _iter_lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Each line, of a long one the first MOST_LINE bytes, and whether its end is there."""
+    """Yield each line (only the first MOST_LINE bytes of a long one), and whether its end is there."""
     inside = False
     while part := file.readline(MOST_LINE):
         ended = part.endswith(b"\n")
@@ -77,30 +76,30 @@ def _iter_lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 class _Lines:
-    """What was read of a file so far."""
+    """The part of a file that has been read."""
 
     def __init__(self, name: str, changed: int) -> None:
         self._name = name
         self._changed = changed  # ns since the epoch
-        self._number = 0  # of the line
+        self._number = 0  # of the current line
         self._processes: list[LineCalls] = []
-        self._fresh: list[Record] = []  # headers that were made, and not returned yet
+        self._fresh: list[Record] = []  # headers that we made, and did not return yet
         self._found: dict[tuple[Any, ...], list[LineCalls]] = {}  # by host and pid
-        self._noted = Segments()  # of the records after `# `
-        self._own: list[LineCalls] = []  # the processes of these
+        self._noted = Segments()  # segments of the records after `# `
+        self._own: list[LineCalls] = []  # the processes of these segments
         self._machines = Machines()
-        self._current: LineCalls | None = None  # whose records are being returned
+        self._current: LineCalls | None = None  # the process whose records are being returned
         self._ends: list[tuple[LineCalls, Record]] = []
         self._phases = Phases()
         self._apis: dict[tuple[str, ...], Api] = {}
-        self._begun = False  # whether events came after the last headers
-        self._calls = 0  # that were not returned yet
+        self._begun = False  # True if events followed the last headers
+        self._calls = 0  # not returned yet
         self._events = self._unknown = self._lost = 0
         self._skipped: Counter[str] = Counter()
-        self._where: dict[str, int] = {}  # the first line of each
+        self._where: dict[str, int] = {}  # first line for each reason
 
     def add(self, line: bytes, ended: bool) -> Iterator[Record]:
-        """A line. Yields what can be said by now."""
+        """Take a line in, and yield the records that are ready."""
         line = line if self._number else line.removeprefix(BOM)
         self._number += 1
         event, note = line.startswith(b"{"), line.startswith(b'# {"kind"')
@@ -130,7 +129,7 @@ class _Lines:
 
     def _note(self, found: Any) -> Iterator[Record]:
         if isinstance(found, dict) and found.get("kind") == "gpu_time" and self._noted.current is not None:
-            self._calls += 1  # these are as many as calls
+            self._calls += 1  # there are as many as calls
             if not self._own[self._noted.current].add_gpu_time(found):
                 self._skip(BROKEN)
             return
@@ -139,23 +138,23 @@ class _Lines:
             kind = record["kind"]
             if kind not in NOTED:
                 return
-            pack(record)  # refuses what no record can hold, as half of a surrogate pair
+            pack(record)  # refuses anything that no record can hold, such as half of a surrogate pair
             if kind == "header" and (fault := records.check(record)):
                 raise MalformedError(fault)
             place = self._noted.add(record)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MalformedError):
-            self._noted.current = None  # what it was to say is not known
+            self._noted.current = None  # its meaning is unknown
             self._skip(BROKEN)
             return
         if kind == "header":
-            yield from self._flush()  # what comes after it is of the new one
-            if self._begun:  # another file, with a time of its own, was put behind this one
+            yield from self._flush()  # the records after it belong to the new process
+            if self._begun:  # another file, with a time of its own, was appended to this one
                 self._machines, self._found, self._begun = Machines(), {}, False
             self._machines.add(record)
             self._own.append(self._begin(record, noted=True))
             yield record
             zero = record["monotonic"]
-            yield records.make("clock", tsc=zero, monotonic=zero)  # it was seen, whether it made calls or not
+            yield records.make("clock", tsc=zero, monotonic=zero)  # marks the process as seen, even without calls
         elif kind == "end":
             self._ends.append((self._own[place], record))
         elif kind != "resume":
@@ -171,7 +170,7 @@ class _Lines:
         return process
 
     def _switch(self, process: LineCalls) -> Iterator[Record]:
-        """What makes the next records those of a process."""
+        """Yield the record that makes the next records belong to a process."""
         if process is not self._current:
             self._current = process
             yield records.make("resume", back=len(self._processes) - 1 - process.place)
@@ -199,7 +198,7 @@ class _Lines:
             if not 0 < stamp < LIMIT:
                 self._skip(LATE)
                 continue
-            may_hang = process.noted or call.hangs  # others have lost their ends
+            may_hang = process.noted or call.hangs  # other processes have lost their ends
             self._unknown += call.took is None and not may_hang
             took = call.took or (0 if may_hang else 1)
             self._calls += 1
@@ -217,7 +216,7 @@ class _Lines:
                     process.add(self._find_api(call.name, line), stamp, took, line)
 
     def _find_process(self, call: TracedCall) -> LineCalls:
-        """The process of a call: of several with its pid the last that had begun."""
+        """Return the process of a call: if several have its pid, the last that had begun."""
         host, pid = call.line.get("host"), call.line.get("pid")
         key = host if isinstance(host, str) else None, pid if type(pid) is int and 0 <= pid < 1 << 64 else 0
         found = self._found.get(key)
@@ -237,7 +236,7 @@ class _Lines:
         return max(begun or found, key=lambda one: int(one.header["monotonic"]))
 
     def _find_api(self, name: str, line: Record) -> Api:
-        """What was called. Types of tracers are not ours, but those of functions follow from their names."""
+        """Return the function of a call. Tracers have other types, but for functions ours follow from the name."""
         words = [word if isinstance(word := line.get(key), str) else "" for key in ("type", "op", "symbol")]
         key = name, *words
         api = self._apis.get(key)
@@ -251,7 +250,7 @@ class _Lines:
         return api
 
     def _flush(self) -> Iterator[Record]:
-        """The records of all calls that were added."""
+        """Yield the records of all calls that were added."""
         self._calls = 0
         fresh, self._fresh = self._fresh, []
         if fresh:
@@ -264,7 +263,7 @@ class _Lines:
                 yield from taken
 
     def finish(self) -> Iterator[Record]:
-        """What is left, what is missing, and the ends. Raises MalformedError if lines were broken."""
+        """Yield the rest, reports of gaps, and the ends. Raises MalformedError if lines were broken."""
         self._add_calls(self._phases.finish())
         yield from self._flush()
         broken = [self._say(reason) for reason in FAULTS if self._skipped[reason]]
@@ -297,7 +296,7 @@ class _Lines:
 
 
 def _make_ioctl(call: TracedCall, start: int, took: int, parent: int | None) -> Record:
-    """A call of a function of NVIDIA's kernel modules: the number of the request tells ioctls apart."""
+    """Make an `ioctl` from a call into NVIDIA's kernel modules; the request number distinguishes ioctls."""
     line = call.line
     request = line.get("ioctl_cmd", line.get("request"))
     request = request if type(request) is int and 0 <= request < 1 << 64 else None

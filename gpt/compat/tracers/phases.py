@@ -1,11 +1,11 @@
-"""Calls out of the lines of an eBPF tracer, which says what happened as it happened: several lines can be of one call.
+"""Assemble calls from the lines of an eBPF tracer, which reports each event as it happens: a call may have several.
 
     {"event_id":4,"ts":0.51,"tid":7,"phase":"B","type":"userspace","name":"uprobe:/lib/libcuda.so.1:cuMemAlloc_v2"}
     {"event_id":5,"ts":0.59,"tid":7,"type":"memory","op":"alloc","size":4096}
     {"event_id":6,"ts":0.60,"tid":7,"phase":"E","type":"userspace","name":"...","duration_us":90.0,"retval":0}
 
-`ts` are milliseconds. A line without `phase` and `name` says more of the call that its thread is in, has just left, or
-enters next: tracers do not say in which order probes of one place run. If there is no such call, it is one itself.
+`ts` are milliseconds. A line without `phase` and `name` adds to the call that its thread is in, has just left, or
+enters next: the order in which tracers run probes of one place is unknown. If there is no such call, the line is one.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ DETAILS = {  # what a line without a name says more of, by its type and its op o
 
 @dataclass(slots=True)
 class TracedCall:
-    """A call: times in ns, `took` is None if that is not known. `line` has what else is known of it."""
+    """A call: times in ns; `took` is None if it isn't known. `line` has the rest of what lines say about it."""
 
     name: str
     start: int
     took: int | None
     line: Line = field(default_factory=dict)
-    begun: bool = True  # whether its begin was seen
-    told: bool = False  # whether a line said more of it
-    inside: TracedCall | None = None  # the call that it is part of
-    hangs: bool = False  # whether it is the last that its thread began, and no end came
+    begun: bool = True  # its begin was seen
+    told: bool = False  # a line added to it
+    inside: TracedCall | None = None  # the call that contains it
+    hangs: bool = False  # the last call of its thread, without an end
 
     def tell(self, line: Line) -> None:
-        """Takes in what another line says of it."""
+        """Add the details of another line."""
         self.line = line | self.line | {key: line[key] for key in ("grid", "block", "size") if key in line}
         self.told = True
 
 
 class Phases:
-    """The calls of threads. `add` returns those of which nothing more can be said, and `finish` the rest."""
+    """The calls of threads. `add` yields calls that are complete, and `finish` the rest."""
 
     def __init__(self) -> None:
         self._open: dict[Any, list[TracedCall]] = defaultdict(list)  # by thread, the innermost last
-        self._last: dict[Any, TracedCall] = {}  # that has ended
-        self._newest: dict[Any, TracedCall] = {}  # that has begun, while nothing else came
-        self._early: dict[Any, TracedCall] = {}  # of which no begin was seen yet, but a line that says more of it
+        self._last: dict[Any, TracedCall] = {}  # the last to end
+        self._newest: dict[Any, TracedCall] = {}  # just begun, with nothing after it
+        self._early: dict[Any, TracedCall] = {}  # its begin wasn't seen yet, but a line with details was
 
     def add(self, line: Line, at: int) -> Iterator[TracedCall]:
-        """A line, and its time in ns."""
+        """Take in a line and its time in ns; yield complete calls."""
         thread, phase = line.get("tid"), line.get("phase")
         thread = thread if isinstance(thread, int | str) else None
         name = str(line.get("name") or "").rpartition(":")[2]
@@ -71,7 +71,7 @@ class Phases:
     def _begin(self, thread: Any, call: TracedCall) -> Iterator[TracedCall]:
         last, early = self._last.pop(thread, None), self._early.pop(thread, None)
         if last and not last.begun and last.name == call.name and call.start <= last.start + (last.took or 0):
-            last.begun = True  # the lines of two processors may come in another order
+            last.begun = True  # lines of two processors may come in another order
             yield last
             return
         if last:
@@ -95,7 +95,7 @@ class Phases:
             self._last[thread] = TracedCall(name, at - (took or 0), took or 1, line, begun=False)
             return
         call = inside[place]
-        yield from inside[place + 1 :]  # that ended unseen
+        yield from inside[place + 1 :]  # their ends were lost
         del inside[place:]
         call.took = max(1, at - call.start if took is None else took)
         call.line = call.line | {"result": line["retval"]} if "retval" in line else call.line
@@ -120,7 +120,7 @@ class Phases:
         self._early[thread] = TracedCall(name, at - (took or 0), took, line, told=True)
 
     def finish(self) -> Iterator[TracedCall]:
-        """What did not end, and what was kept."""
+        """Yield calls without an end, and other waiting ones."""
         yield from self._last.values()
         yield from self._early.values()
         for call in self._newest.values():
@@ -130,7 +130,7 @@ class Phases:
 
 
 def duration(line: Line) -> int | None:
-    """ns that a line says a call took."""
+    """Return the duration of a call in ns, if the line has one."""
     for key, unit in (("duration_us", US), ("duration_ms", MS)):
         if (ns := to_ns(line.get(key), unit)) is not None and ns >= 0:
             return max(1, ns)
@@ -138,6 +138,6 @@ def duration(line: Line) -> int | None:
 
 
 def to_ns(value: Any, unit: int) -> int | None:
-    """A time of a line in ns, if it is one: a number of `unit` ns within 70 years."""
+    """Convert a time to ns, or return None unless it's a number of `unit` ns within 70 years."""
     number = isinstance(value, int | float) and abs(value) < LIMIT / unit and not isinstance(value, bool)
     return round(value * unit) if number else None

@@ -1,4 +1,4 @@
-"""What Neutrino left: its trace folders, results and `.dmat` files, of both generations, as records of a trace.
+"""Read Neutrino's trace folders, results and `.dmat` files, of both generations, as records of a trace.
 
 Nothing in a folder is executed, neither the generated reader nor a pickle, and no link in it is followed.
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 PICKLE = "a pickle runs code when it is read, so it is not: take the .bin that it was made of"
-PICKLED = b"\x80\x04", b"\x80\x05"  # what pickles begin with
-MARKS = "event.log", "result", "probe.toml"  # a trace folder has one of these at least
+PICKLED = b"\x80\x04", b"\x80\x05"  # first bytes of pickles
+MARKS = "event.log", "result", "probe.toml"  # a trace folder has at least one of these
 
 
 def find_trace(path: Path) -> Iterator[Record] | None:
@@ -58,14 +58,14 @@ def _read_dmat(path: Path) -> Iterator[Record]:
 
 
 def side_folder(path: Path) -> Path | None:
-    """Return where the results of a trace folder are, or None for a file."""
+    """Return the folder with the results of a trace folder, or None for a file."""
     if not path.is_dir():
         return None
     return path / "result" if (path / "result").exists() else path
 
 
 def unpack(file: IO[bytes], stored: StoredBuffer) -> npt.NDArray[np.uint8]:
-    """Make a buffer of a section of a result. Raises MalformedError, TruncatedError, MissingError."""
+    """Make a buffer from a section of a result. Raises MalformedError, TruncatedError, MissingError."""
     from gpt.compat.neutrino.traces.results import unpack_buffer
 
     return unpack_buffer(file, stored)

@@ -1,10 +1,10 @@
-"""A `.dmat`: how often each page was accessed at each clock, as the records of a trace with one launch.
+"""Read a `.dmat`, which counts accesses by page and clock, as the records of a trace with one launch.
 
     u64  pages, clocks
     u64  the pages
     then for each clock: u64 clock, u64 n, n times u64 page, u32 accesses
 
-A page is an address, its lowest bits zero; early files of gpt-neutrino have the number of the page among the pages.
+A page is an address whose lowest bits are zero; in early files of gpt-neutrino it's an index into the list of pages.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FIELDS = [
     {"name": "clock", "type": "u64", "offset": 8},
     {"name": "count", "type": "u32", "offset": 16},
 ]
-MOST = 1 << 30  # bytes of a file: four times as many are needed for it
+MOST = 1 << 30  # bytes of a file: reading it takes four times as many
 
 Record = dict[str, Any]
 
 
 def read_dmat(path: Path) -> Iterator[Record]:
-    """The records. Raises TruncatedError after those of the clocks that are there, MalformedError, OSError."""
+    """Yield the records. Raises TruncatedError after the complete clocks, MalformedError, OSError."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size > MOST:
@@ -63,7 +63,7 @@ def read_dmat(path: Path) -> Iterator[Record]:
 
 
 def _parse(data: bytes) -> tuple[npt.NDArray[np.void], str | None]:
-    """The entries of all clocks that are whole, and what is missing."""
+    """Return the entries of all complete clocks, and an error if the file is truncated."""
     if len(data) < HEAD.size:
         raise TruncatedError(f"{len(data)} bytes of a header of {HEAD.size}")
     pages, clocks = HEAD.unpack_from(data)

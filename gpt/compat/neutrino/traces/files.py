@@ -1,8 +1,8 @@
-"""The files of a trace folder, each looked at when it is asked for.
+"""The files of a trace folder, each read on demand.
 
-A result may have been named on another machine: only its name counts, and it is looked for in the folder. Files and
-folders that are links are not opened. What is missing or makes no sense is as if it were not there, but of results, of
-which the reason is kept.
+A result may have been named on another machine, so only its file name counts, and it's looked up in this folder. Files
+and folders that are links are not opened. Missing or malformed files are ignored, except results, for which the reason
+is kept.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gpt.compat.neutrino.traces.log import Log, read_log
 from gpt.compat.neutrino.traces.results import Result, parse_result
 from gpt.formats.paths import open_regular, read_at_most
 
-SMALL, MOST_REPORT = 1 << 16, 4 << 20  # bytes of a kernel.info, and of a process.log
+SMALL, MOST_REPORT = 1 << 16, 4 << 20  # bytes of a kernel.info, of a process.log
 MOST_PROBES = 64
 REGISTERS = re.compile(rb"Used (\d{1,6}) registers")
 
 
 class KernelInfo(NamedTuple):
-    """A `kernel.info`: the name, and of each probe that saves the level (0 thread, 1 warp, 2 block) and the bytes."""
+    """A `kernel.info`: the name, and for each probe that saves its level (0 thread, 1 warp, 2 block) and bytes."""
 
     name: str
     probes: list[tuple[int, int]]
 
 
 class FolderFiles:
-    """A trace folder; with `only`, one of its results."""
+    """A trace folder, or with `only`, one of its results."""
 
     def __init__(self, path: Path, only: str | None) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class FolderFiles:
 
     @cached_property
     def log(self) -> Log:
-        """What the log says; nothing if there is none."""
+        """The contents of the log; empty without one."""
         try:
             with open_regular(self.path / "event.log", follow=False) as file:
                 return read_log(file)
@@ -54,7 +54,7 @@ class FolderFiles:
         return self.path if self._only and not folder.exists() else self._inside("result")
 
     def list_results(self) -> list[str]:
-        """Their names, oldest first."""
+        """Return the names of the results, oldest first."""
         if self._only:
             return [self._only]
         try:
@@ -64,7 +64,7 @@ class FolderFiles:
         return sorted(names, key=lambda name: (len(name.partition(".")[0]), name))
 
     def read_head(self, name: str) -> Result | str:
-        """The header of a result, or why there is none."""
+        """Return the header of a result, or the reason if it can't be read."""
         try:
             with open_regular(self.results / name, follow=False) as file:
                 return parse_result(file)
@@ -74,7 +74,7 @@ class FolderFiles:
             return f"{name}: {error.strerror}"
 
     def read_info(self, function: str) -> KernelInfo | None:
-        """The `kernel.info` of a function; of one that is not known, that of the only kernel."""
+        """Return the `kernel.info` of a function; for an unknown function, the only kernel's."""
         name = self.log.folders.get(function) or (None if function else self._only_kernel)
         if name is None:
             return None
@@ -100,7 +100,7 @@ class FolderFiles:
         return KernelInfo(lines[0], probes)
 
     def find_registers(self, function: str) -> dict[str, int]:
-        """Registers of a thread without and with probes, which ptxas reported in this order."""
+        """Return the registers per thread without and with probes; ptxas reported them in this order."""
         try:
             found = REGISTERS.findall(self._read(self.log.folders.get(function, ""), "process.log", MOST_REPORT))
         except (OSError, MissingError):
@@ -113,7 +113,7 @@ class FolderFiles:
             return read_at_most(file, most)
 
     def _inside(self, name: str) -> Path:
-        """A folder in it."""
+        """Return the path of a folder inside. Raises MissingError if it's something else."""
         path = self.path / name
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise MissingError("not a folder", str(path))

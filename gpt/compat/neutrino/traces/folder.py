@@ -1,13 +1,13 @@
-"""A trace folder as the records of a trace: a segment, with a `probed` for each launch that has a result.
+"""Read a trace folder as the records of a trace: a segment, with a `probed` for each launch that has a result.
 
-event.log       what happened: names of kernels, launches and their results, what these took
-probe.toml      what the records of results are (maps.py)
-result/*.bin    what probes saved (results.py)
+event.log       events: names of kernels, launches with their results and times
+probe.toml      the layout of records in results (maps.py)
+result/*.bin    the data that probes saved (results.py)
 kernel/*/       kernel.info: the name of a kernel, its probes; process.log: its registers
 tensor.trace    names of tensors
 
-Any of these may be missing but, if there are launches, the probe file; then there is less to say. Buffers refer to
-their results, which are looked at when they are asked for.
+Any of these may be missing, which leaves gaps; only the probe file is required if there are launches. Buffers refer
+to their results, which are read on demand.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Record = dict[str, Any]
 
 TOOL = CODEC = "neutrino"
 UNKNOWN = "unknown kernel"
-CODE = 1 << 32  # what ids of records about code begin at
+CODE = 1 << 32  # first id of records about code
 PAIR = struct.Struct("<QI4x")
 WHAT = {"Memcpy": ("memcpy", ""), "Memset": ("memset", "set"), "Free": ("memory", "free"), "Alloc": ("memory", "alloc")}
 SECONDS = re.compile(r"(\d{1,10})\.(\d{6})(?:\.bin)", re.ASCII)
 
 
 class _Located(NamedTuple):
-    """The shape of a launch, and by the number of each map where its records are, or why they are nowhere."""
+    """The shape of a launch, and by map index the place of its records, or why they are lost."""
 
     launch: LoggedLaunch
     grid: tuple[int, ...]
@@ -48,7 +48,7 @@ class _Located(NamedTuple):
 
 
 def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
-    """The records of a trace folder, or of one of its results. Raises MissingError, MalformedError, OSError."""
+    """Yield the records of a trace folder, or of one of its results. Raises MissingError, MalformedError, OSError."""
     files = FolderFiles(folder, only)
     launches = _find_launches(files, only)
     if not (launches or files.log.launches or files.log.unprobed or files.log.calls):
@@ -57,7 +57,7 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
     starts = [one.start - _since(one.result) for one in launches if one.start]
     first = min((one.start for one in launches if one.start), default=0)
     zero = min(first, max(0, *starts)) if starts else folder.stat().st_mtime_ns  # a result is named after its end
-    base = _since(only)  # of several results given alone each is another process
+    base = _since(only)  # several single results are separate processes
     yield records.make("header", version="1.0", tool=TOOL, argv=files.log.argv, host="", pid=files.log.pid,
                        realtime=zero, monotonic=base, via=[])  # fmt: skip
     located = [_locate(files, launch, maps) for launch in launches]
@@ -74,14 +74,14 @@ def read_folder(folder: Path, only: str | None = None) -> Iterator[Record]:
 
 
 def _find_launches(files: FolderFiles, only: str | None) -> list[LoggedLaunch]:
-    """Those of the log, and then those of results that it does not name."""
+    """Return the launches in the log, then launches for results that the log doesn't name."""
     logged = [one for one in files.log.launches if one.start and only in (None, one.result)]
     known = {one.result for one in logged}
     return logged + [LoggedLaunch("", 0, result=name) for name in files.list_results() if name not in known]
 
 
 def _since(result: str | None) -> int:
-    """ns from the beginning of the process to a result, as its name says."""
+    """Return the ns from the beginning of the process to a result, taken from its name."""
     match = SECONDS.fullmatch(result or "")
     return int(match[1]) * 10**9 + int(match[2]) * 1000 if match else 0
 
@@ -108,7 +108,7 @@ def _locate(files: FolderFiles, launch: LoggedLaunch, maps: list[FolderMap]) -> 
 
 
 class _Functions:
-    """The functions of a process, by pointer or name, and their numbers."""
+    """The functions of a process, by pointer or name, and their ids."""
 
     def __init__(self, files: FolderFiles) -> None:
         self._files = files
@@ -117,22 +117,22 @@ class _Functions:
         self._kernels: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def number(self, function: str) -> int:
-        """Of one that was said."""
+        """Return the id of a function whose records were yielded."""
         return self._numbers[self._pointers.get(function, function)]
 
     def kernel(self, function: str, maps: tuple[int, ...]) -> tuple[int, bool]:
-        """The number of a kernel with these maps, and whether it is new."""
+        """Return the id of a kernel with these maps, and whether it is new."""
         key = self.number(function), maps
         new = key not in self._kernels
         return self._kernels.setdefault(key, len(self._kernels) + 1), new
 
     def name(self, function: str) -> str:
-        """Its name, as far as it is known."""
+        """Return the name of a function, if it's known."""
         info = self._files.read_info(function)
         return self._files.log.names.get(function) or (info.name if info else function or UNKNOWN)
 
     def say(self, function: str) -> Iterator[Record]:
-        """The records of one, if they were not yielded yet."""
+        """Yield the records of a function, unless they were yielded before."""
         function = self._pointers.get(function, function)
         if function not in self._numbers:
             number = self._numbers[function] = len(self._numbers) + 1
@@ -170,7 +170,7 @@ def _say_launch(id_: int, one: _Located, maps: list[FolderMap], functions: _Func
 
 
 def _say_rest(log: Log, functions: _Functions) -> Iterator[Record]:
-    """What is only counted: launches without probes, what buffers would need, launches, calls."""
+    """Yield records of counts: launches without probes, sizes of buffers, launches, calls."""
     launched = Counter[int](functions.number(one.function) for one in log.launches if one.start)
     for (function, reason), count in log.unprobed.items():
         yield from functions.say(function)

@@ -1,7 +1,7 @@
-"""`event.log`: which kernels a program launched with probes, and what came of it.
+"""Parse `event.log`: the kernels that a program launched with probes, and their results.
 
-A log belongs to whoever wrote the folder, and lines of threads may be mixed. So a line counts for the launch before
-it, and one that has no known form is passed over.
+The log is untrusted, and lines of several threads may be mixed. So each line is taken to describe the launch before
+it, and lines of unknown form are skipped.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
-MOST_LINE = 1 << 16  # bytes of one
-MOST = 1 << 62  # of a number
+MOST_LINE = 1 << 16  # bytes
+MOST = 1 << 62  # largest number
 FAILED = "Neutrino could not probe it"
 
 
 @dataclass
 class LoggedLaunch:
-    """A launch with probes. `result` is the name of its file; times are in ns."""
+    """A probed launch. `result` is the name of its file; times are in ns."""
 
     function: str
     start: int
@@ -34,7 +34,7 @@ class LoggedLaunch:
 
 
 class Log:
-    """What a log says. `names` are of kernels and `folders` those below kernel/, by the pointer of the function."""
+    """The contents of a log. `names` of kernels and `folders` below kernel/ are by the pointer of the function."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -51,7 +51,7 @@ class Log:
         return self.launches[-1] if self.launches else LoggedLaunch("", 0)
 
     def add(self, line: str) -> None:
-        """Takes a line in."""
+        """Take in a line."""
         for rule, take in _RULES.get(line.partition(" ")[0], ()):
             if match := rule.fullmatch(line):
                 take(self, match)
@@ -80,7 +80,7 @@ class Log:
     def _needs(self, match: re.Match[str]) -> None:
         if self.launches and self._last.needs is None:
             self._last.needs = _whole(match["size"])
-        else:  # of a run that only adds up
+        else:  # in a run that only adds up (--memusage)
             self.launches.append(LoggedLaunch(self._function, 0, needs=_whole(match["size"])))
 
     def _save(self, match: re.Match[str]) -> None:
@@ -144,7 +144,7 @@ _RULES = {tag: [(re.compile(form, re.ASCII), take) for form, take in forms] for 
 
 
 def read_log(file: IO[bytes]) -> Log:
-    """Reads a log to its end, wherever it is cut."""
+    """Read a log to its end, even if it's truncated."""
     log = Log()
     for line in iter_lines(file):
         log.add(line)
@@ -152,7 +152,7 @@ def read_log(file: IO[bytes]) -> Log:
 
 
 def iter_lines(file: IO[bytes]) -> Iterator[str]:
-    """The lines of a file that are not too long."""
+    """Yield the lines of a file that aren't too long."""
     whole = True
     for line in _iter_parts(file):
         ended = line.endswith(b"\n")

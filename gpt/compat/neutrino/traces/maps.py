@@ -1,4 +1,4 @@
-"""The maps of a folder: what its probe file declares, under the names that the built-in probes have for the same.
+"""The maps of a folder, from its probe file, with the fields named as in the corresponding built-in probes.
 
 Records in a result have their fields one after the other, without padding.
 """
@@ -31,7 +31,7 @@ TOOLS: dict[
 
 
 class FolderMap(NamedTuple):
-    """A map: its `capacity` is None if each result has its own; a record has `bytes`."""
+    """A map: `capacity` is None if each result has its own; a record has `bytes`."""
 
     name: str
     level: str
@@ -40,7 +40,7 @@ class FolderMap(NamedTuple):
     fields: list[tuple[str, str]]
 
     def make(self, id_: int, capacity: int) -> dict[str, Any]:
-        """Its record, with room for so many."""
+        """Return a `map` record; `capacity` is the room of a log."""
         places, at = [], 0
         for name, type_ in self.fields:
             places.append({"name": name, "type": type_, "offset": at})
@@ -51,7 +51,7 @@ class FolderMap(NamedTuple):
 
 
 def read_maps(folder: Path) -> list[FolderMap]:
-    """The maps of the probe file in a folder, in the order of its text. Raises MissingError, MalformedError."""
+    """Return the maps of a folder's probe file, in the order of its text. Raises MissingError, MalformedError."""
     for name in PROBES:
         path = folder / name
         if not path.exists():
@@ -91,7 +91,7 @@ def _make_map(maps: Sequence[Map], callback: str | None, map_: Map) -> FolderMap
 
 
 def _type(type_: str) -> str:
-    """A type of PTX as that of a field."""
+    """Convert a type of PTX to the type of a field."""
     found = {"b": "u", "s": "i"}.get(type_[0], type_[0]) + type_[1:]
     if found not in TYPES:
         raise GptError(f"a field of type '{type_}'")
@@ -99,7 +99,7 @@ def _type(type_: str) -> str:
 
 
 def choose(maps: Sequence[FolderMap], sections: int, info: Sequence[tuple[int, int]]) -> list[int]:
-    """Which maps the sections of a result are of: all, or those with the levels and bytes of its `kernel.info`.
+    """Return which maps the sections of a result belong to: all, or the maps that fit its `kernel.info`.
 
     Raises MalformedError if that is not clear.
     """

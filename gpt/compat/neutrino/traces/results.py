@@ -1,17 +1,17 @@
-"""`result/SECONDS.bin`: what the probes of a launch saved, in the layouts of both generations of Neutrino.
+"""Read `result/SECONDS.bin`: the data that the probes of a launch saved, in the layouts of both Neutrino generations.
 
     u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
-    first generation, of each section:   u64 size, u64 offset
-    second generation, of each section:  u32 size, u32 threads of a unit (1 or 32), u64 offset
+    first generation, for each section:   u64 size, u64 offset
+    second generation, for each section:  u32 size, u32 threads of a unit (1 or 32), u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
-`size` are the bytes of a unit, a thread or a warp; early versions have there the bytes of the whole section. Nothing
-says which layout a file has, so the one is meant whose records fill the section. If a block ends with a part of a warp,
-the records of all whole warps come first, as readers of Neutrino count `blockSize // 32` of them; those of the last
-warps follow, or are not there.
+`size` is the bytes of a unit (a thread or a warp); early versions store the bytes of the whole section there. The file
+doesn't say which layout it has, so we choose the layout whose records fill the section. If a block ends with part of a
+warp, the records of all whole warps come first, because readers of Neutrino count `blockSize // 32` of them; records of
+the last warps follow, or are missing.
 
-There are no counts: a record that was not saved is zero, or all ones in the second generation. So one that was saved
-with such a value seems not to be there.
+There are no counts: a record that was not saved is zero, or all ones in the second generation. So a saved record with
+such a value can't be seen.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gpt.trace.inputs import StoredBuffer
 HEADER, SECTION, SECOND = struct.Struct("<8I"), struct.Struct("<2Q"), struct.Struct("<2IQ")
 COUNT, WARP = 8, 32
 MOST_SECTIONS = 64
-CHUNK = 32 << 20  # bytes of records that are looked at together
+CHUNK = 32 << 20  # bytes of records per read
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Result(NamedTuple):
-    """The header of a file: `sections` are its (size, offset), `size` its bytes."""
+    """The header of a file: `sections` are pairs (size, offset), `size` is the size of the file."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -46,17 +46,17 @@ class Result(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many the grid has."""
+        """Number of blocks in the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
     def threads(self) -> int:
-        """How many a block has."""
+        """Number of threads in a block."""
         return self.block[0] * self.block[1] * self.block[2]
 
 
 class SectionLayout(NamedTuple):
-    """Where the records of a map are: `units` of them, of `unit` bytes each, from `offset` on."""
+    """The place of a map's records: `units` units of `unit` bytes each, from `offset` on."""
 
     offset: int
     units: int
@@ -64,7 +64,7 @@ class SectionLayout(NamedTuple):
 
 
 def parse_result(file: IO[bytes]) -> Result:
-    """The header. Raises TruncatedError, MalformedError."""
+    """Parse the header. Raises TruncatedError, MalformedError."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(HEADER.size)
     if len(head) < HEADER.size:
@@ -80,10 +80,9 @@ def parse_result(file: IO[bytes]) -> Result:
 
 
 def find_place(result: Result, number: int, level: str, record: int, capacity: int | None) -> SectionLayout:
-    """Where the records of section `number` are, which is of a map with such records; `capacity` is None if each
-    result has its own.
+    """Return the place of the records in section `number`, given the map's level, bytes per record and capacity.
 
-    Raises TruncatedError, MalformedError if no layout fits.
+    `capacity` is None if each result has its own. Raises TruncatedError, or MalformedError if no layout fits.
     """
     size, offset = result.sections[number]
     ends = [start for _, start in result.sections if start > offset]
@@ -111,7 +110,7 @@ def find_place(result: Result, number: int, level: str, record: int, capacity: i
 
 
 def unpack_buffer(file: IO[bytes], stored: StoredBuffer) -> Bytes:
-    """Make the buffer that gpt-hook would have written of what a record refers to.
+    """Make the buffer that gpt-hook would have written, from the section that a record refers to.
 
     Raises MalformedError if the sizes in the record don't fit, MissingError without enough memory, TruncatedError if
     the file is cut.
@@ -132,10 +131,10 @@ def unpack_buffer(file: IO[bytes], stored: StoredBuffer) -> Bytes:
 def unpack_section(
     file: IO[bytes], place: SectionLayout, record: int, blocks: int, units: int, whole: int, capacity: int | None
 ) -> Bytes:
-    """The buffer that gpt-hook would have written of a section: with counts, the units in order; None for a log.
+    """Make the buffer that gpt-hook would have written from a section: with counts, and units in order.
 
-    A block has so many `units`, and `whole` ones before a part of a warp. Raises MissingError if there is not enough
-    memory, TruncatedError if the file is cut.
+    `capacity` is None for a log. A block has `units` units, `whole` of them before a partial warp. Raises MissingError
+    without enough memory, TruncatedError if the file is truncated.
     """
     if place.offset + place.units * place.unit > os.fstat(file.fileno()).st_size:
         raise TruncatedError(f"cut before {place.offset + place.units * place.unit} bytes")
@@ -175,7 +174,7 @@ def _allocate(size: int) -> Bytes:
 
 
 def _iter_data(file: int, place: SectionLayout, step: int) -> Iterator[tuple[int, Bytes]]:
-    """Bytes of a section in pieces of `step`, with the number of the first; what is a hole of the file is left out."""
+    """Yield the bytes of a section in multiples of `step`, with the index of the first step; holes are skipped."""
     begin, end = place.offset, place.offset + place.units * place.unit
     most = max(1, CHUNK // step) * step
     at = begin
@@ -183,7 +182,7 @@ def _iter_data(file: int, place: SectionLayout, step: int) -> Iterator[tuple[int
         try:
             data = os.lseek(file, at, os.SEEK_DATA)
             hole = min(os.lseek(file, data, os.SEEK_HOLE), end)
-        except OSError:  # there is only a hole
+        except OSError:  # only a hole is left
             return
         at = max(at, begin + (data - begin) // step * step)
         last = begin + -(-(hole - begin) // step) * step
@@ -197,7 +196,7 @@ def _iter_data(file: int, place: SectionLayout, step: int) -> Iterator[tuple[int
 
 
 def _saved(rows: Bytes) -> npt.NDArray[np.bool_]:
-    """Which records have anything in them."""
+    """Tell which records aren't empty."""
     size = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == 0)
     words: Any = rows.view(f"<u{size}")
     any_, all_ = words[:, 0].copy(), words[:, 0].copy()
@@ -209,7 +208,7 @@ def _saved(rows: Bytes) -> npt.NDArray[np.bool_]:
 
 
 def _reorder(units: npt.NDArray[np.int64], blocks: int, count: int, whole: int) -> npt.NDArray[np.int64]:
-    """Where the units of a file are in a buffer."""
+    """Convert indices of units in a file to indices in a buffer."""
     if whole == count:
         return units
     rest, late = count - whole, units - blocks * whole

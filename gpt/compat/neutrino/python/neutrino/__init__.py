@@ -1,4 +1,4 @@
-"""What programs and analyses import from Neutrino, for those that gpt-neutrino runs."""
+"""The names that programs and analyses import from Neutrino, for runs by gpt-neutrino."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class TraceHeader(NamedTuple):
-    """How a `.bin` begins: the launch, and how many sections follow."""
+    """The header of a `.bin`: the launch, and the number of sections."""
 
     gridDimX: int
     gridDimY: int
@@ -32,16 +32,16 @@ class _Second(NamedTuple):
 
 
 class TraceSection:
-    """Where the records of a probe are: bytes of those of a thread or warp, offset of the first.
+    """The place of a probe's records: bytes per thread or warp, offset of the first.
 
-    Between them stand the threads of that unit in files of the second generation, whose readers give three values.
+    In files of the second generation, the number of threads per unit comes between them, so readers pass three values.
     """
 
     def __new__(cls, *values: int) -> Any:
-        """Return a tuple of two or of three, as a reader of either generation wants it."""
+        """Return a tuple of two or three, depending on the generation of the reader."""
         return _Second(*values) if len(values) > 2 else _First(*values)
 
 
 def Map(**options: Any) -> Any:
-    """Marks a class as a map of a probe file, which gpt-ptx-probe compiles: here it stays what it is."""
+    """Mark a class as a map of a probe file, which gpt-ptx-probe compiles; here it stays unchanged."""
     return lambda found: found

@@ -1,6 +1,6 @@
 """`from neutrino import probe`: marks a function as a probe.
 
-A probe file is compiled, never executed (gpt-probe(5)); whoever imports one gets its functions as they are.
+A probe file is compiled, never executed (gpt-probe(5)); if it's imported anyway, its functions stay unchanged.
 """
 
 from __future__ import annotations

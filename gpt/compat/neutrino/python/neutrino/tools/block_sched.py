@@ -60,7 +60,7 @@ for warps in records:
         end = max(warp.begin + warp.elapsed for warp in warps)
         blocks[warps[0].smid].append((min(warp.begin for warp in warps), end))
 
-# A block follows the one that ended first, or runs beside all that have not ended yet.
+# A block follows the first block to end, or runs beside all unfinished ones.
 running = scheduling = places = 0
 for spans in blocks.values():
     ends = []

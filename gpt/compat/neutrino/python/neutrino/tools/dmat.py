@@ -2,11 +2,11 @@
 
     dmat.py RESULT.bin|FILE.dmat
 
-Of a `.bin` of the tool dmat it leaves a `.dmat` beside it: u64 pages, u64 clocks, the pages (u64 each), then for each
+From a `.bin` of the tool dmat it makes a `.dmat` beside it: u64 pages, u64 clocks, the pages (u64 each), then for each
 clock u64 clock, u64 n, n times u64 page, u32 count. A page is its address.
 
-Each SM has a clock of its own; those in a result of the tool count from the first access of their SM. `event.log` says
-what share of the accesses was kept, and the picture repeats it.
+Each SM has a clock of its own; clocks in a result of the tool count from the first access of their SM. `event.log` has
+the share of the accesses that was kept, and the picture repeats it.
 """
 
 import re

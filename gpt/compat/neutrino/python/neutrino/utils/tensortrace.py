@@ -25,15 +25,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _take_modules() -> dict[str, ModuleType]:
-    """Those of a package gpt: they are not loaded then."""
+    """Unload the modules of a package gpt, and return them."""
     names = [name for name in sys.modules if name == "gpt" or name.startswith("gpt.")]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _find_tensors() -> ModuleType:
-    """gpt.tensors: of an installation that this Python has, or else of the one that this file is of.
+    """Import gpt.tensors from this Python's installation, or else from the installation that this file belongs to.
 
-    A program may have a `gpt` of its own, loaded or not: that stays the one which it imports.
+    A program may have a `gpt` of its own, loaded or not: it still imports that one.
     """
     found = getattr(sys.modules.get("gpt"), "__path__", None)
     if "gpt" not in sys.modules:
