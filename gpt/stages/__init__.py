@@ -1,1 +1,2 @@
-"""One file per executable: it reads options and connects the libraries to the stream. None imports another."""
+"""One file per executable. It parses the options and connects libraries to the stream; stages never import each other.
+"""
