@@ -1,7 +1,7 @@
 """Find ptxas, and choose one for a module if there are several.
 
 The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc and
-Triton's copy; the first one that answers `--version` is the default. If it doesn't support a module's PTX version or
+Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
 target, the newest of the others that does takes its place. With `--ptxas` there are no others.
 """
 

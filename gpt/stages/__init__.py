@@ -1,2 +1,1 @@
-"""One file per executable. It parses the options and connects libraries to the stream; stages never import each other.
-"""
+"""One file per executable: it parses options and connects libraries to the stream. Stages never import each other."""
