@@ -36,7 +36,7 @@ class ModuleVariable:
     size: int
     align: int
     external: bool
-    element: int = 0  # as Place has it
+    element: int = 0  # see CVariable
     initial: bytes = b""
     pointers: list[AddressValue] = field(default_factory=list)
 
