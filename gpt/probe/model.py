@@ -151,7 +151,7 @@ class Probe:
 
     @property
     def snippets(self) -> list[tuple[str, Snippet]]:
-        """The snippets `before` and `after`, as far as the probe has them."""
+        """The probe's snippets, with `before` or `after`."""
         return [(when, s) for when, s in (("before", self.before), ("after", self.after)) if s]
 
 

@@ -31,7 +31,8 @@ _RESULT = {
     *("bar.cta.red", "barrier.cta.red", "clusterlaunchcontrol.query_cancel"),
 }
 # Asynchronous operations with a result in registers, and the instruction that waits for it. Others write memory:
-# cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st, clusterlaunchcontrol.try_cancel.
+# cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st,
+# clusterlaunchcontrol.try_cancel.
 _PENDING = {"wgmma.mma_async": "wgmma.wait_group", "tcgen05.ld": "tcgen05.wait::ld"}
 _FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # whose registers hold several elements
 PARTS = (".x", ".y", ".z", ".w")

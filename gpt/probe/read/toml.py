@@ -110,7 +110,7 @@ class _TomlReader:
         return callback
 
     def is_second(self) -> bool:
-        """Return whether the file is of the second generation. Raises MalformedError for keys that neither has."""
+        """Return whether the file has the second generation's format. Raises MalformedError for unknown keys."""
         tables = self.tables
         second = any(_holds_tables(tables.get(name)) for name in ("probe", "map"))
         for key, value in tables.items():
