@@ -192,7 +192,7 @@ class Module:
         return self.cut(function.body + 1, function.end - 1) if function.body else []
 
     def cut(self, start: int, end: int) -> list[Statement]:
-        """Yield the statements between two offsets."""
+        """Return the statements between two offsets."""
         result: list[Statement] = []
         heads: dict[str, str] = {}
         add, known, make = result.append, heads.get, tuple.__new__
