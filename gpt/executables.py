@@ -1,11 +1,12 @@
-"""Where executables begin, after gpt_start.py: `gpt.executables:NAME` is that of gpt/stages/NAME.py.
+"""Entry points of the executables, called by gpt_start.py: `gpt.executables:NAME` runs gpt/stages/NAME.py.
 
-Python makes an exception of an interrupt, and most of a short run is imports, which nothing guards. So the first thing
-that an executable does is to let an interrupt end it at once and silently, as it ends a program in C; from `cli.run` on
-it is caught. `_signal` is built in, while `signal` takes imports of its own.
+Python turns Ctrl-C into an exception. A short run spends most of its time in imports, where nothing catches it, and the
+user would see a traceback. So the first thing an executable does is to restore the default action, which ends it
+silently like a program in C; `cli.run` catches the exception from then on. `_signal` is built in, whereas `signal` has
+imports of its own.
 
-Most of a short run is imports, so what few runs need is imported where it is needed, and typer only where a command
-line is not plain (options.py). tests/test_options.py lists what a start may not import.
+For the same reason, code that few runs need is imported where it's needed, and typer only for command lines that
+options.py can't parse. tests/test_options.py lists modules that must not be imported at start.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 
-if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not if it is to be ignored, as by nohup
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not if a parent ignores it
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
 def __getattr__(name: str) -> Callable[[], int]:
-    """The entry point of a stage."""
+    """Return the entry point of a stage."""
     from importlib import import_module
 
     if name.startswith("_"):

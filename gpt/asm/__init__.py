@@ -1,5 +1,6 @@
-"""PTX to code: back ends that make it, and the cache before them.
+"""Compile PTX to machine code, with a cache in front of the back ends.
 
-`backend` says what one is and `backends` which there are: `ptxas` for GPUs, with `find`, which chooses among several,
-and `reports`, which reads what it says. `assembler` asks the cache first, `stream` makes records of what came out.
+`backend` defines the interface of a back end and `backends` lists them: `ptxas` for GPUs, `host` for the simulated
+device. `find` chooses among the installed ptxas, and `reports` parses their output. `assembler` looks into the cache
+before it calls a back end; `stream` turns the results into records.
 """

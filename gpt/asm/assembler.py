@@ -1,4 +1,4 @@
-"""PTX modules to code: looks into the cache, and has the target's back end make what is not in it."""
+"""Compile PTX modules: look into the cache first, and call the target's back end on a miss."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpt.asm.backends import BACKENDS
 from gpt.base.cache import Cache, key_of
 from gpt.base.errors import GptError
 
-FORMAT = b"4"  # of what is kept: a change makes all of it unknown
+FORMAT = b"4"  # version of the cached data: raising it invalidates all entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCode(AssembledModule):
-    """What was made of a module for one target; `kind` is the record that holds the image."""
+    """A module's code for one target; `kind` names the record that holds the image."""
 
     target: Target
     kind: str
@@ -31,21 +31,21 @@ class Assembler:
         self._backends = {family: BACKENDS[family](options) for family in {one.family for one in self._targets}}
 
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:
-        """Assembles a module, which messages call `name`.
+        """Assemble a module, called `name` in messages.
 
-        Raises MalformedError (Faults) if the back end refuses it, MissingError if its tool knows no such
-        version, and GptError if it is for another GPU, or the tool fails.
+        Raises MalformedError (Faults) if the back end rejects the module, MissingError if no tool supports its PTX
+        version or target, and GptError if the module is for another GPU or the tool fails.
         """
         done = self._find_or_make(text, name, target)
         kind = BACKENDS[target.family].kind
         return TargetCode(done.image, done.kernels, done.warnings, done.report, target=target, kind=kind)
 
     def targets(self, text: bytes) -> list[Target]:
-        """What to assemble a module for, each once."""
+        """Return the targets to assemble a module for, without duplicates."""
         return list(dict.fromkeys(self._backends[one.family].target_for(text, one) for one in self._targets))
 
     def stop(self) -> None:
-        """Ends what runs, and assembles nothing more."""
+        """End running jobs and start no more."""
         for backend in self._backends.values():
             backend.stop()
 

@@ -1,4 +1,4 @@
-"""What a back end is: it makes code of PTX for the targets of a family. backends.py lists them."""
+"""Define the interface of a back end, which compiles PTX for one family of targets. backends.py lists them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from gpt.base.errors import MalformedError
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for besides the targets; a back end passes on what its tool has an option for."""
+    """Options of the command line besides the targets; a back end ignores options that its tool doesn't have."""
 
     level: int | None = None
     registers: int | None = None
     relocatable: bool = False
     line_info: bool = False
-    tool: str | None = None  # a path, in place of the tool that would be found
-    timeout: float = 600  # seconds for a module
-    check: bool = False  # nothing is made
+    tool: str | None = None  # path of the tool; None searches for one
+    timeout: float = 600  # seconds per module
+    check: bool = False  # check the module only, without making code
 
 
 @dataclass(frozen=True)
 class AssembledModule:
-    """What became of a module: `image` is what is loaded.
+    """The result of assembling a module; `image` is the code to load.
 
-    `kernels` has for each kernel what it needs, under the names that the record `kernel` has for it; what is not
-    known is absent. `warnings` are (location, text). `report` is what the tool said, if it ran now.
+    `kernels` maps each kernel to the resources it needs, named like the fields of the record `kernel`; unknown values
+    are absent. `warnings` are (location, text). `report` is the tool's output; it's empty if the result comes from the
+    cache.
     """
 
     image: bytes
@@ -37,14 +38,14 @@ class AssembledModule:
     report: bytes = b""
 
     def pack(self, name: str) -> bytes:
-        """As it is kept. Of warnings the module's name is left out: other modules may have the same text."""
+        """Return the bytes for the cache. Warnings lose the module's name, as another module may have the same text."""
         warnings = [(where.removeprefix(name), where.startswith(name), fact) for where, fact in self.warnings]
         data: bytes = msgpack.packb([self.image, self.kernels, warnings], unicode_errors="surrogateescape")
         return data
 
     @classmethod
     def unpack(cls, data: bytes, name: str) -> AssembledModule | None:
-        """What was kept, for a module of this name; None if it is not what `pack` makes."""
+        """Restore a result from the cache for a module of this name; None if `pack` didn't write these bytes."""
         try:
             image, kernels, warnings = msgpack.unpackb(data, unicode_errors="surrogateescape")
             told = [(name + where if own else where, fact) for where, own, fact in warnings]
@@ -54,7 +55,7 @@ class AssembledModule:
 
 
 class Faults(MalformedError):
-    """Why a back end refuses a module: several faults, as (location, text)."""
+    """A back end rejects a module: `found` lists its errors as (location, text)."""
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         super().__init__(found[0][1], found[0][0])
@@ -62,18 +63,18 @@ class Faults(MalformedError):
 
 
 class Target(Protocol):
-    """What code is made for. Its text is what `--arch` and records call it; equal ones are the same target."""
+    """A target to compile for. `str` gives its name in `--arch` and in records; targets compare by value."""
 
     @property
     def family(self) -> str:
-        """Which back end makes its code: a key of BACKENDS."""
+        """The back end to use, as a key of BACKENDS."""
 
 
 T = TypeVar("T", bound=Target)
 
 
 class Backend(Protocol[T]):
-    """Makes code, from several threads at once."""
+    """A compiler from PTX to code; several threads may call it at once."""
 
     kind: ClassVar[str]  # of the record that holds an image
 
@@ -82,19 +83,19 @@ class Backend(Protocol[T]):
 
     @staticmethod
     def parse_target(word: str) -> T:
-        """The target that a word of `--arch` names. Raises UsageError if it is not one of this back end's."""
+        """Parse a word of `--arch`. Raises UsageError if it isn't a target of this back end."""
 
     def target_for(self, text: bytes, target: T) -> T:
-        """What a module is assembled for if `target` is asked for."""
+        """Return the target to use for a module when the user asks for `target`."""
 
     def key(self, text: bytes, target: T) -> list[bytes]:
-        """What decides, besides the text, what `make` makes of it. Raises GptError if it takes no such module."""
+        """Return everything besides the text that `make` depends on. Raises GptError if it can't take this module."""
 
     def make(self, text: bytes, name: str, target: T) -> AssembledModule:
-        """Makes code of a module, which messages call `name`.
+        """Compile a module, called `name` in messages.
 
-        Raises Faults if the text is refused, GptError if the tool fails.
+        Raises Faults if the tool rejects the text, GptError if the tool fails.
         """
 
     def stop(self) -> None:
-        """Ends what runs; nothing more is made."""
+        """End running jobs and start no more."""

@@ -1,4 +1,4 @@
-"""The back ends there are. A new one is a file or folder beside ptxas.py and a line here."""
+"""List the back ends. To add one, put a file or folder next to ptxas.py and add a line here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpt.asm.host.backend import Host
 from gpt.asm.ptxas import Ptxas
 from gpt.base.errors import UsageError
 
-BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas, "host": Host}  # by the family of their targets
+BACKENDS: dict[str, type[Backend[Any]]] = {"sm": Ptxas, "host": Host}  # by family of targets
 
 
 def parse_targets(text: str) -> list[Target]:
-    """The targets that `--arch` names, in its order, each once. Raises UsageError."""
+    """Parse `--arch` into targets, in order and without duplicates. Raises UsageError."""
     words = [word for word in text.split(",") if word]
     if not words:
         raise UsageError("--arch SM,... is required, for example --arch sm_90")

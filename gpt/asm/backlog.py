@@ -1,7 +1,7 @@
-"""Work of several threads whose results come out in the order in which it was handed in.
+"""Run jobs on several threads and return their results in the order of submission.
 
-Threads do, because all of the work is another process's. What waits is bounded: by the number of jobs, and by the
-bytes of the records between them.
+Threads are enough, because another process (the compiler) does all of the work. Two limits bound the queue: the number
+of jobs, and the bytes of the records in it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gpt.base import signals
 T = TypeVar("T")
 R = TypeVar("R")
 
-AHEAD = 4  # jobs that wait, for each thread
-WINDOW = 128 << 20  # bytes of what waits
+AHEAD = 4  # queued jobs per thread
+WINDOW = 128 << 20  # bytes of queued records
 
 
 class _Entry(NamedTuple, Generic[T, R]):
     futures: list[Future[T]]
-    done: SimpleQueue[Future[T]]  # those of them that are; a signal may interrupt waiting for one
+    done: SimpleQueue[Future[T]]  # finished futures; a queue, as a signal can interrupt waiting for it
     finish: Callable[[list[Future[T]]], Iterable[R]]
     size: int
 
 
 class Backlog(Generic[T, R]):
-    """Entries in order: each has a job or several, or none, and `finish` makes results of it once they are done."""
+    """A queue of entries. Each has any number of jobs; once all are done, `finish` turns them into results."""
 
     def __init__(self, threads: int, stop: Callable[[], None]) -> None:
-        """`stop` makes jobs that run end soon."""
+        """Start the threads. `stop` makes running jobs end soon."""
         self._pool = ThreadPoolExecutor(threads)
         self._most = AHEAD * threads
         self._stop = stop
@@ -50,7 +50,7 @@ class Backlog(Generic[T, R]):
     def add(
         self, jobs: Iterable[Callable[[], T]], finish: Callable[[list[Future[T]]], Iterable[R]], size: int
     ) -> Iterator[R]:
-        """Hands in an entry, whose input is `size` bytes, and returns the results that are due."""
+        """Submit an entry whose input has `size` bytes, and yield the results that are due."""
         entry = _Entry[T, R]([], SimpleQueue(), finish, size)
         with signals.held():
             for job in jobs:
@@ -64,7 +64,7 @@ class Backlog(Generic[T, R]):
             yield from self._take()
 
     def drain(self) -> Iterator[R]:
-        """All results that are not returned yet."""
+        """Yield all remaining results."""
         while self._entries:
             yield from self._take()
 

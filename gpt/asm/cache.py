@@ -1,4 +1,4 @@
-"""The cache under the name that it had here: gpt/base/cache.py."""
+"""Keep the cache's old module name importable; the code is in gpt/base/cache.py."""
 
 from gpt.base.cache import Cache, default_folder, key_of
 

@@ -1,8 +1,8 @@
-"""Where ptxas is, and which of several is right for a module.
+"""Find ptxas, and choose one for a module if there are several.
 
-The first of these that answers is taken: the one that `--ptxas` names, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, the
-wheel nvidia-cuda-nvcc, Triton's own. For a module whose PTX version or target it does not know the newest of the
-others that does is taken. The one of `--ptxas` is never replaced.
+The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc and
+Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
+target, the newest of the others that does takes its place. With `--ptxas` there are no others.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _NAMED = re.compile(r"'(sm_\w+)'")
 
 @dataclass(frozen=True)
 class Tool:
-    """A ptxas. `identity` is all that it says of its version, which differs between builds."""
+    """An installed ptxas. `identity` is its whole answer to --version, which differs between builds."""
 
     path: str
     release: tuple[int, ...]
     identity: str
-    versions: frozenset[tuple[int, int]]  # of PTX, empty if it does not say
+    versions: frozenset[tuple[int, int]]  # of PTX; empty if it can't list them
     targets: frozenset[str]
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name to use in messages."""
         return "ptxas " + ".".join(map(str, self.release))
 
     def lacks(self, version: tuple[int, int] | None, target: GpuTarget) -> str | None:
-        """What it does not know of these, or None."""
+        """Return which of the two this ptxas doesn't support, or None if it supports both."""
         if self.versions and version and version > max(self.versions):
             return f"PTX {version[0]}.{version[1]}"
         return str(target) if self.targets and str(target) not in self.targets else None
 
 
 class Tools:
-    """The ptxas there are, in order. Each is asked for its version once, when it is first needed."""
+    """The installed ptxas, in search order. Each is run once, when it's first needed, to ask for its version."""
 
     def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises MissingError if the one that was named does not work."""
+        """Raises MissingError if `given` (--ptxas) isn't an executable."""
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
         self._seen: set[str] = set()
@@ -65,12 +65,12 @@ class Tools:
         self._named = given or environment.get("GPT_PTXAS")
 
     def first(self) -> Tool:
-        """The one that is used for whatever it knows. Raises MissingError if there is none."""
+        """Return the default ptxas. Raises MissingError if none is installed."""
         with self._lock:
             return self._first(self._iter_tools())
 
     def choose(self, version: tuple[int, int] | None, target: GpuTarget) -> Tool:
-        """The first one, or the newest that knows a PTX version and a target which the first does not.
+        """Return the default, or the newest ptxas that supports the PTX version and the target if the default doesn't.
 
         Raises MissingError.
         """
@@ -104,7 +104,7 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
-                if self._named and not self._found:  # it comes first, and another one in its place would be a surprise
+                if self._named and not self._found:  # using another than the user named would be a surprise
                     raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue
@@ -113,9 +113,9 @@ class Tools:
 
 
 def iter_files(given: str | None, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Path, size and time of change, in ns, of each tool that may be used; none is run.
+    """Yield path, size and modification time (ns) of each compiler that may be used, without running any.
 
-    Raises MissingError if one that was named is not there.
+    Raises MissingError if the ptxas that the user named doesn't exist.
     """
     compiler = shutil.which(split_compiler(environment)[0])
     places = [_named(given, "--ptxas")] if given else _iter_places(environment)
@@ -133,7 +133,7 @@ def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _named(path: str, what: str) -> str:
-    """A ptxas that somebody named, as a shell would find it."""
+    """Find a ptxas that the user named, as a shell would."""
     found = shutil.which(path)
     if found is None:
         raise MissingError(f"{what}: no such executable", path)
@@ -141,7 +141,7 @@ def _named(path: str, what: str) -> str:
 
 
 def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
-    """Executables called ptxas, in order."""
+    """Yield the executables called ptxas, in search order."""
     if given := environment.get("GPT_PTXAS"):
         yield _named(given, "GPT_PTXAS")
     for folder in environment.get("PATH", os.defpath).split(os.pathsep):
@@ -153,7 +153,7 @@ def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
     for place in _package("triton"):
         folders += [place / "backends" / "nvidia" / "bin", *place.glob("**/third_party/cuda/bin")]
     for place in folders:
-        for path in sorted(place.glob("ptxas*")):  # Triton has a ptxas-blackwell beside it
+        for path in sorted(place.glob("ptxas*")):  # Triton has a ptxas-blackwell next to it
             if os.access(path, os.X_OK) and path.is_file():
                 yield str(path)
 
@@ -167,7 +167,7 @@ def _package(name: str) -> list[Path]:
 
 
 def _ask(path: str) -> Tool:
-    """What a ptxas says of itself. Raises GptError if it does not answer as one."""
+    """Ask a ptxas for its version, PTX versions and targets. Raises GptError if the answer isn't from a ptxas."""
     identity = _output(path, "--version")
     found = _RELEASE.search(identity)
     if not found:
@@ -178,7 +178,10 @@ def _ask(path: str) -> Tool:
 
 
 def _output_if_any(path: str, option: str) -> str:
-    """Nothing from one that does not know the option (ptxas 12.8 has no --list-version): the module will show."""
+    """Return what an option prints, or nothing if this ptxas doesn't have it (12.8 has no --list-version).
+
+    Then it counts as supporting everything, and reports an error when it gets the module.
+    """
     try:
         return _output(path, option)
     except GptError:

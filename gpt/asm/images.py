@@ -1,4 +1,4 @@
-"""What was assembled of a module as images that the driver loads: records, and files."""
+"""Turn the code of a module into images that the driver loads, as records and as files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from gpt.stream import records, wire
 def iter_images(
     ptx: dict[str, Any], codes: Sequence[TargetCode], originals: Sequence[bytes | None], fatbin: Codec | None
 ) -> Iterator[dict[str, Any]]:
-    """A record for each target, such as a `cubin`, perhaps with what it was without probes; or one `fatbin`, stored
-    with that codec.
+    """Yield a record for each target, such as a `cubin`, or a single `fatbin` if a codec for one is given.
+
+    Records per target also hold the code without probes if `originals` has it.
 
     Raises MalformedError if the text cannot be an element, and GptError if an image is larger than a record.
     """
@@ -35,7 +36,7 @@ def iter_images(
 
 
 def save(folder: Path, image: dict[str, Any]) -> Path:
-    """Writes an image to a file as well, whole or not at all. Returns its path; OSError names it."""
+    """Write an image to a file atomically and return its path, which an OSError names too."""
     path = folder / file_name(image)
     with replacing(path) as file:
         file.write(image["data"])
@@ -43,7 +44,7 @@ def save(folder: Path, image: dict[str, Any]) -> Path:
 
 
 def file_name(image: dict[str, Any]) -> str:
-    """`libfoo.3.sm_90.cubin`: the library's name without its last suffix, the number of the module, and what it is."""
+    """Return a name like `libfoo.3.sm_90.cubin`: the library without its suffix, the module's number, target, kind."""
     path = image["module"].rpartition("#")[0] or image["module"]
     stem = re.sub(r"[^\w.+-]", "_", Path(path).stem, flags=re.ASCII)[:100] or "module"
     arch = f".{image['arch']}" if "arch" in image else ""

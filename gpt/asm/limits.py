@@ -1,7 +1,7 @@
-"""PTX whose kernels may use so many registers and no more.
+"""Limit the registers of kernels in PTX.
 
-ptxas ignores `--maxrregcount` for a kernel that says its block size (`.maxntid`, `.reqntid`) or its own limit; of two
-`.maxnreg` the last one holds (both tried, ptxas 12.9). So the limit is written into the text.
+ptxas ignores `--maxrregcount` for a kernel that declares its block size (`.maxntid`, `.reqntid`) or a limit of its own,
+so the limit has to go into the text. If a kernel has two `.maxnreg`, the last one holds (both tried with ptxas 12.9).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from gpt.base.patterns import compiled
 from gpt.ptx.scan import Module
 
-MOST = 255  # of any GPU
+MOST = 255  # on any GPU
 _LIMIT = compiled(r"\.maxnreg\s+(\d{1,9})\b")
 
 
 def limit_registers(module: Module, most: int) -> bytes:
-    """The module's text with `.maxnreg` at each kernel, in the same lines."""
+    """Return the module's text with `.maxnreg` added to each kernel; line numbers stay the same."""
     text, at = [], 0
     most = min(most, MOST)
     for item in module.entries:

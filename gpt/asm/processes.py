@@ -1,7 +1,7 @@
-"""Runs compilers, from several threads at once.
+"""Run compilers from several threads at once.
 
-One may crash, run for ever or print without end: it has `timeout` seconds, MAX_OUTPUT bytes of its output are kept, and
-it runs in a process group of its own, which is killed afterwards.
+A compiler may crash, hang or print without end. So it has `timeout` seconds, output beyond MAX_OUTPUT bytes is
+discarded, and it runs in a process group of its own, which is killed afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_OUTPUT = 64 << 20  # bytes: a report of 400 bytes for each of 160,000 kernel
 
 
 class Processes:
-    """What runs. `stop` ends all of it."""
+    """The running compilers. `stop` kills them all."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -28,16 +28,16 @@ class Processes:
         self._stopped = False
 
     def stop(self) -> None:
-        """Kills what runs; nothing more is started."""
+        """Kill all running processes and start no more."""
         with self._lock:
             self._stopped = True
             for pid in self._running:
                 _kill_group(pid)
 
     def run(self, command: list[str], folder: str) -> tuple[int, bytes]:
-        """Its exit status, negative for a signal, and what it printed, cut off at MAX_OUTPUT.
+        """Run a command; return its exit status (negative for a signal) and its output, cut off at MAX_OUTPUT.
 
-        Its temporary files go to the folder too: one that is killed removes none.
+        The command's temporary files go to the folder too, because it can't remove them itself if it's killed.
         Raises TimeoutError.
         """
         with self._lock:
@@ -59,7 +59,7 @@ class Processes:
         try:
             output = self._listen(process)
         finally:
-            with self._lock:  # its number is its own until it is waited for
+            with self._lock:  # the pid can't be reused before wait()
                 _kill_group(process.pid)
                 self._running.discard(process.pid)
                 status = process.wait()
@@ -68,7 +68,7 @@ class Processes:
         return status, output
 
     def _listen(self, process: subprocess.Popen[bytes]) -> bytes:
-        """What a process prints until it ends. Raises TimeoutError."""
+        """Read the output of a process until it ends. Raises TimeoutError."""
         assert process.stdout
         end = time.monotonic() + self._timeout
         output = bytearray()
@@ -93,11 +93,11 @@ def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it has ended, and so has all that it started
+        pass  # it and all its children have ended
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV of 11."""
+    """Return the name of a signal: 11 is SIGSEGV."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,6 +1,6 @@
-"""The back end for GPUs: ptxas, which makes cubins.
+"""The back end for GPUs: ptxas, which writes cubins.
 
-What ptxas writes is used only if it is complete: exit status 0 and a cubin that can be read.
+The output counts only if it's complete: exit status 0 and a cubin that can be parsed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpt.formats.nvinfo import read_needs
 
 @dataclass(frozen=True)
 class Assembled:
-    """A cubin, what was said of its functions, and warnings as (location, text)."""
+    """A cubin, ptxas's reports on its functions, and warnings as (location, text)."""
 
     cubin: bytes
     reports: dict[str, Report] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Assembled:
 
 
 class Ptxas:
-    """ptxas as a back end: the one that knows a module's PTX version and its target, of those that are installed."""
+    """ptxas as a back end. It uses an installed ptxas that supports the module's PTX version and target."""
 
     kind: ClassVar[str] = "cubin"
 
@@ -44,17 +44,17 @@ class Ptxas:
 
     @staticmethod
     def parse_target(word: str) -> GpuTarget:
-        """`sm_90a` or `9.0a`. Raises UsageError."""
+        """Parse `sm_90a` or `9.0a`. Raises UsageError."""
         return GpuTarget(*parse_arch(word))
 
     def target_for(self, text: bytes, target: GpuTarget) -> GpuTarget:
-        """`sm_90a` for a module that requires it, if `sm_90` is asked for."""
+        """Return the target, or `sm_90a` in place of `sm_90` if the module requires it."""
         return target.for_source(find_source(text))
 
     def key(self, text: bytes, target: GpuTarget) -> list[bytes]:
-        """The ptxas that it takes, and how it is called.
+        """Return the version of the ptxas to run and its arguments.
 
-        Raises GptError if the module is for another GPU, MissingError if no ptxas knows it.
+        Raises GptError if the module is for another GPU, MissingError if no ptxas supports it.
         """
         source = find_source(text)
         if source and not target.runs(source):
@@ -63,23 +63,23 @@ class Ptxas:
         return [tool.identity.encode(), " ".join([str(target), *_arguments(self._options)]).encode()]
 
     def make(self, text: bytes, name: str, target: GpuTarget) -> AssembledModule:
-        """Assembles a module. Raises Faults if ptxas refuses it, GptError if it fails."""
+        """Assemble a module. Raises Faults if ptxas rejects it, GptError if ptxas fails."""
         tool = self._tools.choose(find_version(text), target)
         done = self._runner.assemble(tool, text, name, target, self._options)
         return AssembledModule(done.cubin, _resources(done), done.warnings, done.output)
 
     def stop(self) -> None:
-        """Ends what runs, and assembles nothing more."""
+        """End running jobs and start no more."""
         self._runner.stop()
 
 
 class Runner(Processes):
-    """Runs ptxas, from several threads at once. `stop` ends all of it."""
+    """Run ptxas from several threads at once. `stop` kills all of them."""
 
     def assemble(self, tool: Tool, text: bytes, name: str, target: GpuTarget, options: Options) -> Assembled:
-        """Assembles a module, which messages call `name`.
+        """Assemble a module, called `name` in messages.
 
-        Raises Faults if ptxas refuses the text, and GptError if it fails itself.
+        Raises Faults if ptxas rejects the text, and GptError if ptxas itself fails.
         """
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, MODULE).write_bytes(text)
@@ -120,10 +120,10 @@ def _arguments(options: Options) -> list[str]:
 
 
 def _resources(done: Assembled) -> dict[str, dict[str, int]]:
-    """What each kernel needs.
+    """Return the resources that each kernel needs.
 
-    The cubin says how many registers, how much stack with all that is called, and which constant banks; only
-    ptxas says what was spilled, and how much shared memory the kernel declares itself.
+    Registers, constant banks and the stack including callees come from the cubin. Only ptxas reports the spilled bytes
+    and the shared memory that the kernel itself declares.
     """
     found: dict[str, dict[str, int]] = {}
     for name, needs in read_needs(done.cubin).items():

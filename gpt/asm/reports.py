@@ -1,8 +1,8 @@
-"""What ptxas says: its report on each kernel, and its messages.
+"""Parse the output of ptxas: its report on each kernel, and its messages.
 
-Messages are lines `ptxas FILE, line N; error : TEXT`, where its own name is that of its file. A line that a probe
-brought into the text ends in a comment `//@ FILE:LINE`, its place in the probe's file, escaped as Python does;
-a message about it names that place.
+A message is a line `ptxas FILE, line N; error : TEXT`; it begins with the name of the executable. Code that a probe
+added ends in a comment `//@ FILE:LINE`, which gives its place in the probe's file with Python's escapes. A message
+about such a line names that place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from gpt.asm.backend import Faults, Target
 
-MODULE = "module.ptx"  # as ptxas is given it
-MAX_LINES = 5  # errors of a module that are reported
-MAX_TEXT = 300  # characters of one
+MODULE = "module.ptx"  # file name passed to ptxas
+MAX_LINES = 5  # errors reported per module
+MAX_TEXT = 300  # characters per error
 
 _LINE = re.compile(rb"^\S+ (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(.*)' for '")
@@ -29,7 +29,7 @@ _EXTERN, _ABORTED = b"Unresolved extern", b"Ptx assembly aborted"
 
 @dataclass(frozen=True)
 class Report:
-    """What `ptxas -v` says of an entry: bytes of its stack frame and of spills, registers, bytes of shared memory."""
+    """The report of `ptxas -v` on an entry. All but `registers` are bytes; `spills` is stores and loads together."""
 
     frame: int
     spills: int
@@ -41,10 +41,10 @@ _NOTHING = Report(0, 0)
 
 
 def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
-    """What `-v` says of each entry. What is not understood is left out.
+    """Return the report of `-v` on each entry, ignoring lines of unknown form.
 
-    Each entry has its own copy of the device functions that it calls, which are reported after it: what they spill
-    is counted with it. In relocatable code they stand for themselves, and before the entries.
+    Each entry has its own copy of the device functions it calls, which ptxas reports after it: their spills count as
+    the entry's. In relocatable code device functions are separate, and their reports precede the entries.
     """
     reports: dict[str, Report] = {}
     entry = name = ""
@@ -72,7 +72,7 @@ def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
 
 
 def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    """Why ptxas refused a module, None if it did not."""
+    """Return the errors for which ptxas rejected a module, None if it printed none."""
     found = find_messages(output, text, name, target, (b"error", b"fatal"))
     return Faults(found) if found else None
 
@@ -80,9 +80,10 @@ def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults
 def find_messages(
     output: bytes, text: bytes, name: str, target: Target, levels: tuple[bytes, ...]
 ) -> list[tuple[str, str]]:
-    """The first messages of these levels, each once, with their places: in a probe's file if the line is a probe's.
+    """Return the first messages of these levels without duplicates, with their places in the module or a probe's file.
 
-    An `info` counts if it is a note on performance; the others are the report. That there were errors is left out.
+    Messages of level `info` are part of the report, except for notes on performance. The line that says that
+    assembly was aborted is dropped.
     """
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None
@@ -93,7 +94,7 @@ def find_messages(
         if len(found) == MAX_LINES:
             more += 1
             continue
-        if number and file != MODULE.encode():  # a `#line` of the module says so
+        if number and file != MODULE.encode():  # from a `#line` or `.loc` of the module
             found[f"{name}: {shorten(file)}:{number.decode()}", shorten(fact)] = None
         elif number:
             lines = text.split(b"\n") if lines is None else lines
@@ -107,7 +108,7 @@ def find_messages(
 
 
 def _place(lines: list[bytes], number: int, name: str) -> str:
-    """Where a line comes from: a probe's file, or the module."""
+    """Return the origin of a line: a place in a probe's file or in the module."""
     origin = _ORIGIN.search(lines[number - 1]) if 0 < number <= len(lines) else None
     if origin:
         return f"{origin[1].decode('unicode_escape', 'replace')}:{int(origin[2])}"
@@ -115,6 +116,6 @@ def _place(lines: list[bytes], number: int, name: str) -> str:
 
 
 def shorten(text: bytes) -> str:
-    """The first line of something, not too long."""
+    """Return the first line, cut off at MAX_TEXT characters."""
     line = text.strip().partition(b"\n")[0].decode(errors="replace").strip()
     return (line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "...") or "no message"

@@ -1,4 +1,4 @@
-"""From the modules of a stream to what was made of them, in their order."""
+"""Assemble the modules of a stream, keeping its order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpt.ptx.scan import scan_module
 from gpt.stream import records
 from gpt.stream.stage import Stage
 
-MAX_WARNINGS = 3  # of one module that are reported
+MAX_WARNINGS = 3  # reported per module
 
 Records = Iterator[dict[str, Any]]
 
 
 class Assembly:
-    """One run: hands the modules of a stream to the assembler, and makes records of what comes back."""
+    """One run of gpt-asm: pass the modules of a stream to the assembler, and turn the results into records."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Assembly:
         self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """A record, and after a `ptx` what was made of it, when it and all before it is done."""
+        """Submit a record, and yield the finished ones at the head of the queue; a `ptx` is followed by its results."""
         size = len(getattr(record, "raw", b""))
         if record["kind"] != "ptx":
             yield from self._backlog.add([], lambda _: [record], size)
@@ -79,7 +79,7 @@ class Assembly:
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
-        """The record, and what its jobs led to: `count` targets, and perhaps as many without probes."""
+        """Yield the record and the results of its jobs: `count` with probes, and none or as many without."""
         yield record
         told: set[tuple[str, str]] = set()
         done = []
@@ -124,7 +124,7 @@ class Assembly:
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
 
     def _keep_reports(self, record: dict[str, Any], reports: dict[str, list[bytes]]) -> Records:
-        """What ptxas said of a kernel, with probes and without, in the folder that gpt-ptx-probe made for it."""
+        """Save ptxas's output for a kernel, with and without probes, to the folder that gpt-ptx-probe made for it."""
         files = {name: b"".join(found) for name, found in reports.items() if any(found)}
         if keeping() and "original" in record and files:
             try:
@@ -133,7 +133,7 @@ class Assembly:
                 yield self._stage.warn(str(error.filename), f"GPT_KEEP: {error.strerror or error}")
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
-        """A `diag` for each fault of a module that was not reported yet."""
+        """Yield a `diag` for each fault of a module that wasn't reported yet, and add it to `told`."""
         ref = record["module"]
         if isinstance(error, OSError):
             error = GptError.of(error, error.filename or ref)
@@ -154,5 +154,5 @@ class Assembly:
 
 
 def _cut(text: bytes, name: str, kernels: list[str]) -> bytes:
-    """The text without what the kernels that were asked for do not need; all of it if none was."""
+    """Blank out the parts of a text that the given kernels don't need; without kernels, return all of it."""
     return blanked(scan_module(text, name), kernels) if kernels else text

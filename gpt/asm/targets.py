@@ -1,4 +1,4 @@
-"""The targets of ptxas: compute capabilities, and which PTX can be assembled for which."""
+"""Targets of ptxas: compute capabilities, and which PTX can be assembled for which of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GpuTarget(Arch):
         return "sm"
 
     def for_source(self, source: GpuTarget | None) -> GpuTarget:
-        """What PTX for `source` is assembled for if this one is asked for: `sm_90a` runs on what `sm_90` names."""
+        """Return `source` if it's the `a` variant of this target (the same GPU, such as `sm_90a`), else this target."""
         return source if source and source.suffix == "a" and self == source._replace(suffix="") else self
 
     def runs(self, source: GpuTarget) -> bool:
-        """Whether PTX for `source` can be assembled for this one."""
+        """Return whether PTX for `source` can be assembled for this target."""
         if source.suffix == "a":
             return self == source
         if source.suffix == "f":
@@ -28,18 +28,18 @@ class GpuTarget(Arch):
 
 
 def find_target(text: str) -> GpuTarget | None:
-    """`sm_90a` as a GpuTarget, None if it is not one."""
+    """Parse a name like `sm_90a`; return None if it isn't a GPU target."""
     found = find_arch(text)
     return GpuTarget(*found) if found else None
 
 
 def find_source(text: bytes) -> GpuTarget | None:
-    """What the PTX of a module is for, from its `.target`."""
+    """Return the GPU in the `.target` of a module."""
     head = find_head(text)
     return find_target(head.target) if head and head.target else None
 
 
 def find_version(text: bytes) -> tuple[int, int] | None:
-    """The PTX version of a module, from its `.version`."""
+    """Return the PTX version in the `.version` of a module."""
     head = find_head(text)
     return head.version if head else None

@@ -28,7 +28,7 @@ Data = bytes | bytearray | memoryview
 
 
 def section_headers(data: Data | Source) -> memoryview:
-    """The table of section headers of a cubin, each a SECTION. Raises MalformedError."""
+    """Return the table of section headers of a cubin, each a SECTION. Raises MalformedError."""
     size = _size(data)
     head = _part(data, 0, min(64, size))
     if MACHINES.get(machine_of(bytes(head[:20])) or 0) != "cuda":
@@ -49,7 +49,7 @@ def section_headers(data: Data | Source) -> memoryview:
 
 
 def parse_cubin(data: Data | Source) -> Contents:
-    """Kernels, device functions and the number of variables of a cubin, in symbol table order.
+    """Return kernels, device functions and the number of variables of a cubin, in symbol table order.
 
     Of a Source only the tables are read, some hundredths of it.
     """
@@ -66,7 +66,7 @@ def parse_cubin(data: Data | Source) -> Contents:
 
 
 def contents_of(names: bytes, symbols: Data, size: int) -> Contents:
-    """What the symbol table of a cubin of `size` bytes says; its names stand in `names`. Raises MalformedError."""
+    """Parse the symbol table of a cubin of `size` bytes, with `names` as its string table. Raises MalformedError."""
     kernels: list[Symbol] = []
     functions: list[Symbol] = []
     variables = 0
@@ -101,13 +101,13 @@ def _part(data: Data | Source, offset: int, size: int) -> memoryview:
 
 
 def arch_of(head: bytes) -> str:
-    """The capability of a cubin from its first 64 bytes; e_flags has it in one of two places (its two generations)."""
+    """Return the capability of a cubin from its first 64 bytes; its place in e_flags depends on the generation."""
     flags = int.from_bytes(head[48:52], "little")
     return f"sm_{flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF}"
 
 
 def size_of_image(head: bytes) -> int:
-    """Bytes of a cubin from its first 64: to the end of whichever header table comes last."""
+    """Return the size of a cubin from its first 64 bytes: it ends with the last header table."""
     phoff, shoff = struct.unpack_from("<QQ", head, 32)
     phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", head, 54)
     size: int = max(64, phoff + phentsize * phnum, shoff + shentsize * shnum)
@@ -115,7 +115,7 @@ def size_of_image(head: bytes) -> int:
 
 
 def find_ptx(data: Data) -> bytes | None:
-    """The PTX text in a cubin's `.nv_debug_ptx_txt` (lines ended by NUL), if it holds one."""
+    """Return the PTX text in a cubin's `.nv_debug_ptx_txt` (lines ended by NUL), if it has one."""
     headers = section_headers(data)
     (shstrndx,) = struct.unpack("<H", _part(data, 62, 2))
     if shstrndx * SHDR_SIZE >= len(headers):

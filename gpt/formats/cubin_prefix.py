@@ -1,20 +1,20 @@
-"""The front of a cubin names what is in it, so that the rest need not be unpacked.
+"""List the symbols of a packed cubin from its first bytes, without unpacking the rest.
 
-nvcc and ptxas write `.shstrtab`, `.strtab` and `.symtab` first, then code, nine tenths of a large cubin, and last the
-section headers, which say where all of these lie. So a packed cubin is unpacked only as far as its symbols, if what
-came out can be nothing else:
+nvcc and ptxas write `.shstrtab`, `.strtab` and `.symtab` first, then the code, which is nine tenths of a large cubin,
+and the section headers, which locate all of these, last. So a packed cubin is unpacked only up to the end of its
+symbols, provided that the bytes can't be anything else:
 
 - the first table of names begins as `.shstrtab` does, right after the ELF header;
-- `.symtab` begins with the first 24 zero bytes at a multiple of 8 after which stands a symbol whose name lies before;
-- it ends where `.debug_frame`, `.nv.info` or NVIDIA's note begins, which no symbol looks like, a whole number of
-  symbols on;
-- all symbols have types and sections that there are;
+- `.symtab` begins with the first 24 zero bytes at a multiple of 8 that are followed by a symbol whose name lies before;
+- it ends, after a whole number of symbols, at the start of `.debug_frame`, `.nv.info` or NVIDIA's note, none of which
+  looks like a symbol;
+- all symbols have valid types and sections;
 - `.strtab` begins at the last of several NULs; counted from there, every name follows a NUL and is not empty, and there
   are at least four names.
 
-In any doubt the cubin is unpacked whole. Headers may still say something else: no compiler writes such a cubin, but
-whoever edits one could. The driver goes by the headers, so before gpt-patch cuts a cubin because its kernels are not
-used, it reads it by them (`contents.check_names`). Both name the same in 15,444 cubins of 65 public libraries.
+If there's any doubt, the whole cubin is unpacked. The headers may still disagree: no compiler writes such a cubin, but
+someone could edit one. The driver uses the headers, so gpt-patch parses them before it cuts a cubin with unused kernels
+(`contents.check_names`). Both methods give the same names for 15,444 cubins of 65 public libraries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHN_LORESERVE = 0xFF00
 NULL = bytes(SYMBOL.size)
 _ZEROS = re.compile(rb"\0*")
 _NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # as offsets of names: some 530,000
-_MARKS = [  # how the section after the symbols begins, or what it has so many bytes after its beginning
+_MARKS = [  # bytes in the section after the symbols, and their offset in it
     *((b"\xff\xff\xff\xff%c\0\0\0\0\0\0\0\xff\xff\xff\xff" % size, 0) for size in (0x24, 0x2C)),
     (b"NVIDIA Corp\0", 12),
     *((mark, 0) for mark in _NV_INFO),
@@ -44,7 +44,7 @@ MAX_PLACES = 64  # of the table of names that are tried
 
 
 def find_contents(head: bytes, size: int) -> Contents | None:
-    """What a cubin of `size` bytes defines, by its first bytes; None if these leave any doubt.
+    """Return the contents of a cubin of `size` bytes from its first bytes; None if there's any doubt.
 
     Raises MalformedError on more names than there is room for.
     """
@@ -70,7 +70,7 @@ def _find_symbols(head: bytes) -> int | None:
     at = EHDR_SIZE
     while (at := head.find(NULL, at)) >= 0:
         end = _ZEROS.match(head, at).end()  # type: ignore[union-attr]
-        first = end & ~7  # the symbol after the one that is zeros
+        first = end & ~7  # the symbol after the zeros
         if first - SYMBOL.size >= at and 0 < int.from_bytes(head[first : first + 4], "little") < first:
             return first - SYMBOL.size
         at = end

@@ -1,4 +1,4 @@
-"""ELF files of the host: which sections and segments there are.
+"""Parse the sections and segments of the host's ELF files.
 
 Each table is read once, within limits. pyelftools would follow links between sections, read names again and again and
 believe a note's sizes, so that a hostile file of some megabytes keeps it busy for hours or fills the memory.
@@ -47,7 +47,7 @@ class Section:
 
     @property
     def in_file(self) -> bool:
-        """Whether it takes bytes in the file."""
+        """True if the section occupies bytes in the file."""
         return self.type not in (0, SHT_NOBITS)
 
     @property
@@ -89,7 +89,7 @@ class Elf:
 
 
 def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
-    """Where in the file the bytes at a virtual address lie; None if they lie in no loaded part of it."""
+    """Return the file offset of the bytes at a virtual address; None if the file doesn't load them."""
     for segment in tables.segments:
         inside = segment.vaddr <= address and address + size <= segment.vaddr + segment.filesz
         if segment.type == PT_LOAD and inside:
@@ -98,7 +98,7 @@ def file_offset(tables: Elf, address: int, size: int = 8) -> int | None:
 
 
 def address_of(tables: Elf, offset: int) -> int | None:
-    """The virtual address of the byte at a file offset; None if it is not loaded."""
+    """Return the virtual address of the byte at a file offset; None if it isn't loaded."""
     for segment in tables.segments:
         if segment.type == PT_LOAD and segment.offset <= offset < segment.offset + segment.filesz:
             return segment.vaddr + offset - segment.offset
@@ -114,7 +114,7 @@ def machine_of(head: bytes) -> int | None:
 
 
 def parse_elf(source: Source) -> Elf:
-    """Reads the tables. Raises MalformedError if they do not fit the file or each other."""
+    """Read the tables. Raises MalformedError if they don't fit the file or each other."""
     head = source.pread(0, min(EHDR_SIZE, source.size))
     machine = machine_of(head)
     if machine not in MACHINES or len(head) < EHDR_SIZE:

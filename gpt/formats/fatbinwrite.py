@@ -1,10 +1,10 @@
-"""Writes a fatbin: one region with cubins and PTX, as gpt/formats/fatbin.py reads it.
+"""Write a fatbin: one region with cubins and PTX, in the format that gpt/formats/fatbin.py reads.
 
-What fatbinary does, found out by comparison (CUDA 13.0; a test compares every byte but those that zstd makes): flags
-0x11 on each element, 0x1000000 more on cubins from sm_100 on, and the bits of codec and suffix. A cubin's version is
-1.8, that of PTX its `.version`. PTX has an empty list of options after its header; a cubin from sm_100 on a zero byte
-and all of its section `.nv.compat` but the last: a u32 offset and a u32 length, then the bytes. PTX is stored with one
-NUL after it, payloads are padded to 8 bytes.
+The output follows fatbinary of CUDA 13.0 (a test compares every byte except zstd's). Each element has the flags 0x11
+and the bits of its codec and suffix; cubins from sm_100 on have 0x1000000 too. The version is 1.8 for a cubin, and
+`.version` for PTX. After its header, PTX has an empty list of options; a cubin from sm_100 on has a zero byte and its
+section `.nv.compat` without the last byte. Both are stored as a u32 offset and a u32 length, then the bytes. PTX ends
+with one NUL, and payloads are padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Payload:
 
 
 def pack_fatbin(images: Iterable[Payload], codec: Codec) -> bytes:
-    """A region with an element for each image. Raises MalformedError on one that cannot be an element."""
+    """Pack a region with an element for each image. Raises MalformedError if an image can't be an element."""
     body = b"".join(_pack_element(image, codec) for image in images)
     return REGION.pack(MAGIC, 1, REGION.size, len(body)) + body
 

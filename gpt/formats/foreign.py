@@ -19,7 +19,7 @@ HEADS = {
 
 
 def find_other(source: Source) -> str | None:
-    """What a file is, and what is read instead; None if it is nothing of this kind."""
+    """Say which foreign format a file has, and which formats are supported; None if it's not a known one."""
     head = source.pread(0, min(64, source.size))
     for magic, what in HEADS.items():
         if head.startswith(magic):

@@ -2,8 +2,8 @@
 
 A frame (RFC 8878) begins with a magic number and a header, which may say the unpacked size, and goes on with blocks:
 u24 `last (1 bit) | type (2 bits) | size`, then that many bytes (one, where the type is RLE). A checksum may follow
-the last. So its end is known from block headers alone, and the first 64 bytes that it unpacks to say whether it is
-a cubin: the size that the ELF header comes to is the one that the frame states. Facts: 387 frames of cuBLASLt
+the last. So block headers alone give its end, and its first 64 unpacked bytes tell whether it's a cubin: the size
+computed from the ELF header must equal the size that the frame states. Facts: 387 frames of cuBLASLt
 13.1, each at a multiple of 32 with zeros between, state their size and hold one cubin; nothing around them says
 which device a frame is for, so the library must go by the cubin, or by tables of its own.
 """
@@ -26,7 +26,7 @@ MEAN_BLOCK = 8192  # bytes that a block unpacks to on the average, at least; 33,
 
 
 class FrameHeader(NamedTuple):
-    """What a frame's header says: its own size, that of the unpacked data, whether there is a checksum."""
+    """A frame's header: its own size, the size of the unpacked data, and whether there's a checksum."""
 
     header_size: int
     size: int
@@ -39,12 +39,12 @@ class FrameHeader(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What it takes at most to know whether a cubin is in it, in bytes read or unpacked."""
+        """The maximum cost of checking the frame for a cubin, in bytes read or unpacked."""
         return START + COST * self.blocks + min(self.size, MAX_BLOCK)
 
 
 def find_frame(source: Source, offset: int) -> FrameHeader | None:
-    """The frame that begins at `offset`; None if there is none that could hold a cubin."""
+    """Return the frame at `offset`; None if no frame there could hold a cubin."""
     import zstandard
 
     head = source.pread(offset, min(MAX_HEADER, source.size - offset))

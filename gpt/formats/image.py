@@ -63,7 +63,7 @@ class Image:
 
     @property
     def has_fatbins(self) -> bool:
-        """Whether it is an ELF file with a fatbin section, be all that was in it cut out."""
+        """True for an ELF file with a fatbin section, even if everything in it was removed."""
         return self.elf is not None and bool(self.elf.named(*FATBIN_SECTIONS))
 
     def iter_elements(self, scan: bool = False) -> Iterator[Placed]:
@@ -82,7 +82,7 @@ class Image:
         return [image for image in images if not any(_iter_image(source, image))]
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
-        """The same with those that were cut out in place; not numbered."""
+        """Yield every element, including removed (dead) ones; they aren't numbered."""
         size, most = 0, fatbin.MAX_UNPACKED + MAX_RATIO * self.source.size
         for count, placed in enumerate(self._iter_all(scan)):
             where = self.source.at(placed.element.offset)
@@ -103,7 +103,7 @@ def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
 
 
 def find_image(source: Source) -> Image | None:
-    """What the file is, or None if it cannot hold GPU code. Raises MalformedError."""
+    """Recognize a file; None if it can't hold GPU code. Raises MalformedError."""
     head = source.pread(0, min(HEAD, source.size))
     type_ = _type_of(head)
     if type_ is None:
@@ -112,7 +112,7 @@ def find_image(source: Source) -> Image | None:
 
 
 def may_be_image(head: bytes) -> bool:
-    """Whether `find_image` would take a file for something, by its first HEAD bytes."""
+    """Return whether `find_image` would recognize a file, from its first HEAD bytes."""
     return _type_of(head) is not None
 
 
@@ -173,7 +173,7 @@ def _bare_ptx(offset: int, size: int, target: str) -> fatbin.Element:
 
 
 def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Element]:
-    """What is code for CUDA in offload binaries."""
+    """Yield the elements with CUDA code in offload binaries."""
     for image in sorted(offload.iter_images(source, start, end), key=lambda image: image.offset):
         yield from _iter_image(source, image)
 
@@ -196,11 +196,11 @@ def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
 def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list[fatbin.Element]:
     """Elements of regions, bare cubins and PTX as text outside the known ranges.
 
-    What does not parse is read again from the next magic number on: in a file made for that, without end. So
-    WASTE bounds what may be read in vain.
+    After bytes that don't parse, the scan goes on at the next magic number, which in a malicious file could go on
+    forever. So WASTE limits the bytes read in vain.
     """
     found: list[fatbin.Element] = []
-    done = 0  # end of what was found last
+    done = 0  # end of the last element found
     wasted = 0
     for offset in _candidates(source, known):
         if offset < done:
@@ -212,13 +212,13 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
                 here += [element] if element else []
                 size += read
         except MalformedError:
-            wasted += size + MIN_WASTE  # the magic number stood there by chance
+            wasted += size + MIN_WASTE  # the magic number was there by chance
             if wasted > WASTE + source.size:
                 raise MalformedError("too many places that only begin like GPU code", source.at(offset)) from None
             continue
         found += here
         if len(found) > fatbin.MAX_ELEMENTS:
-            break  # whoever reads them says so
+            break  # the caller reports it
         done = here[-1].end if here else done
     return found
 

@@ -1,4 +1,4 @@
-"""What a cubin says of the needs of its kernels: registers, stack, constant memory.
+"""Read the resources that kernels need from a cubin: registers, stack, constant memory.
 
 `.nv.info` holds entries: u8 format, u8 attribute, u16 value; with format 4 the value is the size of a payload that
 follows. These attributes have as payload the index of a symbol and a number:
@@ -30,7 +30,7 @@ _CONSTANT = b".nv.constant"
 
 @dataclass
 class Needs:
-    """Of a kernel: registers of a thread, bytes of its stack and of its constant banks."""
+    """The needs of a kernel: registers per thread, bytes of stack, bytes of its constant banks."""
 
     registers: int = 0
     stack: int = 0

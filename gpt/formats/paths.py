@@ -1,4 +1,4 @@
-"""Paths out of records: whoever wrote them chose them, so they may name anything, or not be paths at all."""
+"""Handle paths from records, which aren't trusted: they may name anything, or not be valid paths."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
 
 
 def is_regular(path: str | Path, follow: bool = True) -> bool:
-    """Whether there is such a file, or with `follow` a link to one, as far as that can be seen: pathlib raises for
-    long names."""
+    """Return whether a path is a regular file, or with `follow` a link to one. Errors count as no; pathlib would raise
+    for long names.
+    """
     try:
         return stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode)
     except (OSError, ValueError):
@@ -42,7 +43,7 @@ def is_regular(path: str | Path, follow: bool = True) -> bool:
 
 
 def read_at_most(file: IO[bytes], size: int) -> bytes:
-    """What a file holds, at most `size` bytes, without room for as many if there are fewer."""
+    """Read at most `size` bytes of a file, without allocating more than it has."""
     blocks: list[bytes] = []
     while size and (block := file.read(min(size, BLOCK))):
         blocks.append(block)

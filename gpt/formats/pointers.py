@@ -1,15 +1,14 @@
-"""Every word of a library that holds an address inside its fatbins.
+"""Find every word of a library that holds an address inside its fatbins.
 
-nvcc makes one kind: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`, whose
-`data` is the start of a region, written there by a relative relocation. Linkers and strip leave a symbol
-(`fatbinData`) at the start of regions besides. So what is understood is a word that holds the start of a
-region: as the addend of a relative relocation (RELA), as the word that a packed relative relocation (RELR)
-moves, as the value of a symbol, or, in a program at a fixed address, in a wrapper. Anything else that points
-into a fatbin raises `NotUnderstood`: such a library is not moved.
+nvcc writes one kind of pointer: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`. A
+relative relocation sets its `data` to the start of a region. Linkers and strip also leave a symbol (`fatbinData`) at
+the start of regions. So only words with the start of a region are supported: the addend of a relative relocation
+(RELA), a word that a packed relative relocation (RELR) moves, the value of a symbol, or, in a program at a fixed
+address, a wrapper. Anything else that points into a fatbin raises `NotUnderstood`, and the library's code isn't moved.
 
-A region without a wrapper is common (nvcc drops the wrapper of a source without kernels and leaves the region),
-but it could also be one that code takes the address of. So for those the code is searched for any displacement
-or immediate that would lead to the region's start; one that is found raises `NotUnderstood` too.
+Regions without a wrapper are common (nvcc drops the wrapper of a source without kernels and leaves the region), but
+code could also take the address of such a region. So the code is searched for any displacement or immediate that would
+lead to its start, which raises `NotUnderstood` too.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
 
 def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
-    """Return those of the addresses that relative relocations put somewhere, or exported symbols have.
+    """Return the addresses that relative relocations store somewhere or exported symbols have.
 
-    Raises NotUnderstood for addresses that no process has.
+    Raises NotUnderstood for addresses that a process can't have.
     """
     _check_addresses(tables)
     wanted = np.array(sorted(addresses), np.uint64)
@@ -99,7 +98,7 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
 def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
     """Return the regions, of those without a wrapper, that nothing else in a library refers to either, in file order.
 
-    All are file offsets. Of a program at a fixed address nothing is said: any of its words may be an address.
+    All are file offsets. For a program at a fixed address the list is empty, as any of its words may be an address.
     """
     if tables.type != "shared":
         return []

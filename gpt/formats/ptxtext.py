@@ -6,8 +6,8 @@ possessive), so that hostile text, and C source with many comments, takes time i
 Programs of Rust, Julia and cudarc keep PTX as a constant among their data. C ends it with a NUL. Rust doesn't: the
 next constant follows, text as well. So a module reaches from the comments before its head to the last of its
 directives that ends (with `;`, or its closing brace), and to the NUL or the end of the section if only blanks and
-comments lie between. Text that is cut off in the middle of a directive isn't listed as a module, nor is a
-template's head, which has no function and no variable.
+comments lie between. Text that ends in the middle of a directive isn't listed as a module, and neither is a template's
+head without functions and variables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PtxTarget(NamedTuple):
 
 
 def find_head(text: bytes) -> PtxTarget | None:
-    """What a module begins with, after comments. None of text that is not PTX."""
+    """Parse the head of a module, after comments; None if the text isn't PTX."""
     found = _HEAD.match(text)
     return PtxTarget((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
 

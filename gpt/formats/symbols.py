@@ -1,4 +1,4 @@
-"""What an element defines, whatever its type."""
+"""The functions and variables that an element defines, whatever its type."""
 
 from __future__ import annotations
 

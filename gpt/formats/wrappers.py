@@ -164,7 +164,7 @@ def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, ad
 
 
 def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wrapper]:
-    """Yield the wrappers of an object: each has a relocation, which says a section by way of a symbol."""
+    """Yield the wrappers of an object, each with a relocation whose symbol gives a section."""
     for section in tables.sections:
         if not section.name.startswith(SECTION) or not section.in_file:
             continue

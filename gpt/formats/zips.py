@@ -1,4 +1,4 @@
-"""Zip files, which wheels are, made by anybody: looked at before they are unpacked, and within bounds.
+"""Read zip files, such as wheels, from untrusted sources: check them before unpacking, within limits.
 
 zipfile knows the format. It believes what the tables say, however, and a small file can say much: so the directory is
 read within MAX_DIRECTORY, no two members share bytes or a name, all of them together unpack to at most MAX_RATIO times
@@ -40,7 +40,7 @@ _FAULTS = (
 
 
 def is_zip(source: Source) -> bool:
-    """Whether it is a wheel, or any zip file."""
+    """Return whether a file is a wheel or another zip file."""
     return source.size >= len(MAGIC) and source.pread(0, len(MAGIC)) == MAGIC
 
 
@@ -69,7 +69,7 @@ class Zip:
             raise self._fault(f"{source.size} bytes that unpack to {size}; the limit is {limit}")
 
     def end_of(self, info: ZipInfo) -> int:
-        """Where the next member begins, or the directory."""
+        """Return the offset of the next member, or of the directory after the last."""
         return self._ends[info.header_offset]
 
     def open(self, info: ZipInfo) -> IO[bytes]:
@@ -106,7 +106,7 @@ class Zip:
 
     @contextmanager
     def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:
-        """How a member begins, and all of it in a temporary file, or None if it can hold no GPU code."""
+        """Yield the first bytes of a member, and a temporary file with all of it, or None if it can't hold GPU code."""
         with self.open(info) as packed:
             with self.faults(info):
                 head = packed.read(HEAD)
@@ -130,7 +130,7 @@ class Zip:
 
     @contextmanager
     def faults(self, info: ZipInfo | None = None) -> Iterator[None]:
-        """What zipfile raises becomes MalformedError."""
+        """Turn exceptions of zipfile into MalformedError."""
         try:
             yield
         except _FAULTS as error:
@@ -140,7 +140,7 @@ class Zip:
         return MalformedError(f"zip: {fact}", f"{self.source.name}/{info.filename}" if info else self.source.name)
 
     def _iter_ends(self) -> Iterator[tuple[int, int]]:
-        """Where each member begins, and where the next one does, or the directory."""
+        """Yield the offset of each member with the offset of the next one, or of the directory."""
         ends = self.directory
         for info in sorted(self.all, key=attrgetter("header_offset"), reverse=True):
             start = info.header_offset
@@ -151,7 +151,7 @@ class Zip:
 
 
 class _Bounded(BufferedReader):
-    """zipfile reads a directory in one piece, of the size that the file says, and where it says."""
+    """A reader with limits: zipfile reads a directory in one piece, with the size and place that the file states."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

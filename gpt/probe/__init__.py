@@ -1,4 +1,4 @@
-"""Probes: the files that say where and what, the verifier, and what a position and a helper mean in a program.
+"""Probes: parse probe files, verify them, and resolve their positions and helpers in a program.
 
     read.load.find_probe(name) -> Path              what -p names: a file, or a built-in probe
     read.load.load_probes(path) -> ProbeFile   TOML of either generation (toml.py) or Python (python.py)
@@ -9,15 +9,16 @@ The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe
 line in the file. The weaver (gpt/probe/weave) goes from there:
 
     positions.find_sites(Body(module, function, statements), probe.positions) -> [Site]
-                                               which statements of gpt.ptx.scan.Module.statements(function) are meant,
-                                               by their numbers; a statement has its byte span in the module's text
+                                               the matching statements, as indices into
+                                               gpt.ptx.scan.Module.statements(function); a statement has its byte span
+                                               in the module's text
     parse.parse_statements(module.source(statement)) -> [Instruction]
                                                the instruction at a site
     operands.bind(instruction) -> Bound        its operands as helpers: out, ins, type, bits, address, space, bytes,
-                                               flops; None if it has no such thing
-    verify.find_misfit(probe, bound) -> str    why the probe cannot run there (the site is left alone), or None
+                                               flops; None where the instruction doesn't have them
+    verify.find_misfit(probe, bound) -> str    why the probe can't run there (the site is left alone), or None
 
-A helper stands in a snippet as tree.Name("ADDR"), an operand like any other; model.HELPERS has its type. A register
-declared in the file keeps its name, which the weaver makes unique in the program. All of a file's registers exist in
-each thread of a probed kernel and begin as Register.initial, or undefined.
+In a snippet, a helper is an operand like any other, tree.Name("ADDR"); model.HELPERS has its type. A register declared
+in the file keeps its name in the model, and the weaver makes it unique in the program. Each thread of a probed kernel
+has all of the file's registers; they start as Register.initial, or undefined.
 """

@@ -1,8 +1,8 @@
-"""Whether a loop in a snippet ends: its turns are counted, by running what moves its counter.
+"""Check that a loop in a snippet ends, by simulating its counter.
 
-The count must be plain: a register is set to a constant before the label, one constant is added to it once in the
-loop, and the branch back depends on its comparison with a constant after that. There are no other branches or labels
-in the loop, and no other way to its label.
+Only simple loops pass: a register is set to a constant before the label, the loop adds one constant to it once, and
+the branch back depends on comparing it with a constant after that. The loop has no other branches or labels, and no
+other branch goes to its label.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Node = tree.Instruction | tree.Label | Save
 
 
 class _Test(NamedTuple):
-    """What a loop goes on for: its counter compares so with the limit, both of this type."""
+    """The condition on which a loop continues: `counter` compares with `limit`, both of this type."""
 
     node: tree.Instruction
     counter: tree.Operand
@@ -39,7 +39,7 @@ class _Test(NamedTuple):
 
 
 def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
-    """What is wrong with the loop between a label and the branch back to it, None if it ends soon enough."""
+    """Return what's wrong with the loop between a label and the branch back to it, None if it ends soon enough."""
     body = _find_body(lines, begin, end)
     test = _find_test(body, lines[end]) if body else None
     step = _find_step(body, test) if body and test else None
@@ -55,7 +55,7 @@ def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
 
 
 def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction] | None:
-    """The instructions of a loop that runs straight from its label to its branch, and is entered at the top only."""
+    """Return the instructions of a loop without inner branches that is entered at the top only."""
     label, inside = lines[begin], lines[begin + 1 : end]
     assert isinstance(label, tree.Label)
     if any(isinstance(node, tree.Label) for node in inside):
@@ -70,7 +70,7 @@ def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction
 
 
 def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
-    """What the branch back depends on, None unless that is one comparison with a constant."""
+    """Return the condition of the branch back, None unless it's a single comparison with a constant."""
     assert isinstance(branch, tree.Instruction)
     if branch.guard is None or branch.guard.negated:
         return None
@@ -79,12 +79,12 @@ def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
         case tree.Instruction("setp", (compare, type_), (target, counter, limit, *_)) as node:
             bound = _constant(limit)
             if target == flag and compare in _HOLDS and type_ in _TYPES and bound is not None:
-                return _Test(node, counter, compare, bound, type_)  # of two results the other is the opposite
+                return _Test(node, counter, compare, bound, type_)  # a second result would be the opposite
     return None
 
 
 def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
-    """What is added to the counter in each turn, None unless that is one constant, and before the test."""
+    """Return the constant that each iteration adds to the counter before the test, None if there's no such constant."""
     node = _find_writer(body, test.counter)
     match node:
         case tree.Instruction("add", (type_,), (_, source, step)) if source == test.counter:
@@ -94,7 +94,7 @@ def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
 
 
 def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
-    """What a register holds after these lines, None unless that is a constant whichever way they are reached."""
+    """Return the constant that a register holds after these lines, None unless it's the same on every path."""
     for node in reversed(lines):
         match node:
             case tree.Label() | tree.Instruction("bra"):
@@ -107,13 +107,13 @@ def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
 
 
 def _find_writer(body: list[tree.Instruction], register: tree.Operand) -> tree.Instruction | None:
-    """The one instruction that writes a register, None unless it always does, and no other."""
+    """Return the only instruction that writes a register, None if there are others or it's conditional."""
     found = [node for node in body if str(register) in _written(node)]
     return found[0] if len(found) == 1 and not found[0].guard else None
 
 
 def _wrap(value: int, type_: str) -> int:
-    """A number as a register of the type, as `.s32`, holds it."""
+    """Wrap a number around as a register of a type such as `.s32` does."""
     bits = SIZES[type_[1:]] * 8
     value &= (1 << bits) - 1
     return value - (1 << bits) if type_[1] == "s" and value >> (bits - 1) else value

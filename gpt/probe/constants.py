@@ -1,7 +1,8 @@
-"""What ptxas takes for a constant of a type: a number, or an expression of numbers.
+"""Check constants as ptxas does: numbers, and expressions of numbers.
 
-In an expression of integers all operators may stand, but `/` and `%` only before a number that is not 0: ptxas refuses
-0, and dies of the smallest number divided by -1. One of floats is a sum, difference, product or quotient of decimals.
+An expression of integers may use all operators, but `/` and `%` only with a literal other than 0 on the right: ptxas
+rejects 0, and crashes on the smallest integer divided by -1. An expression of floats is a sum, difference, product or
+quotient of decimals.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, integer
 
-_LEAST = 2.2250738585072014e-308  # what is smaller, and not 0, is an overflow to ptxas
+_LEAST = 2.2250738585072014e-308  # ptxas reports smaller numbers other than 0 as an overflow
 
 
 def is_constant(operand: tree.Operand) -> bool:
-    """Whether an operand is made of numbers alone."""
+    """Return whether an operand consists of numbers only."""
     match operand:
         case tree.Number() | tree.Name("WARP_SZ", ()):
             return True
@@ -25,7 +26,7 @@ def is_constant(operand: tree.Operand) -> bool:
 
 
 def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
-    """Why a constant cannot be used as one of a type, or None."""
+    """Return why a constant can't be used for a type, or None."""
     match operand:
         case tree.Name():
             return None if wanted is None or wanted[0] in "usb" else f"'{operand}' where .{wanted} is wanted"

@@ -1,8 +1,9 @@
-"""The instructions that a probe may be made of, as the PTX ISA and ptxas have them: which modifiers in which order, how
-many operands, and from which version of PTX and for which targets.
+"""The instructions that a probe may use: their modifiers in order, their number of operands, and the PTX version and
+target that they need. Sources are the PTX ISA and ptxas.
 
-A line of the table says since when (a version of PTX, a target), the operands, and the form: opcodes, then in each
-place one of some modifiers, or none where they stand in brackets. A test holds every one of them against ptxas.
+A line of the table has the PTX version and the target since which the form exists, the operands, and the form: the
+opcodes, then for each place a choice of modifiers, which are optional if they're in brackets. A test checks every form
+with ptxas.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ _TABLE = """
 """
 
 
-SPECIAL = {  # special registers that are younger than any PTX that a probe goes into
+SPECIAL = {  # special registers that some supported PTX versions or targets lack
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), "7.8 90"),
     **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank"), "7.8 90"),
     "%aggr_smem_size": "8.1 90",
@@ -193,7 +194,7 @@ SPECIAL = {  # special registers that are younger than any PTX that a probe goes
 
 
 class Since(NamedTuple):
-    """Since when there is something: a version of PTX, and the number of a target, 80 of sm_80."""
+    """The PTX version and the target (80 for sm_80) since which something exists."""
 
     version: tuple[int, int]
     target: int
@@ -201,7 +202,7 @@ class Since(NamedTuple):
 
 @cache
 def forms() -> dict[tuple[str, int], Since]:
-    """The forms by opcode with modifiers, and number of operands."""
+    """Return all forms by opcode with modifiers, and number of operands."""
     found: dict[tuple[str, int], Since] = {}
     for line in _TABLE.strip().splitlines():
         version, target, count, *places = line.split()
@@ -213,7 +214,7 @@ def forms() -> dict[tuple[str, int], Since]:
 
 @cache
 def counts() -> dict[str, set[int]]:
-    """How many operands an opcode may have."""
+    """Return the possible numbers of operands by opcode."""
     found: dict[str, set[int]] = {}
     for name, count in forms():
         found.setdefault(name.partition(".")[0], set()).add(count)
@@ -222,12 +223,12 @@ def counts() -> dict[str, set[int]]:
 
 @cache
 def words() -> set[str]:
-    """All modifiers."""
+    """Return all modifiers."""
     return {word for name, _ in forms() for word in name.split(".")[1:]}
 
 
 def needs(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, Since]]:
-    """What a statement has that is not in every PTX, and since when there is it."""
+    """Yield the parts of a statement that need a minimum PTX version or target, each with that minimum."""
     if isinstance(node, tree.Instruction) and (since := forms().get((node.name, len(node.operands)))):
         yield f"'{node}'", since
     for name in names_of(node):
@@ -236,7 +237,7 @@ def needs(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, Sin
 
 
 def find_lack(snippet: Snippet, version: tuple[int, int], target: int) -> tuple[int, str] | None:
-    """The first line of a snippet that a module of this version and target is too old for, and what it lacks."""
+    """Return the first line of a snippet that this PTX version or target is too old for, with the reason."""
     for line in snippet.lines:
         for what, since in needs(line.node):
             if version < since.version:
@@ -252,7 +253,7 @@ def _since(version: str, target: str) -> Since:
 
 
 def _choices(place: str) -> list[str]:
-    """What may stand in a place of the table."""
+    """Return the modifiers that a place in the table allows, "" for none."""
     names = place.strip("[]").split("|")
     found = [word for name in names for word in _SETS.get(name, name).split("|")]
     return ["", *found] if place[0] == "[" else found

@@ -1,7 +1,7 @@
-"""What a probe file says, whatever form it was written in: maps, registers, and probes with their snippets.
+"""The model of a probe file: maps, registers, and probes with their snippets.
 
-A snippet is PTX in which a helper (HELPERS) may stand for an operand, and SAVE for a record's fields. The verifier
-reads these objects, the weaver lowers them; neither knows TOML or Python.
+A snippet is PTX with helpers (HELPERS) as operands and SAVE to write a record's fields. The verifier checks these
+objects and the weaver lowers them; neither knows whether the file was TOML or Python.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gpt.ptx.types import SIZES, SPECIAL
 MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total")
-LEADERS = ("active", "lane0")  # who saves for a warp: the lowest active lane, or lane 0 if it is there
-HELPERS = {  # name: type, None if it is the operand's own
+LEADERS = ("active", "lane0")  # the lane that saves for a warp: the lowest active one, or lane 0 if it's active
+HELPERS = {  # name: type, None for the operand's own type
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
-    "BYTES": "u32",  # what one lane moves
+    "BYTES": "u32",  # moved by one lane
     "FLOPS": "u32",  # one lane's share of the arithmetic
-    "ACTIVE": "u32",  # how many lanes are here
+    "ACTIVE": "u32",  # number of active lanes
     "PRED": "pred",  # whether the instruction's guard held; true if it has none
     "CLOCK": "u64",  # clocks of this SM
     "TIME": "u64",  # ns, the same on all SMs
     "SMID": "u32",
-    "WARPID": "u32",  # of the warp in its block
+    "WARPID": "u32",  # index of the warp in its block
     "LANEID": "u32",
-    "BLOCK": "u64",  # of the block in the grid, x first
+    "BLOCK": "u64",  # index of the block in the grid, x first
 }
-COUNTS = {"BYTES", "FLOPS"}  # mostly constants: they stand for a u64, too
+COUNTS = {"BYTES", "FLOPS"}  # mostly constants, so they can be used as u64 too
 OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they need an instruction
 
 
@@ -44,16 +44,16 @@ class Field:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return SIZES[self.type]
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Where records go: `capacity` a thread, warp or block, None for an append log within `budget` bytes.
+    """A buffer for records: `capacity` per thread, warp or block, or None for an append log of `budget` bytes.
 
-    Of type `total` there is one record, to which each thread adds what it saves.
-    `size` is a record's bytes as declared; `stride`, a multiple of 8, is what a slot takes.
+    A map of type `total` has a single record, to which each thread adds its values. `size` is the declared size of a
+    record in bytes; `stride` is the size of its slot, a multiple of 8.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Map:
 
     @property
     def stride(self) -> int:
-        """Bytes from one record to the next."""
+        """The distance between records in bytes."""
         return max(8, -(-self.size // 8) * 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register that the probes of a file share in each thread. `initial` is a constant in PTX, or nothing."""
+    """A register that the probes of a file share in each thread. `initial` is a PTX constant or None."""
 
     name: str
     type: str
@@ -84,11 +84,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Stores `values` to the fields of a record from number `first` on; `last` if the record is then complete."""
+    """Store `values` to a record's fields, starting with number `first`; `last` if that completes the record."""
 
     map: str
     values: tuple[tree.Operand, ...]
-    types: tuple[str, ...]  # as SAVE.u32 says, or the fields of the map; empty until that is known
+    types: tuple[str, ...]  # from SAVE.u32 or from the map's fields; empty until known
     first: int = 0
     last: bool = True
     guard: tree.Guard | None = None
@@ -104,7 +104,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """What runs before or after a position; declarations are in ProbeFile.registers."""
+    """The code to run before or after a position; its declarations are in ProbeFile.registers."""
 
     lines: tuple[Line, ...]
 
@@ -121,9 +121,9 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a probe goes. `kind` is kernel, opcode (`words` to find in the opcode), func, line or label.
+    """A place to insert a probe. `kind` is kernel, opcode (with `words` to match), func, line or label.
 
-    `words` are globs: for a line, the file and the number.
+    `words` are globs; for a line they are the file and the number.
     """
 
     kind: str
@@ -135,7 +135,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Code for positions. With `no_pred` it also runs if the guard of the instruction did not hold.
+    """Code for positions. With `no_pred` it runs even if the instruction's guard is false.
 
     `sample` is (`block` or `warp`, N): only one in N runs it.
     """
@@ -151,15 +151,15 @@ class Probe:
 
     @property
     def snippets(self) -> list[tuple[str, Snippet]]:
-        """`before` and `after`, those that are there."""
+        """The probe's snippets, with `before` or `after`."""
         return [(when, s) for when, s in (("before", self.before), ("after", self.after)) if s]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
-    """A probe file. `callback` is what it wants to be run on the results: the path of a file, else as it is written,
-    the name of an analysis or of a file that is absent. `source` is its text, `second` says that it's of Neutrino's
-    second generation, as one in Python is.
+    """A probe file. `callback` is the program or analysis to run on the results: the path of an existing file, or else
+    the name as written, which may be an analysis. `source` is the text of the file. `second` means the second
+    generation of Neutrino's format, which includes every file in Python.
     """
 
     path: str
@@ -171,7 +171,7 @@ class ProbeFile:
     second: bool = field(default=True, compare=False)
 
     def replaces(self, map_: Map) -> bool:
-        """Whether each record that is saved to a map takes the place of the one before."""
+        """Return whether each record saved to a map replaces the one before."""
         kinds = {
             position.kind
             for probe in self.probes
@@ -182,16 +182,16 @@ class ProbeFile:
 
     @property
     def script(self) -> str | None:
-        """The file that is to be run."""
+        """The path of the callback if it's a file."""
         return self.callback if self.callback and self.callback.startswith("/") else None
 
     def map(self, name: str) -> Map | None:
-        """The map of that name."""
+        """Return the map with this name."""
         return next((found for found in self.maps if found.name == name), None)
 
 
 def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Iterator[str]:
-    """The names in a statement's guard and operands, registers and helpers and all, in order."""
+    """Yield all names in a statement's guard and operands, such as registers and helpers, in order."""
     match node:
         case tree.Instruction():
             if node.guard:
@@ -225,7 +225,7 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
 
 
 def layout(fields: list[tuple[str, str]]) -> tuple[tuple[Field, ...], int]:
-    """Places named types one after the other, each aligned to its size: the fields, and their bytes in all."""
+    """Lay out named types one after the other, each aligned to its size; return the fields and the total bytes."""
     placed, at = [], 0
     for name, type_ in fields:
         size = SIZES[type_]
@@ -236,7 +236,7 @@ def layout(fields: list[tuple[str, str]]) -> tuple[tuple[Field, ...], int]:
 
 
 def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:
-    """The type of a register, special register or helper; None of an operand's, whatever it is."""
+    """Return the type of a register, special register or helper; None for helpers with the operand's own type."""
     if name.name in HELPERS:
         return HELPERS[name.name]
     return registers.get(name.name) or SPECIAL.get(name.name)

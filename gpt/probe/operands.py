@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, integer, types_of
 
-# Opcodes whose first operand is not a result: a barrier's number, a target, what is sent.
+# Opcodes whose first operand isn't a result but a barrier's number, a target or a value to send.
 _NO_RESULT = {
     *("bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep", "setmaxnreg", "pmevent"),
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
@@ -30,8 +30,9 @@ _RESULT = {
     *("wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "bar.red", "barrier.red"),
     *("bar.cta.red", "barrier.cta.red", "clusterlaunchcontrol.query_cancel"),
 }
-# Asynchronous operations whose result is in registers, and what waits for it. All others write memory: cp.async,
-# cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st, clusterlaunchcontrol.try_cancel.
+# Asynchronous operations with a result in registers, and the instruction that waits for it. Others write memory:
+# cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st,
+# clusterlaunchcontrol.try_cancel.
 _PENDING = {"wgmma.mma_async": "wgmma.wait_group", "tcgen05.ld": "tcgen05.wait::ld"}
 _FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # whose registers hold several elements
 PARTS = (".x", ".y", ".z", ".w")
@@ -56,10 +57,10 @@ _TYPED = {  # whose operands have the types that types_of returns
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),
     *("ldu", "suld", "sust"),
 }
-_WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # tried: they alone take registers wider than their type
-_ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # whose memory is not written
-_GOES = {"bra": 0, "call": 0, "brx": 1}  # where control goes to: how many operands have values
-_FIXED = {  # results that are not of the type that the opcode names
+_WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # tested: only these take registers wider than their type
+_ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # they don't write their memory
+_GOES = {"bra": 0, "call": 0, "brx": 1}  # jumps: the number of operands with values
+_FIXED = {  # results with another type than the opcode names
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
     **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
 }
@@ -104,20 +105,20 @@ class LowBits(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What a type begins with that extends it so."""
+        """The first letter of an integer type that extends this way."""
         return "s" if self.signed else "u"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An instruction's operands as helpers. None if the instruction has no such thing.
+    """An instruction's operands as helpers; None where the instruction doesn't have one.
 
     `widths` are the bits of `ins`, if the opcode says so, and `types` the types of each or of its elements; the bits
     of `out` are `bits` for each of its elements. With `wider` a register may have more, of which the low ones count.
-    `type` is that of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which may
-    have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that holds
-    it, or what a copy may read of more; `flops` a number, or the descriptor that has it. The result of an asynchronous
-    operation is not an `out`: it is there when what `pending` names has waited for it.
+    `type` is the type of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand in brackets, which
+    may have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the operand that
+    holds it, or a Partial for a copy that may read less; `flops` is a number or the descriptor that holds it. The
+    result of an asynchronous operation isn't `out`: it exists only after the instruction that `pending` names.
     """
 
     out: tree.Operand | None
@@ -134,7 +135,7 @@ class Bound:
     pending: str = ""
 
     def operand(self, helper: str, part: str = "") -> tree.Operand | None:
-        """The operand that OUT or IN1 to IN4 stands for, or of a vector the element `.x`, `.y`, `.z`, `.w`."""
+        """Return the operand for OUT or IN1 to IN4, or with `part` the element `.x`, `.y`, `.z`, `.w` of a vector."""
         number = int(helper[2:]) - 1 if helper != "OUT" else 0
         found = self.out if helper == "OUT" else self.ins[number] if number < len(self.ins) else None
         if not part:
@@ -145,7 +146,7 @@ class Bound:
         return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 
     def width(self, helper: str, part: str = "") -> int | None:
-        """The bits of that, of a whole vector all that it holds; None if the opcode does not say."""
+        """Return the bits of that operand (of all elements for a whole vector); None if the opcode doesn't say."""
         whole = self.operand(helper)
         count = len(whole.items) if isinstance(whole, tree.Vector) else 1
         if helper == "OUT":
@@ -155,7 +156,7 @@ class Bound:
         return bits and bits // (count if part else 1)
 
     def low(self, helper: str) -> LowBits | None:
-        """What counts of each register of OUT or IN1 to IN4, and of a constant; None of all that is in it."""
+        """Return the low bits of OUT or IN1 to IN4 that the instruction uses; None if it uses all of them."""
         if helper == "OUT":
             return LowBits(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
         number = int(helper[2:]) - 1
@@ -163,7 +164,7 @@ class Bound:
         return LowBits(SIZES[type_] * 8, type_[0] == "s") if self.wider and type_ else None
 
     def has(self, helper: str) -> bool:
-        """Whether a helper means something here."""
+        """Return whether the instruction has this helper."""
         match helper:
             case "ADDR":
                 return self.address is not None
@@ -177,13 +178,13 @@ class Bound:
 
 
 def bind(instruction: tree.Instruction) -> Bound:
-    """What the helpers mean at an instruction."""
+    """Bind the helpers to an instruction's operands."""
     opcode = instruction.opcode
     pending = _PENDING.get(_family(instruction), "")
     result, ins = _result_and_ins(instruction)
     out = None if pending else result
     types = _types(instruction, len(ins))
-    is_whole = opcode == "mov"  # its type is that of all elements together
+    is_whole = opcode == "mov"  # its type covers all elements together
     type_, bits = _type(instruction)
     address, space = _address(instruction)
     return Bound(
@@ -203,13 +204,13 @@ def bind(instruction: tree.Instruction) -> Bound:
 
 
 def _family(instruction: tree.Instruction) -> str:
-    """The opcode with the word that says which of several instructions it is: `wgmma.wait_group`, `bar.cta.red`."""
+    """Return the opcode with the word that tells its variants apart: `wgmma.wait_group`, `bar.cta.red`."""
     words = [modifier[1:] for modifier in instruction.modifiers]
     return ".".join([instruction.opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
 
 
 def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None, tuple[tree.Operand, ...]]:
-    """The operand that is the result, None if there is none or it is not wanted, and those that are read."""
+    """Return the result (None if it's missing or `_`) and the operands that are read."""
     opcode, operands = instruction.opcode, tuple(map(_element, instruction.operands))
     first = operands[0] if operands else None
     is_memory = isinstance(first, tree.Address)
@@ -223,12 +224,12 @@ def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None,
     else:
         result, ins = None, operands[: _GOES.get(opcode)]
     if any(modifier[1:].split("::")[0] == "param" for modifier in instruction.modifiers):
-        ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))  # none that a program has
+        ins = tuple(operand for operand in ins if not isinstance(operand, tree.Address))  # parameters are not memory
     return result, ins
 
 
 def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
-    """The types of the last `count` operands, None if the opcode does not say."""
+    """Return the types of the last `count` operands, None where the opcode doesn't say."""
     if instruction.opcode not in _TYPED:
         return (None,) * count
     types = types_of(instruction)
@@ -245,13 +246,13 @@ def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits
 
 
 def _element(operand: tree.Operand) -> tree.Operand:
-    """The one element of a vector of one, which only loads and stores take: Triton writes them so."""
+    """Return the element of a vector with one element, as Triton writes them in loads and stores."""
     return operand.items[0] if isinstance(operand, tree.Vector) and len(operand.items) == 1 else operand
 
 
 def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
-    """The bits of an operand: of an address 64, of a vector all that it holds, of a constant whatever is wanted. The
-    type is that of the `whole` vector, or of an element.
+    """Return the bits of an operand: 64 for an address, the sum for a vector, None for a constant, which fits any
+    width. The type belongs to the `whole` vector or to each element.
     """
     match operand:
         case tree.Address():
@@ -264,7 +265,7 @@ def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
 
 
 def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
-    """The type of the value: the last one, but for conversions, comparisons and matrices the first."""
+    """Return the type of the value: the opcode's last type, or its first for conversions, comparisons and matrices."""
     if fixed := _FIXED.get(instruction.opcode):
         return fixed
     if instruction.name.startswith("cvt.pack."):
@@ -282,7 +283,7 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
 
 
 def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | None]:
-    """The operand in brackets that counts and its space: of a copy, the global one; generic if none is named."""
+    """Return the address and its space: for a copy, the global address; generic if the opcode names no space."""
     found = [operand for operand in instruction.operands if isinstance(operand, tree.Address)]
     if not found or instruction.opcode in ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "tensormap"):
         return None, None
@@ -334,7 +335,7 @@ def _count(words: tuple[str, ...]) -> int:
 def _flops(instruction: tree.Instruction, name: str, type_: str | None) -> int | Descriptor | None:
     shape = _SHAPE.search(name)
     match instruction.opcode:
-        case "mma" if shape:  # m8n8k4 is four of these for a warp, but for the one of .f64
+        case "mma" if shape:  # m8n8k4 is four products per warp, except with .f64
             times = 4 if shape[0] == ".m8n8k4" and ".f64" not in instruction.modifiers else 1
             return times * _product(shape) // 32
         case "wmma" if shape and ".mma" in instruction.modifiers:

@@ -1,13 +1,12 @@
-"""Positions: what a probe file says, and the statements of a function that it means.
+"""Positions: parse them, and find the matching statements of a function.
 
-`kernel`, opcodes with modifiers, `func:NAME`, `line:FILE:N`, `label:NAME`, several joined by `:`. An opcode matches
-when its first word is the instruction's, and each further word is among the modifiers, wherever: `ld.global` is in
-`ld.volatile.global.v4.u32`. Names and words may be globs.
+A position is `kernel`, an opcode with modifiers, `func:NAME`, `line:FILE:N` or `label:NAME`; several are joined by `:`.
+An opcode position matches if its first word is the instruction's opcode and every further word is among the modifiers,
+in any place: `ld.global` matches `ld.volatile.global.v4.u32`. Names and words may be globs.
 
-Three rules keep words from meaning too much. A load without state space is generic, and matches only where `generic`
-is asked for. `cp.async` is the copy of some bytes; of its family, what moves none or in bulk must be named, and so must
-`bar.warp.sync`, which is not a barrier of a block. Of a modifier with `::` the part before it is enough: `shared`
-matches `shared::cta`.
+Three rules apply. A load without a state space is generic, and matches only with the word `generic`. `cp.async` matches
+only plain copies: bulk copies and the waits of its family must be named in full, and so must `bar.warp.sync`, which
+isn't a barrier of a block. For a modifier with `::`, the part before it is enough: `shared` matches `shared::cta`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from gpt.ptx.scan import Item, Module, Statement
 _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
 _LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
-RESERVED = {"kernel", *_ARGUMENTS}  # words that are not opcodes
-_SPACED = {"ld", "st", "atom", "red", "prefetch"}  # they may name a state space; without one they are generic
+RESERVED = {"kernel", *_ARGUMENTS}  # these aren't opcodes
+_SPACED = {"ld", "st", "atom", "red", "prefetch"}  # may name a state space; generic without one
 _SPACES = ("global", "shared", "local", "const", "param")
-_OTHERS = {  # modifiers that make another instruction of an opcode: they must be named
+_OTHERS = {  # modifiers that turn an opcode into another instruction: positions must name them
     "cp": {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"},
     "bar": {"warp"},
 }
-LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # nothing falls through one without guard
+LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # without a guard, control doesn't fall through
 
 
 class Site(NamedTuple):
@@ -51,7 +50,7 @@ class Site(NamedTuple):
 
 
 def parse_positions(text: str, where: str = "") -> tuple[Position, ...]:
-    """`ld.global:st.global`, `func:dot*`, `line:matmul.cu:42`, ... Raises MalformedError."""
+    """Parse `ld.global:st.global`, `func:dot*`, `line:matmul.cu:42`, ... Raises MalformedError."""
     parts = [part.strip() for part in re.split(r"(?<!:):(?!:)", text)]
     found: list[Position] = []
     while parts:
@@ -93,7 +92,7 @@ class Body:
             self._opcodes[head.partition(".")[0]][head] = numbers
 
     def find(self, position: Position) -> list[int]:
-        """The instructions that an opcode position means, in order."""
+        """Return the instructions that an opcode position matches, in order."""
         found = [
             numbers
             for opcode, heads in self._opcodes.items()
@@ -104,7 +103,7 @@ class Body:
         return sorted(number for numbers in found for number in numbers)
 
     def numbers(self, *opcodes: str) -> list[int]:
-        """The instructions of these opcodes, in order."""
+        """Return the instructions with these opcodes, in order."""
         found = [numbers for opcode in opcodes for numbers in self._opcodes.get(opcode, {}).values()]
         return sorted(number for numbers in found for number in numbers)
 
@@ -139,7 +138,7 @@ def _sites(body: Body, position: Position) -> Iterable[Site]:
 
 
 def _ends(body: Body, position: Position) -> Iterable[Site]:
-    """Where a function begins and ends."""
+    """Yield the sites at the start and the ends of a function."""
     yield Site(position, "entry", 0, 0)
     for number in body.numbers("ret", "exit"):
         yield Site(position, "exit", number, number)
@@ -148,12 +147,12 @@ def _ends(body: Body, position: Position) -> Iterable[Site]:
 
 
 def falls_through(statement: Statement) -> bool:
-    """Whether control can come to what stands after an instruction."""
+    """Return whether control can reach the statement after an instruction."""
     return bool(statement.guard) or statement.head.partition(".")[0] not in LEAVES
 
 
 def falls_off(statements: list[Statement]) -> bool:
-    """Whether control can run off the end of a function: its last instruction does not leave, or a label follows."""
+    """Return whether control can run off a function's end: its last instruction isn't a jump, or a label follows it."""
     for statement in reversed(statements):
         if statement.kind == "instruction":
             return falls_through(statement)
@@ -163,7 +162,7 @@ def falls_off(statements: list[Statement]) -> bool:
 
 
 def matches(position: Position, head: str) -> bool:
-    """Whether an opcode with its modifiers is one that an opcode position means."""
+    """Return whether an opcode position matches an opcode with its modifiers."""
     first, *wanted = position.words
     opcode, *modifiers = head.split(".")
     names = [opcode, *modifiers[:1]] if opcode == "wmma" else [opcode]  # wmma.mma is an mma
@@ -184,7 +183,7 @@ def matches(position: Position, head: str) -> bool:
 
 
 def _line_sites(module: Module, statements: list[Statement], position: Position) -> Iterable[Site]:
-    """For each run of instructions that a matching `.loc` begins: up to the next `.loc`, label or brace."""
+    """Yield a site for each run of instructions from a matching `.loc` to the next `.loc`, label or brace."""
     wanted, line = position.words
     places = {
         (number, int(line))

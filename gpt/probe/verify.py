@@ -1,13 +1,13 @@
-"""Proves a probe harmless, or refuses it with its file and line.
+"""Prove that a probe is harmless, or reject it with its file and line.
 
-What is not listed is refused. A snippet computes: arithmetic, logic, comparisons and conversions over registers that
-the probes of its file declared, special registers, constants and helpers. It reads the program through helpers only
-and writes nothing of it; SAVE is its one way out, and the weaver lowers that within the map's bounds. It has no memory
-access, no shuffle, vote, barrier, call or exit. It branches forward, to a label of its own, or back in a loop whose
-count is plain (loops.py).
+Only listed instructions are allowed. A snippet computes: arithmetic, logic, comparisons and conversions on registers
+declared in its file, special registers, constants and helpers. It reads the program through helpers only, and never
+writes to it. Its only output is SAVE, which the weaver keeps within the map's bounds. It can't access memory, shuffle,
+vote, call, exit or wait at a barrier. It branches forward to a label of its own, or back in a loop with a static bound
+(bounds.py).
 
-Two things look like computing and are not: the carry flag (`add.cc`, `addc`) is the program's, which may be between
-its own two halves of a sum, and `bra.uni` promises for all lanes what a probe cannot know.
+Two harmless-looking instructions are rejected. The carry flag (`add.cc`, `addc`) belongs to the program, which may be
+halfway through a sum. `bra.uni` promises that all lanes agree, which a probe can't know.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TAKEN = {*HELPERS, "SAVE", "WARP_SZ", "_"}
 
 
 def verify(file: ProbeFile) -> None:
-    """Proves every probe of a file harmless. Raises GptError for the first thing that is not."""
+    """Prove that every probe of a file is harmless. Raises GptError for the first violation."""
     registers = {register.name: register.type for register in file.registers}
     for register in file.registers:
         if register.name in _TAKEN or register.name in SPECIAL:
@@ -55,7 +55,7 @@ def verify(file: ProbeFile) -> None:
 
 
 def find_misfit(probe: Probe, bound: Bound) -> str | None:
-    """Why a probe cannot run at an instruction that its position matched, or None: what its helpers lack there."""
+    """Return why a probe can't run at an instruction that its position matched (which helper is missing), or None."""
     for _, snippet in probe.snippets:
         for helper in sorted(snippet.helpers):
             if not bound.has(helper):
@@ -79,7 +79,7 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
 
 
 def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
-    """An operand's registers and their types: two results, or the parts of a vector."""
+    """Yield an operand's registers and their types: two results, or the elements of a vector."""
     match operand:
         case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
             return [(part, wanted) for part in operands]
@@ -93,7 +93,7 @@ def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Nam
     match node:
         case tree.Instruction():
             pairs = list(zip(node.operands, types_of(node), strict=True))
-            if node.opcode == "cvt":  # it takes integers of any size
+            if node.opcode == "cvt":  # takes integers of any size
                 pairs = [pair for pair in pairs if (pair[1] or "")[:1] == "f"]
         case Save():
             pairs = list(zip(node.values, node.types, strict=False))
@@ -106,7 +106,7 @@ def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Nam
 
 
 class _Check:
-    """One snippet under the eye of the verifier."""
+    """The verification of one snippet."""
 
     def __init__(self, file: ProbeFile, probe: Probe, when: str, snippet: Snippet, registers: dict[str, str]) -> None:
         self.file, self.probe, self.when, self.snippet, self.registers = file, probe, when, snippet, registers
@@ -134,7 +134,7 @@ class _Check:
             elif isinstance(line.node, tree.Instruction):
                 self.guard(line.node.guard)
                 self.instruction(line.node)
-        for number, line in enumerate(lines):  # each is known to be well-formed now
+        for number, line in enumerate(lines):  # each line is known to be well-formed now
             if isinstance(line.node, tree.Instruction) and line.node.opcode == "bra":
                 self.line = line.line
                 self.branch(line.node, number)
@@ -158,19 +158,19 @@ class _Check:
             raise self.refuse(f"'{node}' lacks a type" if untyped else f"'{node.name}' is not allowed in a probe")
         if node.opcode == "bra":
             return
-        strict = any(modifier[1:] in PACKED for modifier in node.modifiers)  # no register may be longer then
+        strict = any(modifier[1:] in PACKED for modifier in node.modifiers)  # then registers can't be larger
         for place, (operand, wanted) in enumerate(zip(node.operands, types_of(node), strict=True)):
             parts = parts_of(operand, wanted)
             self.form(node, place)
             for part, type_ in parts:
                 if part == tree.Name("_") and place == 0 and len(parts) > 1:
-                    continue  # one of two results is not wanted
+                    continue  # one of two results is discarded
                 if place == 0:
                     self.written(part)
                 self.read(part, type_, "" if strict else node.opcode)
 
     def form(self, node: tree.Instruction, place: int) -> None:
-        """Refuses an operand that no type says anything of, but the opcode."""
+        """Reject an operand that breaks a rule of its opcode rather than of its type."""
         operand, packed = node.operands[place], is_packed(node, place)
         match operand:
             case tree.Vector(items):
@@ -200,7 +200,7 @@ class _Check:
             raise self.refuse(UNDECLARED.format(operand))
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
-        """Refuses an operand that is not the probe's to read, or of another type than required."""
+        """Reject an operand that the probe may not read, or that has the wrong type."""
         if is_constant(operand):
             if fault := constants.find_fault(operand, wanted):
                 raise self.refuse(fault)
@@ -259,7 +259,7 @@ class _Check:
             if given == "pred":
                 raise self.refuse(f"saves predicate '{value}'")
             if map_.type == "total" and (given, field.type) == ("u32", "u64"):
-                given = field.type  # a sum may be wider than what it is of
+                given = field.type  # a sum may be wider than its terms
             if given and not fits("SAVE", field.type, given):
                 raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")
             self.read(value, field.type if is_constant(value) else None)

@@ -1,7 +1,6 @@
-"""The PTX language: a scanner that cuts modules, a grammar for what is touched, a syntax tree that prints itself.
+"""The PTX language: a fast scanner that splits modules, a grammar for the parts of interest, and a syntax tree.
 
-Both read the tokens of tokens.py: the scanner's patterns are made of their forms, and the grammar's lexer cuts them.
-What a stage needs of it:
+Scanner and grammar share the tokens of tokens.py. The interface for stages:
 
     scan.scan_module(data, name) -> Module     the items of a module (functions, variables, directives, sections) with
                                                their byte spans, by regular expressions: 35 MB in half a second
@@ -11,7 +10,7 @@ What a stage needs of it:
     parse.parse_statements(text) -> [node]     the grammar (grammar.lark) over some statements
     parse.parse_item(module, item) -> node     ... over one item of a module: a declaration, a function
     parse.parse_module(data, name) -> Module   ... over everything (1 MB/s)
-    quick.parse_instruction(text) -> node      an instruction, by hand if it is as most are: six times as fast
+    quick.parse_instruction(text) -> node      an instruction; common shapes are parsed by hand, six times as fast
     quick.parse_params(module, function)       the parameters of a function, the same way
     params.layout(params) -> [Param]           where a kernel's parameters are, in bytes
     registers.Registers(module, declarations)  the type of each register of a function

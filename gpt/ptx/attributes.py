@@ -1,4 +1,4 @@
-"""What a kernel says of its launches, after its parameters: `.maxntid 256`, `.blocksareclusters`."""
+"""Parse the launch attributes after a kernel's parameters: `.maxntid 256`, `.blocksareclusters`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpt.ptx.types import integer
 
 
 def read_attributes(head: tree.FunctionNode) -> dict[str, list[int]]:
-    """The attributes of a function with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
+    """Return a function's attributes with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
     return {
         one.word: [_number(one, value) for value in one.values]
         for one in head.attributes
@@ -19,7 +19,7 @@ def read_attributes(head: tree.FunctionNode) -> dict[str, list[int]]:
 
 
 def cluster_of(module: Module, kernel: Item) -> list[int] | None:
-    """The blocks of a cluster in x, y and z, if a launch's grid counts clusters of this kernel; else None."""
+    """Return a cluster's size in blocks (x, y, z) if this kernel's grid counts clusters; else None."""
     if ".blocksareclusters" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return None
     found = read_attributes(parse_head(module, kernel))
@@ -27,8 +27,8 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
 
 
 def block_of(module: Module, kernel: Item) -> dict[str, int]:
-    """What `.reqntid` says of a kernel's blocks, as special registers: `{"%ntid.x": 128, ...}`, and 0 for a place of
-    which there is one only: `{"%tid.y": 0}`.
+    """Return the special registers that `.reqntid` fixes: `{"%ntid.x": 128, ...}`, and `{"%tid.y": 0}` if the block
+    has an extent of 1 there.
     """
     if ".reqntid" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return {}

@@ -1,6 +1,6 @@
-"""The grammar of grammar.lark as lark takes it: the lexer, which cuts with TOKEN, and what becomes of each rule.
+"""The lark side of grammar.lark: a lexer that uses TOKEN, and the function that builds the node of each rule.
 
-Loading lark takes long: parse.py imports this when something is parsed.
+Loading lark is slow, so parse.py imports this file only to parse something.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpt.ptx import tree
 from gpt.ptx.scan import Module
 from gpt.ptx.tokens import TOKEN
 
-MAX_NESTING = 64  # brackets of any kind; what walks the tree may recurse
+MAX_NESTING = 64  # brackets of any kind; code that walks the tree may recurse
 _UNARY = ("-", "+", "!", "~")
 _BINARY = ("<<", ">>", "<=", ">=", "==", "!=", "&&", "||", *"-+*/%<>&|^?:")
-_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, but for those that a text has
+_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, unless the text has its own
     "OPCODE": ["OPCODE", "NAME"],
     "DECIMAL": ["WORD", "FRACTION"],
     "MARK": [],
@@ -29,7 +29,7 @@ _MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, b
 
 
 class Piece(NamedTuple):
-    """What is parsed: a module from one offset to another."""
+    """The input of the parser: a module between two offsets."""
 
     module: Module
     start: int
@@ -37,8 +37,8 @@ class Piece(NamedTuple):
 
 
 class PtxLexer(Lexer):
-    """The tokens of a Piece, as the scanner has them, typed for the grammar: a text that may be several terminals is
-    the first of them that can follow. Raises MalformedError.
+    """Yields the scanner's tokens of a Piece, typed for the grammar. If a text may be several terminals, it's the first
+    that the grammar accepts there. Raises MalformedError.
     """
 
     __future_interface__ = 2  # lex gets the state of the parser
@@ -55,7 +55,7 @@ class PtxLexer(Lexer):
         self._terminals = dict(terminals)
 
     def lex(self, lexer_state: Any, parser_state: Any) -> Iterator[Token]:
-        """The tokens of `lexer_state.text`, a Piece."""
+        """Yield the tokens of `lexer_state.text`, a Piece."""
         module, start, end = lexer_state.text
         states, stack, text = parser_state.parse_conf.states, parser_state.state_stack, module.text
         depth = 0
@@ -103,7 +103,7 @@ def _row(*nodes: Any) -> tuple[Any, ...]:
     return nodes
 
 
-RULES: dict[str, Callable[..., Any]] = {  # a rule to what makes its node of its children, whose tokens are strings
+RULES: dict[str, Callable[..., Any]] = {  # rule: function from its children (tokens are strings) to its node
     "module": lambda *items: tree.ModuleNode(items),
     "head": _directive,
     "section": lambda name, *lines: tree.SectionNode(name, lines),
@@ -151,4 +151,4 @@ def _of_children(make: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
     return lambda nodes: make(*[str(node) if type(node) is Token else node for node in nodes])
 
 
-BUILD = SimpleNamespace(**{rule: _of_children(make) for rule, make in RULES.items()})  # as lark takes it
+BUILD = SimpleNamespace(**{rule: _of_children(make) for rule, make in RULES.items()})  # in the form that lark expects

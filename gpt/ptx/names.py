@@ -1,11 +1,11 @@
-"""The names that a module defines, without cutting it: gigabytes of text in a second, for what lists libraries.
+"""Find the names that a module defines without splitting it: gigabytes of text per second, to list libraries.
 
-Compilers write few block comments but a line comment for each inline `asm`, and nothing in strings but paths. So in
-most texts a directive is looked for first, and then for a line comment and a string before it on its line. Where that
-could be wrong, comments, `#line`s and strings are blanked first, as the scanner does.
+Compilers write few block comments, but a line comment for each inline `asm`; strings hold only paths. So for most texts
+the search finds a directive first, and then checks its line for a line comment or a string before it. Where that could
+be wrong, comments, `#line`s and strings are blanked first, as in the scanner.
 
-No pattern here goes back over what it has read (possessive repetition, no repetition over lines): hostile text,
-and innocent C with its many comments, takes time in proportion to its size.
+Patterns never backtrack (possessive repetition, no repetition over lines), so even hostile text, or C with many
+comments, takes linear time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpt.formats.symbols import SPACE, Contents, Symbol
 from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, WORD
 
 FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE
-MAX_STRINGS = 1 << 16  # that are looked at one by one
+MAX_STRINGS = 1 << 16  # checked one by one
 MAX_DIRECTIVES = 1 << 18  # that define functions and variables; 2,600 are the most ever seen
 
 _WORDS = r"\.(?:entry|func|global|const)(?=[\s(/#])"
@@ -31,11 +31,11 @@ _HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".
 
 
 def parse_names(text: bytes) -> Contents:
-    """Entry functions, device functions and the number of variables of a module. Raises MalformedError.
+    """Return a module's entry functions, device functions and number of variables. Raises MalformedError.
 
     Functions come once each: they may be declared before they are defined.
     """
-    block_comment = b"*" in text and b"/*" in text  # the first is the quicker search
+    block_comment = b"*" in text and b"/*" in text  # the first search is faster
     if not block_comment and not _has_long_string(text):
         try:
             return _parse(text)
@@ -61,7 +61,7 @@ def _has_long_string(text: bytes) -> bool:
 
 
 class _HiddenNameError(Exception):
-    """A directive may be in a string, or something stands between it and its name, perhaps a comment."""
+    """A directive may be in a string, or there's something between it and its name, perhaps a comment."""
 
 
 def _parse(text: bytes, blanked: bool = False) -> Contents:
@@ -89,7 +89,7 @@ def _iter_directives(text: bytes, blanked: bool) -> Iterator[int]:
 
     Raises _HiddenNameError if one may be in a string of its line.
     """
-    line = done = 0  # where the line begins; how far it was searched for comments
+    line = done = 0  # start of the line; end of the search for comments
     comment = False  # whether one began on it
     for count, found in enumerate(_DIRECTIVE.finditer(text)):
         if count >= MAX_DIRECTIVES:

@@ -1,8 +1,8 @@
-"""The parameters of a kernel: where they are, and room for more after them.
+"""Lay out the parameters of a kernel, and append more.
 
-They are in a constant bank, after what the driver keeps there, and an alignment is that of the address: with 528 bytes
-in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas reports it in EIATTR_KPARAM_INFO; its limit
-does not count such gaps.
+Parameters are in a constant bank after the driver's own data, and alignment applies to the address in the bank: with
+528 bytes in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
+EIATTR_KPARAM_INFO; its size limit doesn't count such gaps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpt.ptx.types import STORED, integer
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 SPACES = ("global", "const", "shared", "local")  # that a pointer may name
-_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, from that target on
+_RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, by first target
 
 
 class Param(NamedTuple):
@@ -32,12 +32,12 @@ class Param(NamedTuple):
 
 
 def reserved(target: int) -> int:
-    """Bytes in front of the parameters of kernels, for a target: 90 of sm_90."""
+    """Return the bytes in front of a kernel's parameters for a target (90 for sm_90)."""
     return next(size for first, size in _RESERVED.items() if target >= first)
 
 
 def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
-    """Where a kernel's parameters are after so many bytes, each aligned as its type or `.align` says.
+    """Return the layout of a kernel's parameters after `front` bytes, each aligned by its type or `.align`.
 
     Raises MalformedError, at `where`, for sizes that are not numbers.
     """
@@ -47,7 +47,7 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         type_ = next((word for word in words if word in STORED), "b64")
         size = align = STORED[type_]
-        if "ptr" not in words:  # there .align speaks of what is pointed at
+        if "ptr" not in words:  # for pointers, .align is about the target
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
             align = (integer(given[0]) or 0) if given else align
         for dimension in parameter.declarator.dimensions:
@@ -63,19 +63,19 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
 
 
 def addresses_after(params: list[Param], count: int) -> list[Param]:
-    """`count` more parameters after these: addresses."""
+    """Return `count` more parameters, which are addresses, after these."""
     end = params[-1].offset + params[-1].size if params else 0
     first = -(-end // 8) * 8
     return [Param(first + 8 * number, 8, "u64") for number in range(count)]
 
 
 def limit(version: tuple[int, int]) -> int:
-    """Bytes that the parameters of a kernel may take."""
+    """Return the limit for the bytes of a kernel's parameters."""
     return LIMIT if version >= (8, 1) else LIMIT_BEFORE_8_1
 
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:
-    """Where more parameters of a function go: the offset, and what to write before and after them."""
+    """Return the offset for more parameters of a function, and the text to write before and after them."""
     params = parse_params(module, function)
     end = function.body or function.end
     after = find_name(module.skeleton, function.name, function.start, end) + len(function.name)

@@ -1,6 +1,6 @@
-"""The grammar (grammar.lark) over text, and the tree that comes of it.
+"""Parse text with the grammar (grammar.lark) into a syntax tree.
 
-Each function raises MalformedError with line and column, those of the module for a part of one.
+Each function raises MalformedError with line and column; for a part of a module, they're relative to the module.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 
 
 def parse_module(data: bytes, name: str = "PTX") -> tree.ModuleNode:
-    """A whole module."""
+    """Parse a whole module."""
     module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
     result: tree.ModuleNode = _parse("module", module, 0, len(module.text))
     return result
 
 
 def parse_statements(text: str, name: str = "PTX") -> list[tree.Statement]:
-    """Some statements of a function's body."""
+    """Parse some statements of a function's body."""
     result: list[tree.Statement] = _parse("statements", unscanned(text, name), 0, len(text))
     return result
 
 
 def parse_statement(module: Module, statement: Statement) -> list[tree.Statement]:
-    """A statement of a function that was cut."""
+    """Parse a statement that Module.statements returned."""
     result: list[tree.Statement] = _parse("statements", module, statement.start, statement.end)
     return result
 
 
 def parse_item(module: Module, item: Item) -> tree.Item:
-    """An item of a module that was scanned."""
+    """Parse an item of a scanned module."""
     result: tree.ModuleNode = _parse("module", module, item.start, item.end)
     return result.items[0]
 
 
 def parse_head(module: Module, function: Item) -> tree.FunctionNode:
-    """A function as it is declared: without its body."""
+    """Parse the head of a function, without its body."""
     end = function.body + 1 if function.body else function.end
     result: tree.FunctionNode = _parse("declared", module, function.start, end)
     return result
@@ -68,10 +68,10 @@ def _parse(start: str, module: Module, begin: int, end: int) -> Any:
 
 @cache
 def parser() -> Lark:
-    """Return the parser, made once: some 70 ms, or 15 from the tables that lark made before.
+    """Return the parser, which is made once: in some 70 ms, or 15 from tables that lark saved before.
 
-    lark keeps them as a pickle, so whoever writes that file runs code here. It's read from our cache, which nobody else
-    can have written to (gpt/base/cache.py), through a file in memory.
+    lark saves them as a pickle, so an attacker who can write that file could run code here. The tables are therefore
+    kept in our cache, which only this user can write to (gpt/base/cache.py), and passed to lark as a file in memory.
     """
     import lark
     from lark import Lark
@@ -105,7 +105,7 @@ def parser() -> Lark:
 
 
 def _memory() -> AbstractContextManager[IO[bytes] | None]:
-    """Open a file that has no name; None where the system has none such."""
+    """Open a file in memory; None if the system doesn't support it."""
     try:
         return open(os.memfd_create("ptx-tables"), "w+b", buffering=0)
     except (AttributeError, OSError):

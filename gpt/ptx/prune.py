@@ -24,7 +24,7 @@ from gpt.ptx.scan import NAME, Item, Module
 from gpt.ptx.types import integer
 
 _BETWEEN = {c: " " for c in map(chr, range(256)) if not (c.isascii() and c.isalnum()) and c not in "_$.%"}
-_SPLIT = str.maketrans(_BETWEEN)  # what stands between names, and words that hold none: %r1, mov.b32
+_SPLIT = str.maketrans(_BETWEEN)  # characters between names, and words without names: %r1, mov.b32
 _INK = compiled(r"[^\n]")
 _LABEL = compiled(rf"({tokens.IDENTIFIER})\s*+:(?!:)", re.ASCII)
 _RANGES = {".debug_loc", ".debug_ranges", ".debug_loclists", ".debug_rnglists"}
@@ -32,12 +32,12 @@ _POSITION = r"\s++(\w++)\s++(\w++)\s++(\w++)"  # file, line, column
 _LOC = compiled(rf"\.loc{_POSITION}(\s*+,\s*+function_name\b[^,]*+,\s*+inlined_at{_POSITION})?+", re.ASCII)
 _SUM = compiled(rf"(?<![\w$%.]){tokens.NAME}(?:\s*+[-+]\s*+[\w$%]++)*+", re.ASCII)
 _TAKEN = compiled(rf"\bmov\.[bu]64\s+[^;,]+,\s*({tokens.IDENTIFIER})\s*;", re.ASCII)
-INDIRECT = ".callprototype"  # has a function with calls of any address
+INDIRECT = ".callprototype"  # in functions with calls through any address
 _NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names it
 
 
 class _Cut(NamedTuple):
-    """A piece of text to blank; `put` replaces its beginning."""
+    """A piece of text to blank; `put` overwrites its beginning."""
 
     start: int
     end: int
@@ -45,12 +45,12 @@ class _Cut(NamedTuple):
 
 
 def prune(module: Module, entries: Iterable[str]) -> bytes:
-    """The text of `pruned`."""
+    """Return the text of `pruned`."""
     return pruned(module, entries).text.encode("latin-1")
 
 
 def blanked(module: Module, entries: Iterable[str]) -> bytes:
-    """The module with only what these entries need, all of it in its place: the rest is blank.
+    """Blank out everything that these entries don't need; the rest keeps its offsets.
 
     Raises GptError for a name that is not a kernel with a body.
     """
@@ -62,7 +62,7 @@ def blanked(module: Module, entries: Iterable[str]) -> bytes:
 
 
 def pruned(module: Module, entries: Iterable[str]) -> Module:
-    """The module with only what these entries need. Raises GptError for a name that is not a kernel with a body."""
+    """Keep only the items that these entries need. Raises GptError for a name that isn't a kernel with a body."""
     kept = _kept(module, entries)
     items, at = [], 0
     for item in kept:
@@ -76,7 +76,7 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
 
 
 def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
-    """The items that stay, in their order."""
+    """Return the remaining items, in order."""
     wanted = list(entries)
     kernels = {item.name for item in module.entries}
     for name in wanted:
@@ -87,7 +87,7 @@ def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:
-    """These names and all that they lead to, of those that the module declares or defines."""
+    """Return these names and everything they use, directly or not, if the module declares or defines it."""
     items: dict[str, list[Item]] = {}
     for item in module.items:
         if item.kind in _NAMING:
@@ -114,14 +114,14 @@ def _words(module: Module, item: Item) -> set[str]:
 
 
 def _taken(module: Module) -> set[str]:
-    """The functions whose address a variable has at first, or an instruction takes."""
+    """Return the functions whose address an initial value holds or an instruction takes."""
     functions = {item.name for item in module.items if item.kind == "func"}
     found = set(_TAKEN.findall(module.skeleton))
     return functions & found.union(*(_words(module, item) for item in module.items if item.kind == "variable"))
 
 
 def _gone(module: Module, kept: list[Item]) -> set[str]:
-    """The names and labels that what is left out defines, as far as debug sections may name them."""
+    """Return the names and labels that removed items define, if there are debug sections that may use them."""
     if not any(item.kind == "section" for item in kept):
         return set()
     there = set(kept)
@@ -133,7 +133,7 @@ def _gone(module: Module, kept: list[Item]) -> set[str]:
 
 
 def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
-    """Return what is kept, and for each item the pieces that can't stay without the rest."""
+    """Return the kept items, each with the pieces that can't stay because they refer to removed ones."""
     gone, known = _gone(module, kept), set[tuple[int, ...]]()
     inlined = "inlined_at" in module.skeleton
     found: list[tuple[Item, list[_Cut]]] = []
@@ -159,8 +159,8 @@ def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator
 
 
 def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Find the parts of a function's `.loc`s that name a position that isn't among the known ones, those of `.loc`s
-    before. Adds the function's own to `known`.
+    """Find the parts of a function's `.loc`s that refer to a position without an earlier `.loc`. Adds the function's
+    own positions to `known`.
     """
     for loc in _LOC.finditer(module.skeleton, function.body, function.end):
         if loc[4] and _numbers(loc, 5) not in known:

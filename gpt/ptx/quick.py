@@ -1,7 +1,7 @@
-"""Instructions, declarations and parameters of the usual shapes, read by hand: six times as fast as by the grammar.
+"""Parse instructions, declarations and parameters of common shapes by hand, six times as fast as the grammar.
 
-What is read one statement at a time is mostly loads, stores and arithmetic with registers, constants, offsets and
-vectors of registers. The tokens are those of the grammar. All else goes to it, and a test holds the two equal.
+Most statements are loads, stores and arithmetic with registers, constants, offsets and vectors of registers. Everything
+else goes to the grammar, which uses the same tokens; a test checks that both give the same trees.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Stack = list[str]  # a stack: the next one is last
 
 
 class _Unusual(LookupError):
-    """The grammar has to read it. So has it what ends too early: there a stack raises IndexError."""
+    """The grammar has to parse a text of uncommon shape. So it does if the text ends early, which is an IndexError."""
 
 
 def parse_instruction(text: str) -> tree.Instruction:
-    """One instruction. Raises MalformedError."""
+    """Parse an instruction. Raises MalformedError."""
     try:
         return _instruction(_tokens(text))
     except LookupError:
@@ -33,7 +33,7 @@ def parse_instruction(text: str) -> tree.Instruction:
 
 
 def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declaration:
-    """One declaration of variables or registers. Raises MalformedError at what `where` returns."""
+    """Parse a declaration of variables or registers. Raises MalformedError, located by `where`."""
     try:
         return _declaration(_tokens(text))
     except LookupError:
@@ -47,7 +47,7 @@ def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declara
 
 
 def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] | None:
-    """The parameters of a function, None of one that has no list of them. Raises MalformedError."""
+    """Parse the parameters of a function; None if it has no list of them. Raises MalformedError."""
     try:
         return _params(_tokens(module.skeleton[function.start : function.body or function.end]))
     except LookupError:
@@ -60,7 +60,7 @@ def _tokens(text: str) -> Stack:
 
 
 def _take(tokens: Stack, wanted: str) -> bool:
-    """Whether the next token is this one, which is gone then."""
+    """Remove the next token if it's this one, and return whether it was."""
     found = tokens[-1] == wanted
     if found:
         tokens.pop()
@@ -73,7 +73,7 @@ def _check(usual: bool) -> None:
 
 
 def _list(tokens: Stack, end: str, read: Callable[[Stack], Any]) -> tuple[Any, ...]:
-    """What stands between commas, up to an end."""
+    """Parse items between commas, up to the token `end`."""
     found: list[Any] = []
     if _take(tokens, end):
         return ()
@@ -111,7 +111,7 @@ def _sum(tokens: Stack) -> tree.Operand:
 
 
 def _plain(tokens: Stack) -> tree.Operand:
-    """A name or a number."""
+    """Parse a name or a number."""
     if _take(tokens, "-"):
         return tree.Prefixed(("-",), _number(tokens))
     return _number(tokens) if tokens[-1][0].isdecimal() else tree.Name(_name(tokens), _words(tokens))
@@ -172,7 +172,7 @@ def _parameter(tokens: Stack) -> tree.Parameter:
 
 
 def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
-    """Those of a function's head, whose attributes are words, numbers and commas."""
+    """Parse the parameters in a function's head, whose attributes must be words, numbers and commas."""
     while tokens.pop() not in (".entry", ".func"):
         pass
     if _take(tokens, "("):  # the results

@@ -1,4 +1,4 @@
-"""The registers of a function: their types, as its `.reg` directives declare them."""
+"""Find the types of a function's registers in its `.reg` directives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpt.ptx.types import SIZES, integer
 
 
 class Registers(dict[str, str | None]):
-    """The types of a function's registers by name, as `b32`.
+    """The types of a function's registers by name, such as `b32`.
 
     None for a name that is not a register. Empty if scopes declare it in several sizes, or with a type that is not in
     SIZES, as vectors. Of one size and several types it is bits.
@@ -45,7 +45,7 @@ class Registers(dict[str, str | None]):
 
 
 def _common(types: set[str]) -> str:
-    """What registers of these types have in common: a type, or their size; empty if that is nothing."""
+    """Return the common type of registers, or untyped bits if only their size is the same; empty if neither is."""
     known = {_OTHER.get(type_, type_) for type_ in types}
     if len(known) > 1:
         known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}

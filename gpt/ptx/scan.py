@@ -1,14 +1,14 @@
-"""Cuts a PTX module into items, and functions into statements, with regular expressions alone.
+"""Split a PTX module into items, and functions into statements, with regular expressions only.
 
-Scanning goes over a copy of the text in which comments and the insides of strings are blank, so that no pattern
-has to know them, and offsets are those of the text. Patterns never go back over what they have read (possessive
-repetition) and end at most MAX_NESTING braces deep: time is in proportion to the size of whatever text comes.
+The scanner works on a copy of the text in which comments and the contents of strings are blank, so patterns can ignore
+them and offsets stay valid. Patterns never backtrack (possessive repetition) and stop MAX_NESTING braces deep, so any
+text takes linear time.
 
-The language, as ptxas takes it (tried, for no page says it): a string has no escapes and may go over lines; `.version`,
-`.target`, `.address_size`, `.file`, `.loc` end without a semicolon; an instruction may stand on several lines and
-several on one; a function's attributes, between `)` and `{`, may hold a `.pragma` with its semicolon; `# 3 "name"` and
-`#line 3 "name"`, as a preprocessor leaves them, are blanks in any place. No blank needs to stand before a dot, and none
-may after it.
+The syntax is what ptxas accepts, found by trying because it isn't documented. Strings have no escapes and may span
+lines. `.version`, `.target`, `.address_size`, `.file` and `.loc` end without a semicolon. An instruction may span
+lines, and a line may have several. A function's attributes, between `)` and `{`, may include a `.pragma` with its
+semicolon. A preprocessor's `# 3 "name"` and `#line 3 "name"` count as blanks anywhere. A dot needs no blank before it
+and can't have one after it.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ _STATEMENT = compiled(
     re.ASCII | re.VERBOSE,
 )
 _GUARD, _OPCODE = (_STATEMENT.groupindex[name] for name in ("guard", "opcode"))
-_NEXT_NAME = compiled(  # in what follows the first name of a declaration
+_NEXT_NAME = compiled(  # in the text after a declaration's first name
     rf"(?:[^,;(){{}}\[\]]++|\((?:[^()]++|\([^()]*+\))*+\)|\[[^\]]*+\]|{_VALUE})*+,\s*+({_NAME})", re.ASCII
 )
-_SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # what a message or an item is named by
+_SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # the name of an item, or the text shown in a message
 
 
 class Item(NamedTuple):
@@ -113,7 +113,7 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first name, empty if there is none."""
+        """The first name, or an empty string."""
         return self.names[0] if self.names else ""
 
 
@@ -133,9 +133,9 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """A module that was cut. `name` stands in messages; `skeleton` is the text without comments and strings.
+    """A scanned module. Messages call it `name`; `skeleton` is the text with comments and strings blanked.
 
-    One that is a part of another is made of `pieces` of it, each with its offset here and there; messages state places
+    A part of another module consists of `pieces`, each given by its offset here and in the whole. Messages give places
     in the whole.
     """
 
@@ -165,34 +165,34 @@ class Module:
 
     @property
     def entries(self) -> list[Item]:
-        """The kernels that have a body, in order."""
+        """The kernels with a body, in order."""
         return [item for item in self.items if item.kind == "entry" and item.body]
 
     @property
     def functions(self) -> list[Item]:
-        """The kernels and device functions that have a body, in order."""
+        """The kernels and device functions with a body, in order."""
         return [item for item in self.items if item.body]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """The functions to which `.alias` gives another name, by that name."""
+        """The functions that `.alias` gives another name, by that name."""
         named = (NAME.findall(self.skeleton, item.start, item.end) for item in self.items if item.kind == "alias")
         return {names[0]: names[1] for names in named if len(names) > 1}
 
     def find(self, name: str) -> Item | None:
-        """The function of that name that has a body."""
+        """Return the function with this name if it has a body."""
         return next((item for item in self.functions if item.name == name), None)
 
     def source(self, part: Item | Statement) -> str:
-        """The text of an item or statement."""
+        """Return the text of an item or statement."""
         return self.text[part.start : part.end]
 
     def statements(self, function: Item) -> list[Statement]:
-        """The statements of a function's body, without its own braces. Raises MalformedError."""
+        """Return the statements of a function's body, without its own braces. Raises MalformedError."""
         return self.cut(function.body + 1, function.end - 1) if function.body else []
 
     def cut(self, start: int, end: int) -> list[Statement]:
-        """The statements between two offsets."""
+        """Return the statements between two offsets."""
         result: list[Statement] = []
         heads: dict[str, str] = {}
         add, known, make = result.append, heads.get, tuple.__new__
@@ -221,14 +221,14 @@ class Module:
         return result
 
     def where(self, offset: int) -> str:
-        """NAME:LINE:COLUMN of an offset, both from 1."""
+        """Return an offset as NAME:LINE:COLUMN, both from 1."""
         if self.whole:
             return self.whole.where(self._in_whole(offset))
         line = self.text.count("\n", 0, offset) + 1
         return f"{self.name}:{line}:{offset - self.text.rfind(chr(10), 0, offset)}"
 
     def line(self, offset: int) -> int:
-        """The line of an offset, from 1."""
+        """Return the line of an offset, from 1."""
         if self.whole:
             return self.whole.line(self._in_whole(offset))
         return bisect_right(self._lines, offset)
@@ -267,29 +267,29 @@ class Module:
 
 
 def scan_module(data: bytes, name: str = "PTX") -> Module:
-    """Cuts a module into its items. Raises MalformedError, with line and column, for text that is not one."""
+    """Split a module into items. Raises MalformedError, with line and column, for invalid text."""
     module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
     return replace(module, items=tuple(_items(module)))
 
 
 def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
-    """Cuts a text that is statements and nothing else, as a module without items. Raises MalformedError."""
+    """Split a text that consists of statements only, as a module without items. Raises MalformedError."""
     module = unscanned(text, name)
     return module, module.cut(0, len(text))
 
 
 def unscanned(text: str, name: str = "PTX") -> Module:
-    """A text as a module without items. Raises MalformedError for a string or comment without end."""
+    """Wrap a text as a module without items. Raises MalformedError for an unterminated string or comment."""
     return Module(name, text, blank(text, name), ())
 
 
 def find_name(skeleton: str, name: str, start: int, end: int) -> int:
-    """The first offset at which a name stands, which it does, between two others."""
+    """Return the first offset of a name between two others; the name must be there."""
     return next(found.start() for found in NAME.finditer(skeleton, start, end) if found[0] == name)
 
 
 def blank(text: str, name: str = "PTX") -> str:
-    """The text with spaces in place of comments, `#line`s and what is in strings. Raises MalformedError."""
+    """Replace comments, `#line`s and the contents of strings with spaces. Raises MalformedError."""
 
     def spaces(found: re.Match[str]) -> str:
         whole = found[0]
@@ -301,7 +301,7 @@ def blank(text: str, name: str = "PTX") -> str:
 
 
 def _nesting(skeleton: str, start: int) -> int:
-    """How many braces deep the text is at most, from an offset to where the first of them ends."""
+    """Return the greatest depth of braces from an offset to the end of the first pair."""
     depth = most = 0
     for found in _BRACE.finditer(skeleton, start):
         depth += 1 if found[0] == "{" else -1
@@ -342,7 +342,7 @@ _GROUPS = ("variable", "function", "line", "section", "pragma", "named", "other"
 
 
 def _more_names(rest: str) -> Iterator[str]:
-    """The names after the first one in a declaration."""
+    """Yield the names after the first one in a declaration."""
     if "," in rest:
         at = 0
         while found := _NEXT_NAME.match(rest, at):

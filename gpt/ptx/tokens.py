@@ -13,7 +13,7 @@ from gpt.base.patterns import compiled
 
 LINE_COMMENT = r"//[^\n]*+"
 COMMENT = rf"{LINE_COMMENT}|/\*(?s:.*?)\*/"
-LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as preprocessors leave it: a comment too
+LINE = r'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # left by preprocessors; like a comment
 IDENTIFIER = r"[A-Za-z_$][\w$]*+"
 REGISTER = r"%[\w$]++"
 NAME = rf"(?:{IDENTIFIER}|{REGISTER})"
@@ -26,10 +26,10 @@ NUMBER = (
     r"|\d++(?:\.\d*+)?+(?:[eE][-+]?+\d++)?+U?+)"
 )
 FRACTION = r"\.\d++[eE][-+]\d++(?![\w$])"
-DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one may stand
+DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one is allowed
 STRING = r'"[^"]*+"'
 ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"  # of a specifier
-RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # what a function returns
+RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # a function's results
 DWARF = r"@@DWARF[^\n]*+"
 MARK = r"<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^?:!~=@,;(){}\[\]]"
 
@@ -45,6 +45,6 @@ _KINDS = {
     "MARK": MARK,
     "BAD": r"\S",
 }
-# Over a skeleton, in which comments are blank. The last group is the kind; there is none for blanks at the end.
+# For a skeleton, in which comments are blank. The last group is the kind; blanks at the end have no group.
 TOKEN = compiled(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
-TEXT = compiled("|".join(_KINDS.values()), re.ASCII)  # the same without kinds: what findall finds
+TEXT = compiled("|".join(_KINDS.values()), re.ASCII)  # the same without kinds, for findall

@@ -22,7 +22,7 @@ def _list(items: Iterable[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register, variable, label or function; `parts` are what stands after it: `.x` of `%tid.x`."""
+    """A register, variable, label or function; `parts` follow it, such as `.x` in `%tid.x`."""
 
     name: str
     parts: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What stands after a function's parameters: `.maxntid 256, 1, 1`."""
+    """An attribute after a function's parameters: `.maxntid 256, 1, 1`."""
 
     word: str
     values: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """`.callprototype`: what an indirect call calls. The label before it is a statement of its own."""
+    """`.callprototype`, the signature for indirect calls. The label before it is a statement of its own."""
 
     returns: tuple[Parameter, ...] | None
     name: str

@@ -1,4 +1,4 @@
-"""The types of PTX: their sizes, those of an instruction's operands by its opcode, and of the special registers."""
+"""The types of PTX: their sizes, and the types of special registers and of an instruction's operands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,3
 FLOAT = re.compile(
     r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\.\d+([eE][-+]?\d+)?|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+"
 )
-BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands that are from 0 to 255 if they are constants
-PACKED = {  # types of registers of plain bits only, and of no constants
+BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands whose constants are from 0 to 255
+PACKED = {  # types that have no constants, and only untyped registers
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
@@ -49,7 +49,7 @@ STORED = {  # bytes of the types of variables and parameters
 
 
 def types_of(instruction: tree.Instruction) -> list[str | None]:
-    """The type of each operand, None if the opcode does not say."""
+    """Return the type of each operand, None if the opcode doesn't say."""
     named = [PACKED.get(word, word) for word in (m[1:] for m in instruction.modifiers)]
     found = [word for word in named if word in SIZES]
     last = found[-1] if found else None
@@ -96,20 +96,20 @@ def types_of(instruction: tree.Instruction) -> list[str | None]:
 
 
 def is_packed(instruction: tree.Instruction, place: int) -> bool:
-    """Whether an operand is of a type that ptxas has no constants of, and no registers but those of plain bits."""
+    """Return whether an operand's type has no constants in ptxas, and only untyped registers."""
     found = [word for word in (m[1:] for m in instruction.modifiers) if word in SIZES or word in PACKED]
     first = place == 0 and instruction.opcode in ("cvt", "set")
     return bool(found) and found[0 if first else -1] in PACKED and types_of(instruction)[place] != "pred"
 
 
 def takes_no_constant(instruction: tree.Instruction, place: int) -> bool:
-    """Whether ptxas takes no constant for an operand, or not every one of its size."""
+    """Return whether ptxas rejects all or some constants of an operand's size."""
     half = instruction.modifiers[-1:] == (".f16",) or ".tf32" in instruction.modifiers
     return half or is_packed(instruction, place) or place in BYTES.get(instruction.opcode, ())
 
 
 def integer(text: str) -> int | None:
-    """The value of an integer constant of PTX, None if it is not one or takes more than 64 bits."""
+    """Parse an integer constant of PTX; None if it isn't one or needs more than 64 bits."""
     found = _INTEGER.fullmatch(text)
     if not found:
         return None
@@ -119,10 +119,10 @@ def integer(text: str) -> int | None:
 
 
 def fits(opcode: str, wanted: str, given: str) -> bool:
-    """Whether an operand of one type may be given to an instruction that asks for another.
+    """Return whether an instruction that wants one type accepts an operand of another, by ptxas's rules.
 
-    As ptxas has it: plain bits are anything of their size, integers may differ in sign, and only `cvt` takes a
-    register that is too large, unless it holds a float.
+    Untyped bits match any type of their size, and integers may differ in sign. Only `cvt` accepts a register that's too
+    large, unless it holds a float.
     """
     if "pred" in (wanted, given):
         return wanted == given

@@ -1,1 +1,1 @@
-"""One file per executable: it reads options and connects the libraries to the stream. None imports another."""
+"""One file per executable: it parses options and connects libraries to the stream. Stages never import each other."""

@@ -20,7 +20,7 @@ MAX_TIMEOUT = 1e6  # seconds; poll takes twice as many
 
 
 class Codec(StrEnum):
-    """How the elements of a fatbin are stored."""
+    """Compression of a fatbin's elements."""
 
     zstd = "zstd"
     none = "none"

@@ -66,7 +66,7 @@ def _keep(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _open(path: Path) -> int:
-    """Makes a file the standard output, and returns a descriptor for what that was."""
+    """Redirect standard output to a file, and return a descriptor for the old one."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

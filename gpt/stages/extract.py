@@ -78,7 +78,7 @@ def extract(
     seen = not (names or stage.table)
     listing = Listing(jobs, stage.warn, scan, archs, types, kernel or [], payload, ptx, seen, save)
     if loaded:
-        import gpt.compat  # noqa: F401 - registers other people's files that say what was loaded
+        import gpt.compat  # noqa: F401 - registers the trace formats of other tools
     work = Extraction(stage, listing)
     if loaded and (recursive or not files):
         raise UsageError("--loaded requires traces, and cannot be combined with -r")

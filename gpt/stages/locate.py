@@ -18,7 +18,7 @@ TOOL = "gpt-locate"
 
 
 class Granularity(StrEnum):
-    """What is kept or cut as a whole."""
+    """The unit that is kept or cut."""
 
     element = "element"
     kernel = "kernel"

@@ -1,4 +1,4 @@
-"""gpt-patch: libraries without the spans that are not needed."""
+"""gpt-patch: write libraries without the code they don't need."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
 
 
 class UnusedKernels(StrEnum):
-    """What is done with unused kernels in a cubin that stays."""
+    """Treatment of unused kernels in a cubin that stays."""
 
     drop = "drop"
     zero = "zero"
 
 
 class Mode(StrEnum):
-    """How unused code is removed."""
+    """The method of removing unused code."""
 
     fill = "fill"
     hole = "hole"

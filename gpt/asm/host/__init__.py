@@ -1,8 +1,9 @@
-"""PTX to code for the machine at hand, by way of C: what the simulated device runs.
+"""Compile PTX for this machine's CPU, through C. The simulated device runs the result.
 
-`module` makes a C file of a module, `body` a C function of a PTX function, `use` C of an instruction, by the rows of
-tables, whose form `table` explains: `integer`, `memory`, `control`, ... `backend` has the C compiler make a shared
-object of it. What the C may ask of what runs it is in abi.h (runtime/host), what it is made of in device.h.
+`module` turns a module into a C file, `body` a PTX function into a C function, and `use` an instruction into C
+statements. The translation of each instruction is a row of a table (`integer`, `memory`, `control`, ...); `table`
+explains the format. `backend` compiles the C file to a shared object. abi.h (runtime/host) declares the services that
+the generated code may call, device.h the functions it's made of.
 
-An instruction that no row fits is refused, with its line: nothing is approximated.
+An instruction that matches no row is rejected with its line; nothing is approximated.
 """

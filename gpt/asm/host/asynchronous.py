@@ -1,6 +1,6 @@
-"""Copies that PTX makes asynchronously, the barriers that show when they are done, and matrices of shared memory.
+"""Asynchronous copies, the barriers that signal their completion, and matrix loads from shared memory.
 
-Copies are made at once: what waits for them never waits. An mbarrier is a word of device.h's own making.
+Copies are made immediately, so waiting for one never blocks. device.h defines the format of an mbarrier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
 _BYTES = "mbarrier::complete_tx::bytes"
-_STATE = "{.M}{.S}{.W}.b64"  # what stands after an operation on an mbarrier
+_STATE = "{.M}{.S}{.W}.b64"  # modifiers after an operation on an mbarrier
 _SETS: dict[str, str | Mapping[str, str]] = {
     "M": "relaxed acquire release",
     "S": "cta cluster",
@@ -32,14 +32,16 @@ def _barrier(use: InstructionUse, operand: tree.Operand) -> str:
 
 
 def _change(code: str, use: InstructionUse) -> str:
-    """An operation without a result: `m_` is the mbarrier, `n_` the operand after it, or 1."""
+    """Write an operation without a result: `m_` is the mbarrier, `n_` the operand after it, or 1."""
     address, *rest = use.operands
     count = use.value(rest[0], _U32) if rest else "1u"
     return f"{{ uint64_t *m_ = {_barrier(use, address)}; uint32_t n_ = {count}; {code} }}"
 
 
 def _arrive(use: InstructionUse) -> str:
-    """Returns the state before; `drop` also lowers what later phases expect, `expect_tx` has bytes, not a count."""
+    """Write an arrival, which returns the old state. `drop` also lowers the count that later phases expect;
+    `expect_tx` has bytes instead of a count.
+    """
     operands = list(use.operands)
     result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
     name = use.instruction.modifiers[0]
@@ -55,12 +57,12 @@ def _arrive(use: InstructionUse) -> str:
 
 
 def _is_below(operand: tree.Operand, least: int) -> bool:
-    """Whether an operand is a constant below a number."""
+    """Return whether an operand is a constant below a number."""
     return isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) < least
 
 
 def _wait(use: InstructionUse) -> str:
-    """Whether a phase is complete; if it is not, other threads go on first."""
+    """Write a test whether a phase is complete; if it isn't, other threads run first."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
     if result == tree.Name("_"):
@@ -75,7 +77,7 @@ def _wait(use: InstructionUse) -> str:
 
 
 def _copy(use: InstructionUse) -> str:
-    """cp.async: `size` bytes, of which all after the first `from` are zeros; or none at all if a predicate says so."""
+    """Write cp.async: copy the first `from` of `size` bytes and fill up with zeros; a true predicate copies none."""
     to, of, size, *rest = use.operands
     count = evaluate(size)
     if count not in ((16,) if ".cg" in use.instruction.modifiers else (4, 8, 16)):
@@ -95,7 +97,7 @@ def _copy(use: InstructionUse) -> str:
 
 
 def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
-    """How many bytes are read: an operand, or none if it is a predicate that holds."""
+    """Return the number of bytes that are read: the operand's value, or 0 if it's a predicate and true."""
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
@@ -106,13 +108,14 @@ def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
 
 
 def _transferred(use: InstructionUse, barrier: tree.Operand, count: str) -> str:
-    """So many bytes have come: an mbarrier of shared memory counts them."""
+    """Write the arrival of `count` bytes at an mbarrier in shared memory."""
     return f"host_transfer((uint64_t *){pointer(use, 'shared', bracketed(barrier), 8)}, -(int64_t){count});"
 
 
 def _remote(use: InstructionUse) -> str:
-    """st.async and red.async: to shared memory of a block of the cluster, which is this one. Without clusters an H200
-    has no such instruction.
+    """Write st.async or red.async to shared memory of a block of the cluster, which is always this block.
+
+    Without clusters it faults: an H200 treats it as an illegal instruction.
     """
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
@@ -124,7 +127,7 @@ def _remote(use: InstructionUse) -> str:
 
 
 def _check_size(operand: tree.Operand) -> None:
-    """Refuse constant sizes that no bulk copy has."""
+    """Reject constant sizes that bulk copies can't have."""
     if isinstance(operand, tree.Number | tree.Prefixed) and evaluate(operand) not in range(0, 1 << 20, 16):
         raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
 
@@ -135,7 +138,7 @@ def _prefetch(use: InstructionUse) -> str:
 
 
 def _bulk(use: InstructionUse) -> str:
-    """cp.async.bulk of bytes in a row, or cp.reduce.async.bulk; an mbarrier counts those that came."""
+    """Write cp.async.bulk or cp.reduce.async.bulk of contiguous bytes; an mbarrier counts the bytes that arrived."""
     to, of, size, *rest = use.operands
     _check_size(size)
     places = use.words["D"], use.words["W"]
@@ -155,13 +158,13 @@ def _bulk(use: InstructionUse) -> str:
         lines.append("memcpy(d_, s_, n_);")
     if f".{_BYTES}" in use.instruction.modifiers:
         lines.append(_transferred(use, rest[0], "n_"))
-    if ".multicast::cluster" in use.instruction.modifiers:  # to the blocks that a mask names: there is one
+    if ".multicast::cluster" in use.instruction.modifiers:  # to the blocks in a mask; this one is the only one
         return " ".join([f"if ({use.value(rest[1], TYPES['u16'])} & 1) {{", *lines, "}"])
     return " ".join(["{", *lines, "}"])
 
 
 def _matrix(use: InstructionUse) -> str:
-    """ldmatrix and stmatrix: lanes 8i to 8i+7 say where the rows of matrix i are."""
+    """Write ldmatrix or stmatrix: lanes 8i to 8i+7 give the addresses of the rows of matrix i."""
     load = use.instruction.opcode == "ldmatrix"
     registers, address = use.operands if load else reversed(use.operands)
     count = int(str(use.words["N"]))
@@ -172,7 +175,7 @@ def _matrix(use: InstructionUse) -> str:
     where = bracketed(address)
     if use.words["W"] or use.place(where):
         row = pointer(use, "shared", where, 16)
-    else:  # hardware takes what is below 4 GiB as an address of shared memory
+    else:  # hardware takes an address below 4 GiB as one in shared memory
         row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
@@ -190,10 +193,10 @@ _REMOTE: dict[str, str | Mapping[str, str]] = {"S": SCOPES, "W": {"shared::clust
 _RELEASED = _REMOTE | {"S": "gpu sys"}
 _SENT = "u16 s16 b16 u32 s32 b32 u64 s64 b64 f32 f64"
 _SUMMED = {"add": "u32 s32 u64", "min": "u32 s32", "max": "u32 s32", "and": "b32", "or": "b32", "xor": "b32"}
-_SUMMED |= {"inc": "u32", "dec": "u32"}  # what red.async has
+_SUMMED |= {"inc": "u32", "dec": "u32"}  # only red.async has these
 _HINT = "{.L2::cache_hint}"
 _SHARED = {"shared": "shared", "shared::cta": "shared"}
-_BULK = (  # where to and where from, what shows that the bytes came, its operands
+_BULK = (  # destination, source, completion mechanism and its operands
     ("shared::cta shared::cluster", "global shared::cta", _BYTES, " bar:address"),
     ("global", "shared::cta", "bulk_group", ""),
     ("shared::cluster", "global", f"{_BYTES}.multicast::cluster", " bar:address mask:u16"),
@@ -210,7 +213,7 @@ _BULK_REDUCTIONS = (
 
 
 def _between(to: str, of: str) -> dict[str, Mapping[str, str]]:
-    """The state spaces that `D` and `W` may say."""
+    """Return the state spaces that `D` and `W` accept."""
     return {name: {word: SPACES[word] for word in words.split()} for name, words in (("D", to), ("W", of))}
 
 

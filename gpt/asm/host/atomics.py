@@ -1,7 +1,7 @@
-"""Atomic operations and reductions, and what orders accesses.
+"""Atomic operations, reductions and fences.
 
-Blocks run at once on several threads of the host, so each is an atomic operation there, and sequentially consistent.
-The elements of a vector are operated on one after the other, as PTX allows.
+Blocks run in parallel on several threads of the host, so each operation is atomic on the host too, and sequentially
+consistent. The elements of a vector are processed one after the other, which PTX allows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FENCED = "__atomic_thread_fence(__ATOMIC_SEQ_CST);"
 
 
 def atomic(use: InstructionUse) -> str:
-    """Functions of atomics.h are named by operation and type."""
+    """Write an atomic operation as calls of a function in atomics.h, which is named for operation and type."""
     type_, width = use.words["T"], int(str(use.words.get("V", "")) or 1)
     assert isinstance(type_, PtxType)
     name = str(use.words["O"]).lstrip("_")
@@ -88,7 +88,7 @@ ROWS = [
     *_rows(),
     Row("membar.S", "", _FENCED, S="cta gl sys"),
     Row("fence{.M}.S", "", _FENCED, needs="cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
-    # Proxies: memory is one
+    # Proxies: all of them access the same memory here
     Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; : 7.5", P="alias async"),
     Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
     Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90", W="global shared::cta shared::cluster"),

@@ -1,4 +1,4 @@
-"""The back end for the simulated device: shared objects, which the C compiler makes of the C that is made of PTX."""
+"""The back end for the simulated device: translate PTX to C, and compile it to a shared object."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FLAGS = (
     *("-fno-stack-protector", "-fno-stack-clash-protection", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
 )
 LEVEL = 1  # of optimization: -O2 takes twice as long
-MAX_FAULTS = 5  # of a module that are reported
-_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # what x86-64-v3 is, as /proc/cpuinfo names it
+MAX_FAULTS = 5  # reported per module
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # x86-64-v3, in the words of /proc/cpuinfo
 _PATIENCE = 30  # seconds for an answer to --version
 
 
 class HostTarget:
-    """The machine at hand; there is one."""
+    """The CPU of this machine, the only target of this back end."""
 
     family = "host"
 
@@ -63,7 +63,7 @@ class Host:
 
     @staticmethod
     def parse_target(word: str) -> HostTarget:
-        """`host`. Raises UsageError."""
+        """Parse `host`. Raises UsageError."""
         if word != "host":
             raise UsageError(f"not a target: '{word}' (sm_90, for example, or host)")
         return HostTarget()
@@ -73,12 +73,12 @@ class Host:
         return target
 
     def key(self, text: bytes, target: HostTarget) -> list[bytes]:
-        """The compiler, how it is called, the headers, and the sources of all that makes C."""
+        """Return the compiler's version, its flags, and a hash of the headers and of the code that generates C."""
         flags = "--check" if self._checks else " ".join(self._flags)
         return [self._identity.encode(), flags.encode(), _sources()]
 
     def make(self, text: bytes, name: str, target: HostTarget) -> AssembledModule:
-        """Compiles a module. Raises Faults if it has something that is not supported."""
+        """Compile a module. Raises Faults if it contains something unsupported."""
         from gpt.asm.host.module import ModuleWriter
 
         code = ModuleWriter(text, name)
@@ -92,11 +92,11 @@ class Host:
         return AssembledModule(image, kernels, [], said)
 
     def stop(self) -> None:
-        """Ends what runs, and compiles nothing more."""
+        """End running jobs and start no more."""
         self._processes.stop()
 
     def _compile(self, source: str, name: str) -> tuple[bytes, bytes]:
-        """The shared object, and the command with what the compiler said."""
+        """Return the shared object, and the command line with the compiler's output."""
         tool = self._command[0]
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, "module.c").write_text(source, "latin-1")
@@ -118,7 +118,7 @@ class Host:
 
 
 def find_compiler() -> tuple[list[str], str]:
-    """The words of the C compiler's command, of `CC` or `cc`, and the first line of what it says of its version.
+    """Return the words of the C compiler's command (`CC` or `cc`), and the first line of its `--version`.
 
     Raises MissingError.
     """
@@ -137,7 +137,7 @@ def find_compiler() -> tuple[list[str], str]:
 
 
 def _machine() -> list[str]:
-    """Options for instructions that this machine has."""
+    """Return compiler options for the instruction set of this machine."""
     if platform.machine() != "x86_64":
         return []
     try:
@@ -157,7 +157,7 @@ def _sources() -> bytes:
 
 
 def _iter_sources() -> Iterator[Path]:
-    """What decides which C is made: headers, this folder, and the readers of PTX."""
+    """Yield the files that the generated C depends on: headers, this folder, and the PTX parser."""
     here = Path(__file__).parent
     yield from sorted(HEADERS.glob("*.h"))
     yield from sorted(here.glob("*.py"))

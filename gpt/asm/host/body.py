@@ -1,8 +1,8 @@
-"""A PTX function as a C function.
+"""Translate a PTX function to a C function.
 
-Registers become locals, declared at its top and zero at first; labels stay labels. Names that several scopes declare
-are kept apart. A backward branch counts down the thread's budget; a basic block counts its instructions once, and
-ends where one reads the clock.
+Registers become locals, declared at the top and initialized to zero; labels stay labels. If several scopes declare a
+name, each gets a C name of its own. A backward branch counts down the thread's budget. A basic block adds the number of
+its instructions to the clock once, so an instruction that reads the clock ends the block.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
 _COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _STATES = {".local": "local", ".param": "param", ".shared": "shared"}
 _WIDTHS = {".v2": 2, ".v4": 4}
-_NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that no parameter of a function has
-_BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # what else a declaration may begin with
+_NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that a function's parameter can't have
+_BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # other words that can begin a declaration
 
 
 @dataclass
 class CScope:
-    """What braces enclose: registers, also those declared as `%r<9>`, variables, labels and named lists."""
+    """A scope in braces: its registers, variables, labels and named lists. `counted` are declared like `%r<9>`."""
 
     outer: CScope | None = None
     plain: dict[str, CRegister] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class CScope:
     lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
 
     def outwards(self) -> Iterator[CScope]:
-        """This scope and those around it."""
+        """Yield this scope and the ones around it, innermost first."""
         scope: CScope | None = self
         while scope:
             yield scope
@@ -52,7 +52,7 @@ class CScope:
 
 
 class BodyWriter:
-    """The body of a function while its C is made."""
+    """The body of a function during its translation to C."""
 
     def __init__(self, code: ModuleCode, item: Item, head: tree.FunctionNode) -> None:
         self.code = code
@@ -60,8 +60,8 @@ class BodyWriter:
         self.head = head
         self.is_kernel = head.kind == ".entry"
         self._scope = self._whole = CScope()
-        self._used = 0  # how many things have a name in C
-        self._registers: dict[str, str] = {}  # those that are used, with their types, by name
+        self._used = 0  # number of names made so far
+        self._registers: dict[str, str] = {}  # types of the registers in use, by name
         self._arrays: list[str] = []
         self._lines: list[str] = []
         self._counter: int | None = None  # the line that counts this basic block
@@ -72,7 +72,7 @@ class BodyWriter:
         self._text = ""
 
     def write(self) -> str:
-        """The function in C. Faults go to `code.fault`."""
+        """Return the function in C. Faults go to `code.fault`."""
         module = self.code.module
         statements = self.code.statements(self.item)
         scopes = self._declare(statements)
@@ -106,14 +106,14 @@ class BodyWriter:
         return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
 
     def new_site(self) -> int:
-        """A site for the instruction that is being written."""
+        """Make a site for the current instruction."""
         assert self._statement
         return self.code.new_site(self._statement.start, _shown(self._text).rstrip(";"))
 
     # Names
 
     def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
-        """A register as this scope sees it, None if there is none of that name."""
+        """Look up a register in this scope; None if it isn't declared."""
         for scope in self._scope.outwards():
             found = scope.plain.get(name)
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
@@ -124,7 +124,7 @@ class BodyWriter:
         return None
 
     def _component(self, register: CRegister, parts: tuple[str, ...]) -> CRegister | None:
-        """`.x` of a vector; without it, the vector itself, which no C declares."""
+        """Return the component `.x` of a vector, or without parts the vector itself, which has no C variable."""
         if register.width > 1:
             places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
             if len(parts) != 1 or places.get(parts[0][1:], 4) >= register.width:
@@ -136,23 +136,23 @@ class BodyWriter:
         return register
 
     def find_place(self, name: str) -> CVariable | None:
-        """A variable, parameter or function as this scope sees it."""
+        """Look up a variable, parameter or function in this scope."""
         for scope in self._scope.outwards():
             if name in scope.places:
                 return scope.places[name]
         return self.code.find_place(name, self.item.name)
 
     def find_list(self, name: str) -> tree.Statement | None:
-        """What `NAME: .branchtargets` and the like declare."""
+        """Look up a list that `NAME: .branchtargets` or the like declares."""
         return next((scope.lists[name] for scope in self._scope.outwards() if name in scope.lists), None)
 
     def find_label(self, name: str) -> CLabel | None:
-        """A label as this scope sees it."""
+        """Look up a label in this scope."""
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
     def new_name(self, prefix: str, name: str) -> str:
-        """Return a name in C for something of a name in PTX: of a number of its own, for `a` of two is `a_0` and `a_1`,
-        and something else may be called that.
+        """Return a C name for a PTX name. It ends in a unique number, because the components of a vector `a` are `a_0`
+        and `a_1`, and something else may have that name.
         """
         self._used += 1
         plain = re.sub(r"\W", "", name, flags=re.ASCII)
@@ -161,7 +161,7 @@ class BodyWriter:
     # Declarations
 
     def _declare(self, statements: list[Statement]) -> list[CScope]:
-        """The scope of each statement, with what it declares."""
+        """Return the scope of each statement, filled with the declarations in it."""
         scope = self._scope
         for number, parameter in enumerate([*(self.head.returns or ()), *(self.head.params or ())]):
             self._declare_parameter(scope, number, parameter)
@@ -239,7 +239,7 @@ class BodyWriter:
         scope.places[declarator.name] = CVariable(state, f"host_offset(t, {name})", size, element, name)
 
     def _declare_parameter(self, scope: CScope, number: int, parameter: tree.Parameter) -> None:
-        """A parameter, or a result: the first C parameters after the thread are results."""
+        """Declare a parameter or a result; in C, results are the first parameters after the thread."""
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         element = element_of(parameter.specifiers, parameter.declarator)
@@ -262,17 +262,17 @@ class BodyWriter:
             scope.places[name] = CVariable("param", f"host_offset(t, p{number})", size, element, f"p{number}")
 
     def _enter(self) -> list[str]:
-        """Statements before those of the function: parameters that are registers get their values."""
+        """Return the statements at the start, which load parameters that are registers."""
         params = self._in_registers(self.head.params, len(self.head.returns or ()))
         return [f"{register.name} = {place};" for place, register in params]
 
     def _leave(self) -> list[str]:
-        """Statements after those of the function: results that are registers are given back."""
+        """Return the statements at the end, which store results that are registers."""
         results = self._in_registers(self.head.returns, 0)
         return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
     def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, CRegister]]:
-        """The registers among them, those of a vector one by one, each after where it lies in a C parameter."""
+        """Return (place in a C parameter, register) for each parameter that's a register; vectors are split up."""
         found = []
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
@@ -287,7 +287,7 @@ class BodyWriter:
         return found
 
     def use_stack(self) -> None:
-        """Declares the locals of HOST_ALLOCATE."""
+        """Declare the locals of HOST_ALLOCATE."""
         line = "unsigned char *top = 0, *low = 0, *high = 0;"
         if line not in self._arrays:
             self._arrays.append(line)
@@ -319,6 +319,6 @@ class BodyWriter:
 
 
 def _shown(text: str) -> str:
-    """An instruction in a line of a message: some name hundreds of registers."""
+    """Shorten an instruction for a message: some name hundreds of registers."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]}...{text[-17:]}"

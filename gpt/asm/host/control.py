@@ -1,4 +1,4 @@
-"""Branches, calls, and stack that is allocated while a function runs."""
+"""Branches, calls, and dynamic stack allocation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpt.asm.host.use import InstructionUse
 from gpt.asm.host.variables import WIDTHS
 from gpt.ptx import tree
 
-# Functions that no module defines: what a call of one is, with its results r0 and arguments p0, p1, ...
+# Functions that the device provides: the C for a call, with its result r0_ and arguments p0_, p1_, ...
 _SERVICES = {
     "vprintf": "r0_ = (uint32_t)t->services->print(t, {site}, p0_, p1_);",
     "__assertfail": "t->services->fail(t, {site}, p0_, p1_, p2_, p3_);",
@@ -21,7 +21,7 @@ _SERVICES = {
 
 
 def _branch(use: InstructionUse) -> str:
-    """A branch, which counts if it is a backward one."""
+    """Write a branch; a backward one uses up the thread's budget."""
     (target,) = use.operands
     if not isinstance(target, tree.Name) or not (label := use.body.find_label(target.name)):
         raise Unsupported(f"no label '{target}'")
@@ -46,7 +46,7 @@ def _branch_indexed(use: InstructionUse) -> str:
 
 
 def _call(use: InstructionUse) -> str:
-    """A call: results and arguments go by the addresses of their bytes, those in registers by way of locals."""
+    """Write a call. Results and arguments are passed as addresses; registers are copied to locals first."""
     operands = list(use.operands)
     results = _items(operands.pop(0)) if isinstance(operands[0], tree.OperandGroup) else ()
     callee = operands.pop(0) if operands else tree.Name("_")
@@ -92,10 +92,10 @@ def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
 def _registers(
     use: InstructionUse, formal: tree.Parameter, actual: tree.Operand
 ) -> tuple[PtxType, tuple[tree.Operand, ...]]:
-    """What holds an argument or takes a result that isn't in a variable: registers of one type, or a constant.
+    """Return the type and the registers (or constant) of an argument or result that isn't in a variable.
 
-    A vector goes with one of as many and as large elements. ptxas takes others of the same size, but makes code of them
-    that gives other numbers on an H200.
+    A vector needs a parameter with as many elements of the same size. ptxas accepts others of the same total size, but
+    its code gives different results on an H200.
     """
     type_ = _type(formal)
     type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
@@ -123,7 +123,7 @@ def _serve(
     results: tuple[tree.Operand, ...],
     given: tuple[tree.Operand, ...],
 ) -> str:
-    """A call of a function of the device's own."""
+    """Write a call of a function that the device provides."""
     if name not in _SERVICES:
         if name.startswith(("cuda", "__cuda")):  # kernels that launch kernels call these
             raise Unsupported(f"function '{name}' of CUDA's device runtime is missing here: see gpt-sim(7)")
@@ -140,13 +140,13 @@ def _serve(
 
 
 def _stored(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
-    """A value in a .param variable, or in a register."""
+    """Return a value in a .param variable or in a register."""
     place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
     return f"*({type_} *)({place.pointer})" if place and place.space == "param" else use.value(operand, type_)
 
 
 def _prototype(use: InstructionUse, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
-    """What an indirect call says of the function: `.callprototype`, or the first of `.calltargets`."""
+    """Return the signature for an indirect call: its `.callprototype`, or the first of its `.calltargets`."""
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if isinstance(listed, tree.Prototype):
         return listed
@@ -160,7 +160,9 @@ def _exit(use: InstructionUse) -> str:
 
 
 def _allocate(use: InstructionUse) -> str:
-    """`top` is the end of what is allocated, `low` of what C has given: what was restored is used again."""
+    """Write alloca. `top` is the current end of the stack, `low` the end of the memory taken from C's stack, so space
+    that stackrestore freed is used again.
+    """
     use.body.use_stack()
     align = 8
     if len(use.operands) > 2:

@@ -1,6 +1,6 @@
-"""Floating point: arithmetic, comparison, conversion. runtime/host/math.h says what is exact and what is not.
+"""Floating-point arithmetic, comparison and conversion. runtime/host/math.h lists which operations are exact.
 
-Its functions are named for the type: f32_add, bf16x2_add.
+The functions there are named for the type: f32_add, bf16x2_add.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FAMILIES = ": sm_100a sm_110a sm_120a"
 F8 = "e4m3x2 e5m2x2"
 F6 = "e2m3x2 e3m2x2"
 
-_FTZ = "ftz: f16 f16x2 f32"  # what has subnormal numbers to flush
+_FTZ = "ftz: f16 f16x2 f32"  # types with subnormal numbers to flush
 _BF16 = "bf16 bf16x2: sm_90"
 
-_CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, which come in both orders
+_CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, in either order
 _CLAMPS = {"A": "relu satfinite", "B": "relu satfinite"}
 
 _ARITHMETIC = [
@@ -78,7 +78,7 @@ _ARITHMETIC = [
         R=MODES,
         T="f32 f64",
     ),
-    # JIT compilers make the fused one of it (the PTX manual, mad)
+    # JIT compilers fuse it (the PTX manual, mad)
     Row(
         "mad{.sat}.f32",
         "d:f32 = a:f32 b:f32 c:f32",
@@ -215,7 +215,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
         ),
     ]
 
-_BETWEEN_FLOATS = (  # the words before the types, the types, and what they need
+_BETWEEN_FLOATS = (  # words before the types, types, needs
     ("{.sat}", "f16.f16", ""),
     ("", "bf16.bf16", ": sm_90"),
     ("{.ftz}{.sat}", "f32.f32", ""),
@@ -236,7 +236,7 @@ _BETWEEN_FLOATS = (  # the words before the types, the types, and what they need
 
 
 def _flags(words: str) -> tuple[str, str]:
-    """What a form's words for rounding, and its others, are in C."""
+    """Return the C arguments for a form's rounding and for its other modifiers."""
     others = [f"FLAG{{{word}}}" for word in ("ftz", "sat") if word in words]
     return "ROUND{R}" if "R" in words else "ROUND", " | ".join(others) or "FLAG"
 
@@ -288,7 +288,7 @@ _CONVERSION = [
         )
         for words, types, needs in _BETWEEN_FLOATS
         for to, of in [types.split(".")]
-        # F2F and F2FP to f16 have no .FTZ: what is subnormal is rounded like other numbers
+        # F2F and F2FP to f16 have no .FTZ: subnormal numbers are rounded like others
         for mode, flags in [_flags(words.replace("{.ftz}", "") if types == "f16.f32" else words)]
     ),
     Row(

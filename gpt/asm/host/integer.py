@@ -1,7 +1,7 @@
 """Integer arithmetic, logic, comparison and conversion.
 
-A division by zero, which PTX leaves open, gives all ones, in every type, and so does its remainder: so does the code
-that ptxas 13.0 makes for sm_90.
+PTX leaves division by zero undefined. Here quotient and remainder are all ones in every type, as in the code that
+ptxas 13.0 generates for sm_90.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PLAIN = "b16 b32 b64"
 LOGICAL = f"{PLAIN} pred"
 EQUAL = {"eq": "==", "ne": "!="}
 COMPARE = EQUAL | {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
-SET = "u32 s32 f32 f16 bf16"  # what set gives
+SET = "u32 s32 f32 f16 bf16"  # result types of set
 _ORDER = "lt le gt ge: !T=b16; lt le gt ge: !T=b32; lt le gt ge: !T=b64; lo ls hi hs: T=u16 T=u32 T=u64; D=bf16: sm_90"
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
-# A function of two bits by its table, bit 2b+c for b and c: so lop3's is a choice between two by its first operand.
+# Functions of two bits b and c by truth table (bit 2b+c). lop3 selects between two of them with its first operand.
 _OF_TWO = (
     *("0u", "~({b} | {c})", "(~{b} & {c})", "~{b}", "({b} & ~{c})", "~{c}", "({b} ^ {c})", "~({b} & {c})"),
     *("({b} & {c})", "~({b} ^ {c})", "{c}", "(~{b} | {c})", "{b}", "({b} | ~{c})", "({b} | {c})", "~0u"),
@@ -32,7 +32,7 @@ _OF_TWO = (
 
 
 def _lop3_value(use: InstructionUse, operands: tuple[tree.Operand, ...]) -> str:
-    """The bits that a table of eight chooses for those of three operands."""
+    """Return lop3 of three operands in C: each bit of the result comes from the truth table of eight bits."""
     a, b, c = (use.value(operand, TYPES["b32"]) for operand in operands[:3])
     table = evaluate(operands[3]) & 255
     low, high = (_OF_TWO[bits].format(b=b, c=c) for bits in (table & 15, table >> 4))
@@ -56,7 +56,7 @@ def _lop3_predicate(use: InstructionUse) -> str:
 
 
 def _move(use: InstructionUse) -> str:
-    """Also to and from the elements of a vector, lowest first."""
+    """Write mov, which also packs the elements of a vector and unpacks them, lowest first."""
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
     to, of = use.operands
@@ -80,7 +80,7 @@ def _move(use: InstructionUse) -> str:
 
 
 def _part(type_: PtxType, count: int) -> PtxType:
-    """The type of an element of a vector that is as large as a type."""
+    """Return the element type of a vector with `count` elements and the size of a type."""
     name = f"b{type_.bits // max(count, 1)}"
     if name not in TYPES or TYPES[name].bits * count != type_.bits:
         raise Unsupported(f"a vector of {count} as one of .{type_.name}")
@@ -88,7 +88,7 @@ def _part(type_: PtxType, count: int) -> PtxType:
 
 
 def _holds(type_: PtxType, other: PtxType) -> bool:
-    """Whether an integer type has all values of another, so that nothing saturates."""
+    """Return whether an integer type has all values of another, so that nothing saturates."""
     return (
         type_.bits > other.bits
         if type_.is_signed > other.is_signed
@@ -97,10 +97,10 @@ def _holds(type_: PtxType, other: PtxType) -> bool:
 
 
 class _Sum(NamedTuple):
-    """An addition of two terms and a carry, which is `carry` where the flag isn't read.
+    """An addition of two terms and a carry. Instructions that don't read the flag use the constant `carry`.
 
-    Hardware has one flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` the flag says
-    that nothing was borrowed, and `addc` may follow `sub.cc`.
+    Hardware has a single flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` a set flag
+    means that nothing was borrowed, and `addc` may follow `sub.cc`.
     """
 
     operands: str
@@ -109,7 +109,7 @@ class _Sum(NamedTuple):
     carry: int = 0
 
     def make(self, carry: str) -> str:
-        """The sum of these and a carry in C, which sets the flag."""
+        """Return the sum with a carry in C; it sets the flag."""
         return (
             f"bool k_ = __builtin_add_overflow({self.first}, {self.second}, &{{d}}); "
             f"cc = k_ | __builtin_add_overflow({{d}}, ({{T.unsigned}}){carry}, &{{d}});"

@@ -1,4 +1,4 @@
-"""Products of matrices by a warp: mma, wmma. runtime/host/matrix.h has the fragments and how the sums are made."""
+"""Matrix products of a warp: mma, wmma. runtime/host/matrix.h defines the fragments and the order of summation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpt.ptx import tree
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
 BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
 _INTEGERS = ("s8", "u8", "s4", "u4", "b1", "s32")
-_MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # the shapes, m, n and k, of types of factors
+_MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # shapes (m, n, k) by types of the factors
     ("f16",): ((16, 8, 8), (16, 8, 16)),
     ("bf16",): ((16, 8, 8), (16, 8, 16)),
     ("tf32",): ((16, 8, 4), (16, 8, 8)),
@@ -27,7 +27,7 @@ _MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # the shapes,
 }
 _MMA_NEEDS: dict[
     object, str
-] = {  # targets and versions of shapes of types of factors; by type alone where they are the same for all
+] = {  # targets and versions by type of the factors and shape, or by type alone if all shapes agree
     ("f16", (16, 8, 16)): ": sm_80",
     "f16": ": sm_75",
     ("f64", (8, 8, 4)): ": sm_80",
@@ -80,11 +80,11 @@ class MatrixShape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The shape as PTX has it."""
+        """The shape as PTX writes it."""
         return f"m{self.m}n{self.n}k{self.k}"
 
     def elements(self, matrix: str) -> int:
-        """How many a lane has, of a factor or of C and D."""
+        """Return the number of elements of a matrix that each lane holds."""
         if self.layout == "quarters":
             return 4 if matrix in "ab" else 8
         if self.layout == "wmma" and self.a == "f16" and matrix in "ab":
@@ -92,7 +92,7 @@ class MatrixShape(NamedTuple):
         return {"a": self.m * self.k, "b": self.n * self.k}.get(matrix, self.m * self.n) // 32
 
     def slot(self, matrix: str) -> str:
-        """The fragment as a signature has it: registers of 32 bits, or doubles."""
+        """Return the fragment's operand in a signature: registers of 32 bits, or doubles."""
         type_ = getattr(self, matrix)
         count = self.elements(matrix) * BITS[type_] // (64 if type_ == "f64" else 32)
         return f"{matrix}:{_REGISTERS.get(type_, 'b32')}[{count}]"
@@ -108,7 +108,7 @@ class MatrixShape(NamedTuple):
         )
 
     def row(self, form: str, **sets: str) -> Row:
-        """The product itself."""
+        """Return the row for the product itself."""
         return Row(
             form,
             f"{self.slot('d')} = {self.slot('a')} {self.slot('b')} {self.slot('c')}",
@@ -119,7 +119,7 @@ class MatrixShape(NamedTuple):
 
 
 def _sums(type_: str) -> list[str]:
-    """The types that D and C may have, by that of a factor."""
+    """Return the types that C and D may have for a factor's type."""
     if type_ in ("f16", "e4m3", "e5m2"):
         return ["f16", "f32"]
     return ["s32" if type_ in _INTEGERS else "f64" if type_ == "f64" else "f32"]
@@ -189,7 +189,7 @@ _WHERE = {word: SPACES[word] for word in ("global", "shared", "shared::cta")}
 
 
 def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
-    """Loads of a matrix; for C also stores, of D."""
+    """Yield the rows for loads of a matrix, and for C also the stores of D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
     layout = {word: str(int(word == "row")) for word in layouts.split()}
     for stride in ("", " stride:u32"):
@@ -202,7 +202,7 @@ def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str
 
 
 def _move(use: InstructionUse, shape: MatrixShape, matrix: str, type_: str) -> str:
-    """Each lane moves its elements, one by one."""
+    """Write a load or store of a matrix: each lane moves its elements one by one."""
     load = ".load" in use.instruction.modifiers
     fragment, address = use.operands[:2] if load else reversed(use.operands[:2])
     by_rows, rows, columns = (

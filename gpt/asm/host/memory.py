@@ -1,7 +1,7 @@
 """Loads, stores, and addresses of the state spaces.
 
-An access is checked when it is made: that its address is a multiple of its size, a vector's size being that of all of
-it, and that it is inside of something. Where a variable and a constant say both, nothing is checked.
+Every access is checked at run time: its address must be a multiple of its size (for a vector, the size of all
+elements), and it must lie inside an allocation. An access to a variable at a constant offset is checked here instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpt.ptx import tree
 ACCESSED = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f32 f64"
 ORDERS = {"weak": "", "volatile": "RELAXED", "relaxed": "RELAXED", "acquire": "ACQUIRE", "release": "RELEASE"}
 SCOPES = "cta cluster gpu sys"
-SPACES = {  # what an instruction says, and the state space
+SPACES = {  # modifier of an instruction: state space
     **{space: space for space in ("global", "shared", "local", "const", "param")},
     "shared::cta": "shared",
     "shared::cluster": "shared",
@@ -35,9 +35,9 @@ _ADDRESS = TYPES["u64"]
 
 
 def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -> str:
-    """Where an access of so many bytes goes, as a pointer in C: `address` is what stands in brackets.
+    """Return the C pointer for an access of `size` bytes; `address` is the operand inside the brackets.
 
-    Without a space the address is generic.
+    An empty space means a generic address.
     """
     if place := use.place(address):
         if space != place.space and (space or place.space not in ("global", "shared", "local")):
@@ -50,22 +50,22 @@ def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -
 
 
 def checked(use: InstructionUse, space: str, address: str, size: int | str) -> str:
-    """The pointer for an address, both in C, of which a check is made when the thread is there."""
+    """Return the C pointer for an address in C; the generated code checks the address at run time."""
     address = wrapped(space, address)
     if space != "param":
         return f"host_{CHECKED[space]}(t, {use.site}, {address}, {size})"
-    if not use.body.is_kernel:  # what a function is given lies in local memory
+    if not use.body.is_kernel:  # a function's arguments are in local memory
         return f"host_local(t, {use.site}, {address}, {size})"
     return f"host_parameter(t, {use.site}, parameters, {_parameter_size(use)}, {address}, {size})"
 
 
 def wrapped(space: str, address: str) -> str:
-    """An address in C as the space has it, of whatever register it was made: hardware adds in 32 bits there."""
+    """Cut an address in C to the width of its space: in small spaces, hardware adds in 32 bits."""
     return f"(uint32_t)({address})" if space in WINDOWS else address
 
 
 def _offset(address: tree.Operand, element: int) -> int | None:
-    """What is added to a variable with elements of so many bytes, None if that is not a constant."""
+    """Return the offset from a variable whose elements have `element` bytes, None if it isn't a constant."""
     match address:
         case tree.Expression((_, *rest), (sign, *signs)):
             return evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
@@ -77,7 +77,7 @@ def _offset(address: tree.Operand, element: int) -> int | None:
 
 
 def bracketed(operand: tree.Operand) -> tree.Operand:
-    """What stands in the brackets of an address. Raises Unsupported."""
+    """Return the operand inside the brackets of an address. Raises Unsupported."""
     if not isinstance(operand, tree.Address) or len(operand.items) != 1 or isinstance(operand.items[0], tree.Index):
         raise Unsupported(f"address '{operand}'")
     return operand.items[0]
@@ -91,7 +91,7 @@ def _inside(address: tree.Operand) -> tree.Operand:
 def _access(
     use: InstructionUse, operand: tree.Operand, address: tree.Operand
 ) -> tuple[PtxType, tuple[tree.Operand, ...], str, str]:
-    """Of a load or store: the type of an element as it lies in memory, the registers, the pointer, the order."""
+    """Return a load's or store's element type in memory, its registers, its pointer and its memory order."""
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
     width = int(str(use.words.get("V", "")) or 1)
@@ -111,7 +111,7 @@ def _load(use: InstructionUse) -> str:
 
 
 def store(use: InstructionUse) -> str:
-    """Of an address and what is stored."""
+    """Write a store, whose operands are an address and a value or vector."""
     inputs = {parameter.declarator.name for parameter in use.body.head.params or ()}
     where = _inside(use.operands[0])
     if use.base(where) in inputs and (place := use.place(where)) and place.space == "param":
@@ -129,7 +129,7 @@ def store(use: InstructionUse) -> str:
 
 
 def _is_parameter(use: InstructionUse) -> str:
-    """Whether an address is one of the kernel's parameters."""
+    """Write a test whether an address lies in the kernel's parameters."""
     if not use.body.is_kernel:
         raise Unsupported("not supported in device functions")
     address = use.value(use.operands[1], _ADDRESS)
@@ -137,12 +137,12 @@ def _is_parameter(use: InstructionUse) -> str:
 
 
 def _parameter_size(use: InstructionUse) -> int:
-    """Bytes of the kernel's parameters."""
+    """Return the size of the kernel's parameters in bytes."""
     return max((one.offset + one.size for one in use.body.code.parameters(use.body.item)), default=0)
 
 
 def _change_space(use: InstructionUse) -> str:
-    """cvta: an address of a space as a generic one, or `to` one of the space. Only that of shared memory is cut off."""
+    """Write cvta: make an address of a space generic, or with `to` the reverse. Shared addresses are cut to 32 bits."""
     if place := use.place(use.operands[1]):
         if use.words["to"]:
             raise Unsupported(f"'{use.operands[1]}' where a register is expected")
@@ -158,14 +158,14 @@ def _change_space(use: InstructionUse) -> str:
 
 
 def _refuse_address(use: InstructionUse, address: tree.Operand) -> None:
-    """Refuse an address of another space than the instruction says, though nothing is accessed. Raises Unsupported."""
+    """Reject an address in another space than the instruction's, though nothing is accessed. Raises Unsupported."""
     pointer(
         use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
     )
 
 
 def _hint(use: InstructionUse) -> str:
-    """Do nothing with an address but refuse one that ptxas refuses."""
+    """Write a cache hint, which has no effect; addresses that ptxas rejects are rejected."""
     address = bracketed(use.operands[0])
     if use.instruction.opcode == "prefetchu" and use.place(address):
         raise Unsupported(f"'{address}' is a variable: 'cvta' its address to a register first")
@@ -174,7 +174,7 @@ def _hint(use: InstructionUse) -> str:
 
 
 def _policy(use: InstructionUse) -> str:
-    """createpolicy: 0, which nothing looks at. Constants that ptxas refuses are refused."""
+    """Write createpolicy: the policy is 0, as nothing reads it. Constants that ptxas rejects are rejected."""
     given = use.operands[1:]
     if len(given) == 3:
         _refuse_address(use, bracketed(given[0]))
@@ -266,7 +266,7 @@ ROWS = [
     ),
     *(Row(f"isspacep.{word}", "d:pred = a:u64", _is_parameter, needs=": 7.7") for word in ("param", "param::entry")),
     Row("isspacep.global", "d:pred = a:u64", "host_is_global({thread}, {a})"),
-    # Caches: what is said about them has no effect
+    # Cache hints have no effect
     Row(
         "prefetch{.W}.L",
         "= a:address",

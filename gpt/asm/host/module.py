@@ -1,4 +1,4 @@
-"""A PTX module as a C file: its variables, functions and the tables of abi.h."""
+"""Translate a PTX module to a C file: its variables, its functions, and the tables that abi.h declares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpt.ptx.prune import INDIRECT, needed, pruned
 from gpt.ptx.quick import parse_declaration
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
-MAX_REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # per thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
@@ -31,7 +31,7 @@ _OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".max
 
 
 def function_address(name: str) -> int:
-    """host_address_of of abi.h."""
+    """Return the address of a device function; the same as host_address_of in abi.h."""
     digest = 0xCBF29CE484222325
     for byte in name.encode():
         digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
@@ -39,13 +39,13 @@ def function_address(name: str) -> int:
 
 
 class ModuleWriter:
-    """A module while its C is made. `faults` are what stands in the way, as (location, text)."""
+    """A module during its translation to C. `faults` collects the reasons why it can't be, as (location, text)."""
 
     def __init__(self, data: bytes, name: str) -> None:
-        """Raises MalformedError for text that is not PTX."""
+        """Raises MalformedError if the text isn't PTX."""
         whole = scan_module(data, name)
         head = read_head(whole)
-        # What an indirect call may call is not known: functions that only other kernels name stay where there is one.
+        # The targets of an indirect call aren't known, so a module with one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
         self.dialect = Dialect.of(head)
@@ -65,10 +65,10 @@ class ModuleWriter:
         self._bodies: dict[str, BodyWriter] = {}
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
-        self._aliases: dict[str, str] = {}  # the functions that they stand for
+        self._aliases: dict[str, str] = {}  # alias: function
 
     def write(self) -> str:
-        """The C file. It is worth nothing if there are faults."""
+        """Return the C file; it's unusable if there are faults."""
         self._declare()
         functions: list[str] = []
         for item in self.module.functions:
@@ -89,50 +89,50 @@ class ModuleWriter:
         functions.append(self._bodies[item.name].write())
 
     def fault(self, offset: int, text: str) -> None:
-        """Something that no C is made of."""
+        """Record a reason why the module can't be translated."""
         where = f"{self.module.name}:{self.module.line(offset)}"
         self.faults[where, text] = None
 
     def new_site(self, offset: int, text: str) -> int:
-        """The number of a new site."""
+        """Add a site and return its number."""
         self._sites.append(f"{self.module.line(offset)}: {text}")
         return len(self._sites) - 1
 
     def find(self, instruction: tree.Instruction) -> Match | str:
-        """The row that an instruction fits, or why there is none."""
+        """Return the row that an instruction matches, or the reason why no row does."""
         return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self.dialect)
 
     # Names
 
     def statements(self, item: Item) -> list[Statement]:
-        """The statements of a function."""
+        """Return the statements of a function."""
         if item.name not in self._statements:
             self._statements[item.name] = self.module.statements(item)
         return self._statements[item.name]
 
     def head(self, name: str) -> tree.FunctionNode:
-        """A function as it is declared, or its last declaration if it is defined elsewhere."""
+        """Return the head of a function: its definition's, or the last declaration's if it's defined elsewhere."""
         if name not in self._heads:
             items = [item for item in self.module.items if item.kind in ("entry", "func") and item.name == name]
             self._heads[name] = parse_head(self.module, next((item for item in items if item.body), items[-1]))
         return self._heads[name]
 
     def parameters(self, item: Item) -> list[params.Param]:
-        """Where the parameters of a kernel are."""
+        """Return the layout of a kernel's parameters."""
         if item.name not in self._parameters:
             found = params.layout(self.head(item.name).params or (), where=self.module.where(item.start))
             self._parameters[item.name] = found
         return self._parameters[item.name]
 
     def signature(self, head: tree.FunctionNode) -> str:
-        """The head of a function in C: results and parameters are pointers to their bytes."""
+        """Return the head of a function in C; results and parameters are pointers to bytes."""
         if head.kind == ".entry":
             return f"static void {c_function(head.name)}(struct host_thread *t, const unsigned char *parameters)"
         count = len(head.returns or ()) + len(head.params or ())
         return f"static void {c_function(head.name)}({', '.join(['struct host_thread *t', *_pointers(count)])})"
 
     def find_place(self, name: str, function: str) -> CVariable | None:
-        """A variable of the module, or a function."""
+        """Look up a variable of the module, or a function."""
         if name in self._variables:
             number, variable = self._variables[name]
             return CVariable(variable.space, f"t->variables[{number}]", variable.size, variable.element)
@@ -144,19 +144,19 @@ class ModuleWriter:
         return None
 
     def is_function(self, name: str) -> bool:
-        """Whether a name is that of a device function, defined or not."""
+        """Return whether a name belongs to a device function, defined or not."""
         return name in self._functions
 
     def is_kernel(self, name: str) -> bool:
-        """Whether a name is that of a kernel."""
+        """Return whether a name belongs to a kernel."""
         return any(item.name == name for item in self.module.entries)
 
     def is_defined(self, name: str) -> bool:
-        """Whether the module has a function's body."""
+        """Return whether the module contains the body of a function."""
         return name in self._aliases or self.module.find(name) is not None
 
     def targets(self) -> str:
-        """The table of what indirect calls may call: it is made if this is called."""
+        """Return the name of the table with the targets of indirect calls; only then is the table written."""
         self._has_targets = True
         return "targets"
 
@@ -207,7 +207,7 @@ class ModuleWriter:
     def declare(
         self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str = ""
     ) -> CVariable:
-        """A variable in global or constant memory, of the module or of one of its functions. Raises Unsupported."""
+        """Declare a variable in global or constant memory, of the module or a function. Raises Unsupported."""
         if function and any(specifier.word == ".shared" for specifier in specifiers):
             place = self.shared.find(declarator.name, function)
             if not place:
@@ -229,11 +229,11 @@ class ModuleWriter:
     # Tables
 
     def _targets(self) -> list[str]:
-        """The device functions that a call through an address may mean."""
+        """Write the table of device functions that an indirect call may reach."""
         if not self._has_targets:
             return []
         pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
-        # Those that nothing here takes come last: variables of other kernels may have their addresses.
+        # Functions whose address isn't taken here come last: variables of other kernels may hold their addresses.
         names = [n for n in dict.fromkeys([*self.taken, *pointed, *sorted(self._functions)]) if n in self._functions]
         rows = [f"{{{function_address(n):#x}ull, (void *){c_function(n)}}},\n    " for n in names if self.is_defined(n)]
         return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
@@ -309,14 +309,14 @@ class ModuleWriter:
         )
 
     def reached(self, kernel: str) -> set[str]:
-        """The kernel, and the names of all that it leads to."""
+        """Return the kernel and the names of everything it uses, directly or not."""
         found = needed(self.module, [kernel])
         items = (item for item in self.module.items if item.name in found)
         indirect = any(INDIRECT in self.module.skeleton[item.start : item.end] for item in items)
         return found | self._functions if indirect else found
 
     def needs(self, kernel: str) -> dict[str, int]:
-        """What a kernel needs, as the record `kernel` names it."""
+        """Return the resources a kernel needs, named like the fields of the record `kernel`."""
         reached = self.reached(kernel)
         stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
         return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
@@ -327,7 +327,7 @@ def _pointers(count: int) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text as a C string."""
+    """Quote a text as a C string."""
     escaped = re.sub(r"[\\\"?]", lambda found: "\\" + found[0], text)
     return (
         '"' + re.sub(r"[^ -~]", lambda found: "".join(f"\\{b:03o}" for b in found[0].encode("latin-1")), escaped) + '"'

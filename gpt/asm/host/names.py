@@ -1,4 +1,4 @@
-"""What names and constants of PTX are in C."""
+"""Translate names and constants of PTX to C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpt.asm.host.table import PtxType
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, integer
 
-SPECIAL = {  # special registers: their types, and what they are in C
+SPECIAL = {  # special registers: type, and value in C
     **{
         f"%{name}.{axis}": ("u32", f"t->{name}[{number}]")
         for name in ("tid", "ntid", "ctaid", "nctaid")
@@ -36,7 +36,7 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
     "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as it is allocated
     "%aggr_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),
-    # Clusters are of one block.
+    # A cluster always has one block.
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%cluster_ctaid.{axis}": ("u32", "0u") for axis in "xyzw"},
@@ -48,17 +48,17 @@ SPECIAL = {  # special registers: their types, and what they are in C
     "%reserved_smem_offset_end": ("u32", "0u"),
     "%reserved_smem_offset_cap": ("u32", "0u"),
     **{f"%reserved_smem_offset_{number}": ("u32", "0u") for number in range(2)},
-    # No counter counts, no graph launches itself.
+    # Performance counters stay 0, and graphs can't launch themselves.
     **{f"%pm{number}": ("u32", "0u") for number in range(8)},
     **{f"%pm{number}_64": ("u64", "0ull") for number in range(8)},
     "%current_graph_exec": ("u64", "0ull"),
-    # Where the grid's workspace is: by this cooperative groups synchronize a grid.
+    # The address of the grid's workspace, which cooperative groups use to synchronize a grid.
     **{f"%envreg{number}": ("b32", "0u") for number in range(32)},
     "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),
     "%envreg2": ("b32", "(uint32_t)t->workspace"),
 }
 _CLUSTERS, _RESERVED = ": sm_90; : 7.8", ": 7.6"
-SPECIAL_NEEDS = {  # the .target and .version that the special registers need that not all have, as a row says it
+SPECIAL_NEEDS = {  # .target and .version that newer special registers need, written like the needs of a row
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), _CLUSTERS),
     **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"), _CLUSTERS),
     **{name: _RESERVED for name in SPECIAL if name.startswith("%reserved_smem")},
@@ -82,7 +82,7 @@ _PRECEDENCE = (
 
 @dataclass(frozen=True)
 class CRegister:
-    """A register: its name and type in C, its type in PTX. One of a vector type has `width` components, NAME_0, ..."""
+    """A register: its name and type in C, its type in PTX. A vector has `width` components, NAME_0, NAME_1, ..."""
 
     name: str
     type: PtxType
@@ -92,10 +92,10 @@ class CRegister:
 
 @dataclass(frozen=True)
 class CVariable:
-    """A variable, a parameter or a function: its address in its own space, in C; `size` bytes, if that is known.
+    """A variable, parameter or function: its address within its space, in C, and its size in bytes if that's known.
 
-    `element` is the bytes of an element, those of a vector being elements, too; 0 of what is not an array.
-    `pointer` is where it lies in the host, in C, empty if a running thread has to look that up.
+    `element` is the size of an array's element in bytes, or of a vector's component, or 0 for anything else. `pointer`
+    is the host address in C; it's empty if it has to be looked up at run time.
     """
 
     space: str  # global, const, shared, local, param, function
@@ -107,23 +107,23 @@ class CVariable:
 
 @dataclass(frozen=True)
 class CLabel:
-    """A label: its name in C, and which statement it is."""
+    """A label: its name in C, and the number of its statement."""
 
     name: str
     index: int
 
 
 class Unsupported(Exception):
-    """An instruction or declaration that no C is made of, and why."""
+    """An instruction or declaration can't be translated to C; the text says why."""
 
 
 def c_function(name: str) -> str:
-    """The name of a function in C."""
-    return f"f_{name.replace('$', '$$').replace('%', '$P')}"  # no two become one
+    """Return the C name of a function."""
+    return f"f_{name.replace('$', '$$').replace('%', '$P')}"  # unique
 
 
 def literal(value: int, type_: PtxType) -> str:
-    """An integer, or the bits of a float, as a C constant of a type."""
+    """Write an integer, or the bits of a float, as a C constant of a type."""
     value &= (1 << type_.bits) - 1
     if type_.name == "f32":
         return _float_literal(struct.unpack("<f", struct.pack("<I", value))[0], f"as_f32({value:#x}u)", "f")
@@ -143,7 +143,7 @@ def _float_literal(value: float, bits: str, suffix: str) -> str:
 
 
 def constant(text: str, type_: PtxType) -> str:
-    """A number of PTX as a C constant of a type. Raises Unsupported."""
+    """Write a PTX number as a C constant of a type. Raises Unsupported."""
     if FLOAT.fullmatch(text):
         return literal(float_bits(text, type_), type_)
     value = integer(text)
@@ -153,7 +153,7 @@ def constant(text: str, type_: PtxType) -> str:
 
 
 def float_bits(text: str, type_: PtxType) -> int:
-    """The bits of a float constant in a type: `0f3F800000` is what it says, other forms are rounded."""
+    """Return the bits of a float constant in a type. `0f3F800000` gives the bits directly; other forms are rounded."""
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
         if type_.name != "f64":
@@ -171,7 +171,7 @@ def float_bits(text: str, type_: PtxType) -> int:
 
 
 def evaluate(node: tree.Operand | None) -> int:
-    """The value of a constant expression of integers. Raises Unsupported."""
+    """Evaluate a constant expression of integers. Raises Unsupported."""
     match node:
         case tree.Number(text) if (value := integer(text)) is not None:
             return value

@@ -1,12 +1,18 @@
-"""Rules about the words of an instruction: which other words, .target or .version they need. A row has them as text.
+"""Rules about the words of an instruction: the other words, .target or .version they need. A row has them as text.
 
     "ftz: f16 f32; rz rm rp: !sat; bf16: sm_90; : 7.8"
 
-A rule is words and, after the colon, what one of these words asks for: at least one of the alternatives. Without words
-before the colon, every form asks for it. An alternative is a word of the instruction; `!word`, which must not be there;
-`sm_90`, that target or a later one; `sm_100a`, the features of that family only; `8.6`, that version or a later one;
-with `<` in front, a target or version before that. `T=f16` is a word of the set T only, `T=*` any of them, `relu+f16`
-two words.
+A rule has words and, after the colon, alternatives: an instruction with one of the words must satisfy at least one
+alternative. Without words before the colon, the rule applies to every form. An alternative is
+
+    word      a word of the instruction
+    !word     a word that must be absent
+    sm_90     this target or a later one
+    sm_100a   this family only, with its features
+    8.6       this version or a later one
+    <sm_70    a target (or version) before this one
+
+`T=f16` is a word from the set T, `T=*` any word from it, and `relu+f16` means both words.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from functools import cache
 from gpt.ptx.head import Head
 
 _ALTERNATIVE = re.compile(r"(?P<before><?)(?:sm_(?P<target>\d+)(?P<family>a?)|(?P<major>\d+)\.(?P<minor>\d+))")
-_EVERYWHERE = (  # what words need in any instruction
+_EVERYWHERE = (  # rules for all instructions
     "shared::cta shared::cluster: 7.8; shared::cluster: sm_90; param::entry param::func: 8.3; T=b128: 8.3;"
     "L2::cache_hint L2::64B L2::128B L2::256B L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last: 7.4;"
     "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first: 7.4"
@@ -32,7 +38,7 @@ class Dialect:
 
     target: int
     version: tuple[int, int]
-    family: bool = False  # sm_90a, sm_100f: it has what only that family has
+    family: bool = False  # sm_90a, sm_100f: with the features of that family only
 
     @classmethod
     def of(cls, head: Head) -> Dialect:
@@ -40,7 +46,7 @@ class Dialect:
         return cls(head.target, head.version, bool(head.suffix))
 
     def has(self, wanted: re.Match[str]) -> bool:
-        """Return True if a module of this dialect has what an alternative asks for."""
+        """Return True if a module of this dialect satisfies an alternative."""
         if wanted["target"] and wanted["family"]:
             first = int(wanted["target"])
             return self.family and first <= self.target < first - first % 10 + 10
@@ -53,7 +59,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Rule:
-    """Words, and the alternatives of which they need one."""
+    """Words, and the alternatives; an instruction with one of the words needs one of them."""
 
     words: tuple[str, ...]
     needs: tuple[str, ...]
@@ -69,7 +75,7 @@ class Rule:
 
 @cache
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """Parse the rules of a row, and add the ones that every row has."""
+    """Parse the rules of a row, and add the rules for all instructions."""
     return tuple(_rules(f"{text};{_EVERYWHERE}"))
 
 

@@ -1,4 +1,4 @@
-"""What the parts of this folder need of each other: a module and a function while their C is made."""
+"""Interfaces between the files of this folder: a module and a function during their translation to C."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ class ModuleCode(Protocol):
     dialect: Dialect
 
     def find(self, instruction: tree.Instruction) -> Match | str:
-        """The row that an instruction fits, or why there is none."""
+        """Return the row that an instruction matches, or the reason why no row does."""
 
     def fault(self, offset: int, text: str) -> None:
-        """Something that no C is made of."""
+        """Record a reason why the module can't be translated."""
 
     def new_site(self, offset: int, text: str) -> int:
-        """The number of a new site."""
+        """Add a site and return its number."""
 
     def statements(self, item: Item) -> list[Statement]:
-        """The statements of a function."""
+        """Return the statements of a function."""
 
     def head(self, name: str) -> tree.FunctionNode:
-        """A function as it is declared."""
+        """Return the head of a function."""
 
     def is_function(self, name: str) -> bool:
-        """Whether a name is that of a device function."""
+        """Return whether a name belongs to a device function."""
 
     def is_defined(self, name: str) -> bool:
-        """Whether the module has its body."""
+        """Return whether the module contains the body of a function."""
 
     def targets(self) -> str:
-        """The name of the table of what indirect calls may call."""
+        """Return the name of the table with the targets of indirect calls."""
 
     def is_kernel(self, name: str) -> bool:
-        """Whether a name is that of a kernel."""
+        """Return whether a name belongs to a kernel."""
 
     def parameters(self, item: Item) -> list[params.Param]:
-        """Where the parameters of a kernel are."""
+        """Return the layout of a kernel's parameters."""
 
     def signature(self, head: tree.FunctionNode) -> str:
-        """The head of a function in C."""
+        """Return the head of a function in C."""
 
     def find_place(self, name: str, function: str) -> CVariable | None:
-        """A variable of the module, or a function, as a function sees it."""
+        """Look up a variable or function of the module from within a function."""
 
     def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str) -> CVariable:
-        """A variable of the module that is declared in a function. Raises Unsupported."""
+        """Declare a variable of the module within a function. Raises Unsupported."""
 
     def reached(self, kernel: str) -> set[str]:
-        """The kernel, and the names of all that it leads to."""
+        """Return the kernel and the names of everything it uses, directly or not."""
 
 
 class FunctionCode(Protocol):
@@ -70,19 +70,19 @@ class FunctionCode(Protocol):
     index: int
 
     def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
-        """A register, None if there is none of that name."""
+        """Look up a register; None if it isn't declared."""
 
     def find_place(self, name: str) -> CVariable | None:
-        """A variable, parameter or function."""
+        """Look up a variable, parameter or function."""
 
     def find_label(self, name: str) -> CLabel | None:
-        """A label."""
+        """Look up a label."""
 
     def find_list(self, name: str) -> tree.Statement | None:
-        """What `NAME: .branchtargets` and the like declare."""
+        """Look up a list that `NAME: .branchtargets` or the like declares."""
 
     def use_stack(self) -> None:
-        """The function allocates stack."""
+        """Note that the function allocates stack."""
 
     def new_site(self) -> int:
-        """A site for the instruction that is being written."""
+        """Make a site for the current instruction."""

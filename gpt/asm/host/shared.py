@@ -1,8 +1,8 @@
-"""Where the variables in shared memory are.
+"""Lay out the variables in shared memory.
 
-Device functions have one C function for all kernels, so a variable has one offset. Those that several kernels reach
-come first, then those of each kernel alone, from the end of the former that it reaches: no kernel has room for the
-variables of another. Dynamic shared memory is at the end of what the block has.
+A device function has one C function for all kernels, so each variable has one offset for all kernels too. Variables
+that several kernels use come first. A single kernel's own variables follow the last common variable that it uses, so
+kernels don't reserve space for each other's. Dynamic shared memory is at the end of the block's memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shared:
     """The layout of the shared memory of a module's kernels."""
 
     def __init__(self, code: ModuleCode) -> None:
-        """Faults go to `code.fault`."""
+        """Compute the layout; faults go to `code.fault`."""
         self._variables: dict[tuple[str, str], _Variable] = {}  # by function, empty for the module, and name
         self._offsets: dict[tuple[str, str], int] = {}
         self._needs: dict[str, tuple[int, int]] = {}
@@ -72,7 +72,7 @@ class Shared:
                     code.fault(start, str(error))
 
     def find(self, name: str, function: str) -> CVariable | None:
-        """A variable of a function, or of the module."""
+        """Look up a variable of a function, or else of the module."""
         for key in (function, name), ("", name):
             if found := self._variables.get(key):
                 if found.dynamic:
@@ -82,5 +82,5 @@ class Shared:
         return None
 
     def needs(self, kernel: str) -> tuple[int, int]:
-        """Bytes of static shared memory, and the alignment of all shared memory."""
+        """Return the bytes of static shared memory, and the alignment of all shared memory."""
         return self._needs[kernel]

@@ -1,27 +1,28 @@
-"""The form of the tables of instructions: a row says, as the PTX manual does, how an instruction is written, and in C
-what it does.
+"""The format of the instruction tables. A row gives the syntax of an instruction, in the style of the PTX manual, and
+its effect in C.
 
     Row("mul.hi.T", "d = a b", "({T})(({T.wide}){a} * {b} >> {T.bits})", T="u16 s16 u32 s32")
     Row("add{.sat}.s32", "d:s32 = a:s32 b:s32", "add_s32({a}, {b}, FLAG{sat})")
     Row("setp.C.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C={"lt": "<", ...}, T="s32 u32")
 
-The form: words as they stand; `{.sat}` may be absent; one that names a set, by a capital letter, is any word of it,
-`{.R}` any or none. The first row that fits the instruction, modifiers and number of operands, is taken; if none does,
-the first that fits with modifiers in another order, but for that of types and state spaces: ptxas takes any.
+The form is the opcode with its modifiers. `{.sat}` is optional. A capital letter names a set, of which any word
+matches; `{.R}` makes it optional. The first row whose modifiers and number of operands match is used. If no row
+matches, modifiers may come in any order, as ptxas allows, but types and state spaces keep theirs.
 
-The signature: what the instruction writes, then what it reads, each `name:type`. The type is a PTX type, a set with
-types, or one derived of it (`T.wide`, `T.signed`, `T.unsigned`); without one it is T. `a[4]` is a vector of four
-operands, `a[]` of any number: an array in C. What is written may be `_` or left out (`p|q`); what is read may not.
+The signature lists the operands that the instruction writes, then those it reads, each as `name:type`. The type is a
+PTX type, a set with types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
+vector of four operands and `a[]` one of any length; both are arrays in C. An operand that's written may be `_` or
+left out (`p|q`).
 
-The code: a C expression, the value of the one thing that is written; or statements, which have a `;` and set
-variables of the names of what is written. `{a}` is an operand, of its type in C. `{T}` is the C type of a word that is
-a PTX type, `{T.name}` the word, `{T.bits}` its size. Any other word that is there is `_` and the word, nothing if it
-is absent, so that `ROUND{R}` and `FLAG{sat}` name constants of device.h; of a set given as a dict it is the value.
-`{thread}` and `{site}` are the first arguments of services; an instruction that uses `{site}` gets one.
+The code is a C expression for the value of the single result, or statements with a `;`, which set variables named
+like the results. `{a}` is an operand with its type in C. For a word that's a PTX type, `{T}` is the C type, `{T.name}`
+the word and `{T.bits}` its size. Any other word becomes `_` and the word, or nothing if it's absent, so that
+`ROUND{R}` and `FLAG{sat}` name constants of device.h; for a set given as a dict, it's the value. `{thread}` and
+`{site}` are the first arguments of services; an instruction that uses `{site}` gets one.
 
-A row's `needs` say which of its words go together, and which need a later target (needs.py).
+The `needs` of a row say which of its words go together, and which need a later target (needs.py).
 
-A row whose code is a function writes what no template can: it is called with the Use (use.py) of the instruction.
+If no template can express an instruction, the code is a function that gets its InstructionUse (use.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from gpt.ptx.types import PACKED, SIZES
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|u?e\d+m\d+(?:x\d)?")
-_ORDERED = {"mma", "wmma"}  # words say of which operand they are by their order
+_ORDERED = {"mma", "wmma"}  # the order of words tells which operand they belong to
 _PHRASES = {
     "bar",
     "barrier",
@@ -50,7 +51,7 @@ _PHRASES = {
     "red",
     "st",
 }  # first words belong to the opcode
-_FIRST = {  # words that stand before all others, in this order
+_FIRST = {  # words that precede all others, in this order
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc"), (".lo", ".hi", ".wide")),
     **dict.fromkeys(("bar", "barrier"), (".cta", ".cluster", ".arrive", ".red")),
     "div": (".full",),
@@ -63,7 +64,7 @@ _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 @dataclass(frozen=True)
 class PtxType:
-    """A PTX type; its text is the C type. Types of at most 16 bits other than integers are plain bits in C."""
+    """A PTX type; `str` gives the C type. Non-integer types of at most 16 bits are unsigned integers in C."""
 
     name: str
     bits: int  # 8 for a predicate, as C has it
@@ -77,22 +78,22 @@ class PtxType:
 
     @property
     def is_signed(self) -> bool:
-        """Whether it is a signed integer."""
+        """True for signed integers."""
         return self.name[0] == "s"
 
     @property
     def sign(self) -> int:
-        """1 of a signed integer, else 0, as C takes it."""
+        """1 for a signed integer, else 0, for use in C."""
         return int(self.is_signed)
 
     @property
     def is_float(self) -> bool:
-        """Whether its C type is float or double."""
+        """True if the C type is float or double."""
         return self.name in _FLOATS
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.bits // 8
 
     @property
@@ -117,7 +118,7 @@ TYPES = {
     **{f"{kind}128": PtxType(f"{kind}128", 128) for kind in "bus"},
 }
 Code = str | Callable[[Any], str]
-Word = PtxType | str  # what stands for a word of an instruction in code
+Word = PtxType | str  # the value of a word in code
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Match:
         return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), PtxType) else None
 
     def type_of(self, slot: Slot) -> PtxType:
-        """The type of an operand."""
+        """Return the type of an operand."""
         first, *derived = slot.type.split(".")
         found: Word = self.words.get(first) or TYPES[first]
         for name in derived:
@@ -157,7 +158,7 @@ class Match:
 
 
 class Row:
-    """How instructions of a form are written in C."""
+    """The translation of one form of an instruction to C."""
 
     def __init__(
         self, form: str, signature: str, code: Code, *, needs: str = "", **sets: str | Mapping[str, str]
@@ -172,11 +173,11 @@ class Row:
         self.words = {name: _words(given) for name, given in sets.items()}
 
     def takes(self, count: int) -> bool:
-        """Whether it has so many operands."""
+        """Return whether the form has this number of operands."""
         return count == len(self.read) + bool(self.written)
 
     def match(self, modifiers: tuple[str, ...]) -> Match | None:
-        """The words of an instruction with these modifiers, in this order; None if it is another one."""
+        """Match modifiers in this order; None if they don't fit the form."""
         found = self._pattern.fullmatch("".join(modifiers))
         words = {_c_name(part): part for part, _ in self.parts}
         if not found:
@@ -185,7 +186,7 @@ class Row:
         return self._match(given)
 
     def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
-        """The same in any order, but for that of types and state spaces."""
+        """Match modifiers in any order, except that types and state spaces keep theirs."""
         first = tuple(word for word in _FIRST.get(self.opcode, ()) if word in modifiers)
         if modifiers[: len(first)] != first:
             return None
@@ -221,7 +222,7 @@ class Row:
 
     @cached_property
     def parts(self) -> list[tuple[str, bool]]:
-        """The words of the form, and which of them may be absent."""
+        """The words of the form, each with whether it's optional."""
         return [(part[1] or part[2], bool(part[1])) for part in _PART.finditer(self.form)]
 
     @cached_property
@@ -270,9 +271,9 @@ class InstructionTable:
         self._known: dict[tuple[str, tuple[str, ...], int, Dialect], Match | str] = {}
 
     def find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        """The first row that takes an instruction, whose modifiers keep their dots here, with so many operands.
+        """Return the first row that matches an instruction with `count` operands; modifiers include their dots.
 
-        If none does, why: what is said of the first row that has such words.
+        If no row matches, return the reason: the broken rule of the first row with these words, if there is one.
         """
         key = opcode, modifiers, count, dialect
         if key not in self._known:
@@ -280,7 +281,7 @@ class InstructionTable:
         return self._known[key]
 
     def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # two words that say one thing
+        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # together they're one word of the table
             at = modifiers.index(".xorsign")
             modifiers = (*modifiers[:at], ".xorsign.abs", *modifiers[at + 1 :])
             modifiers = tuple(word for word in modifiers if word != ".abs")

@@ -1,7 +1,7 @@
-"""What threads do together, and where they wait for each other.
+"""Warp-wide operations and barriers.
 
-Each is a call of the service `meet` with a function of device.h that is called once all are there, or of `barrier`.
-Instructions without a mask, from before `.sync`, meet when no other thread can advance.
+Each calls the service `meet`, with a function of device.h that runs once all lanes of the mask have arrived, or the
+service `barrier`. Instructions from before `.sync` have no mask; they meet when no other lane can advance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_count(threads: int) -> bool:
 
 
 def _barrier(kind: str, use: InstructionUse, first: int = 0) -> str:
-    """The call of the service: the barrier's number, how many threads, and a predicate for those that reduce."""
+    """Write the call of the service with the barrier's number, the number of threads, and the predicate to reduce."""
     operands = list(use.operands[first:])
     value = use.value(operands.pop(), _PRED) if first else "0"
     for operand, fits, said in zip(
@@ -68,14 +68,14 @@ def _reduce(use: InstructionUse) -> str:
 
 
 def _set_registers(use: InstructionUse) -> str:
-    """Nothing: registers are as many as they are."""
+    """Write setmaxnreg, which has no effect: the number of registers doesn't matter here."""
     if evaluate(use.operands[0]) not in range(24, 257, 8):
         raise Unsupported(f"'{use.operands[0]}' where a multiple of 8 from 24 to 256 is expected")
     return ""
 
 
 def _trigger(use: InstructionUse) -> str:
-    """Nothing: no counter counts."""
+    """Write pmevent, which has no effect: there are no performance counters."""
     end = 1 << 16 if use.words["mask"] else 16
     if not 0 <= evaluate(use.operands[0]) < end:
         raise Unsupported(f"'{use.operands[0]}' is not from 0 to {end - 1}")
@@ -143,7 +143,7 @@ ROWS = [
             ),
         )
     ),
-    # A cluster is a block: all that matters is that threads wait for those that arrive
+    # A cluster is a single block, so the wait is a barrier of the block and the arrival does nothing
     Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90", S="release relaxed"),
     Row(
         "barrier.cluster.wait{.acquire}{.aligned}",
@@ -155,7 +155,7 @@ ROWS = [
     Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", needs=": sm_90", T="u32 s32 u64 s64"),
     # Time
     Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});"),
-    # What has no effect here: blocks and grids start in order, registers are as many as they are
+    # No effect here: blocks and grids start in order, and the number of registers doesn't matter
     Row("griddepcontrol.O", "", "", needs=": sm_90", O="wait launch_dependents"),
     Row(
         "setmaxnreg.O.sync.aligned.u32",

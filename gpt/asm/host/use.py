@@ -1,4 +1,4 @@
-"""An instruction as it stands in a function: its operands as C, and the row that says what it does."""
+"""Translate one instruction of a function: check its operands, write them in C, and fill in its row."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpt.ptx.types import BYTES, FLOAT, PACKED, takes, takes_constant
 
 ADDRESS = TYPES["u64"]
 _TAKE_SPECIAL = {"mov", "cvt"}
-_NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once: `mov` cuts them off
+_NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were narrower once, so `mov` may cut them off
 _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
-_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # whose first result may be `_`
+_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # first result may be `_`
 _TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
 _ZERO = tree.Number("0")
 _TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
 
 
 class InstructionUse:
-    """An instruction, the row it fits and the function that it is in."""
+    """An instruction with its row and its function."""
 
     def __init__(self, body: FunctionCode, instruction: tree.Instruction, match: Match) -> None:
         self.body = body
@@ -37,13 +37,13 @@ class InstructionUse:
 
     @property
     def site(self) -> int:
-        """Its index among the sites."""
+        """The index of the instruction's site, which is made on first use."""
         if self._site is None:
             self._site = self.body.new_site()
         return self._site
 
     def write(self) -> str:
-        """The instruction in C: statements. Raises Unsupported."""
+        """Return the instruction as C statements. Raises Unsupported."""
         row = self.match.row
         self._check_operands()
         if callable(row.code):
@@ -113,9 +113,10 @@ class InstructionUse:
                 self.check(operand, type_)
 
     def _check_vector(self, vector: tree.Vector, type_: PtxType) -> None:
-        """Refuse elements that don't go together, and those of another type than the vector's. Raises Unsupported.
+        """Reject elements that don't match each other or the vector's type. Raises Unsupported.
 
-        An element of plain bits makes all of them plain bits, of any type; `_` and constants are of the others' type.
+        If one element has an untyped `.b` register, all of them count as untyped. `_` and constants take the type of
+        the others.
         """
         opcode = self.instruction.opcode
         if opcode == "mov" and not self.words.get("V"):
@@ -143,7 +144,7 @@ class InstructionUse:
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
 
     def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
-        """Refuse registers to which a constant is added, where ptxas takes none. Raises Unsupported."""
+        """Reject operands like `%r1+4` where ptxas does. Raises Unsupported."""
         for operand in operands:
             first = operand.operands[0] if isinstance(operand, tree.Expression) else None
             if isinstance(first, tree.Name) and self.body.find_register(first.name, first.parts):
@@ -163,7 +164,7 @@ class InstructionUse:
         return ""
 
     def check(self, operand: tree.Operand, type_: PtxType) -> None:
-        """Refuse a register, special register or constant that isn't of a type. Raises Unsupported."""
+        """Reject a register, special register or constant that doesn't fit a type. Raises Unsupported."""
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
             raise Unsupported(f"'{operand}' is in .{place.space}, not .shared")
@@ -200,7 +201,7 @@ class InstructionUse:
         opcode = self.instruction.opcode
         if opcode == "isspacep" and declared in ("b32", "u32", "s32") and type_.name == "u64":
             return True
-        # what otherwise takes larger registers takes none with these
+        # with these modifiers no opcode takes larger registers
         exact = not {".bf16", ".async"}.isdisjoint(self.instruction.modifiers)
         return takes("" if exact else opcode, type_.name, declared)
 
@@ -212,7 +213,7 @@ class InstructionUse:
         return f"(({type_}[]){{{items}}})"
 
     def vector(self, operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
-        """The operands of a vector, which has so many, if that is said; one that stands alone is one of one."""
+        """Return the elements of a vector, which must have `count` unless that's 0; a scalar is its own element."""
         items = operand.items if isinstance(operand, tree.Vector) else (operand,)
         if isinstance(operand, tree.Name) and not operand.parts:
             special = f"{operand.name}.x" in SPECIAL  # a vector of four
@@ -225,7 +226,7 @@ class InstructionUse:
         return items
 
     def value(self, operand: tree.Operand, type_: PtxType) -> str:
-        """What an operand is, as a C expression of a type. Raises Unsupported."""
+        """Return an operand as a C expression of a type. Raises Unsupported."""
         match operand:
             case tree.Number(text):
                 return constant(text, type_)
@@ -251,7 +252,7 @@ class InstructionUse:
                 return literal(evaluate(operand), type_)
 
     def _sum(self, register: CRegister, added: tree.Expression, type_: PtxType) -> str:
-        """Return a register plus a constant, which ptxas takes for an operand, though the PTX manual has no such."""
+        """Return a register plus a constant, an operand that ptxas accepts though the PTX manual doesn't have it."""
         if register.type.is_float or register.type.name == "pred":
             raise Unsupported(f"a constant added to a register of .{register.declared}")
         value = f"({register.type})({register.name} + {literal(evaluate(added), register.type)})"
@@ -268,7 +269,7 @@ class InstructionUse:
         return convert(register.name, register.type, type_)
 
     def register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister:
-        """A register by its name, or a component of one. Raises Unsupported if there is none."""
+        """Look up a register or a component of one. Raises Unsupported if it isn't declared."""
         found = self.body.find_register(name, parts)
         if not found and self.body.code.is_kernel(name):
             raise Unsupported(
@@ -281,7 +282,7 @@ class InstructionUse:
         return found
 
     def assign(self, operand: tree.Operand, type_: PtxType, value: str) -> str:
-        """The statement that assigns a value of a type to a register; empty for `_`."""
+        """Return a statement that assigns a value of a type to a register; for `_` it only evaluates the value."""
         if operand == tree.Name("_"):
             return f"(void)({value});"
         if not isinstance(operand, tree.Name):
@@ -292,19 +293,20 @@ class InstructionUse:
         return f"{register.name} = {value};"
 
     def base(self, operand: tree.Operand) -> str:
-        """Return the name that an address or operand begins with, or "" if it begins with none."""
+        """Return the name at the start of an address or operand, or "" if it starts with something else."""
         first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
         first = first.base if isinstance(first, tree.Index) else first
         return first.name if isinstance(first, tree.Name) else ""
 
     def place(self, operand: tree.Operand) -> CVariable | None:
-        """The variable that an address or operand names, None if it names none."""
+        """Return the variable that an address or operand names, or None."""
         name = self.base(operand)
         return self.body.find_place(name) if name else None
 
     def address_of(self, operand: tree.Operand, least: int = 0) -> str:
-        """An address, of what stands in brackets, as a C expression of 64 bits. A register in it has at least so many
-        bits. Raises Unsupported.
+        """Return an address (the operand inside the brackets) as a C expression of 64 bits.
+
+        Raises Unsupported, also for a register of fewer than `least` bits.
         """
         match operand:
             case tree.Name(name, ()) if place := self.body.find_place(name):
@@ -326,8 +328,9 @@ class InstructionUse:
         return literal(evaluate(operand), ADDRESS)
 
     def _subscript(self, index: tree.Operand, size: int) -> str:
-        """How far an element of so many bytes is from the first one: that of a register counts as unsigned, and with
-        what is added and its size it is as wide as the register, but 32 bits at least."""
+        """Return the offset of an array element of `size` bytes. A register as index is unsigned, and the offset is
+        computed in the register's width, but at least 32 bits.
+        """
         match index:
             case tree.Name(name, parts):
                 added = 0
@@ -341,7 +344,7 @@ class InstructionUse:
 
 
 def convert(value: str, given: PtxType, wanted: PtxType) -> str:
-    """A C expression of one type as another: the bits of a float, integers cut off or extended."""
+    """Convert a C expression to another type: floats by their bits, integers by truncation or extension."""
     if str(given) == str(wanted):
         return value
     if "pred" in (given.name, wanted.name):
@@ -354,7 +357,7 @@ def convert(value: str, given: PtxType, wanted: PtxType) -> str:
 
 
 def _refuse_number(address: tree.Address) -> None:
-    """Refuse an address that begins with a number. Raises Unsupported."""
+    """Reject an address that begins with a number. Raises Unsupported."""
     first = address.items[0] if address.items else None
     first = first.operands[0] if isinstance(first, tree.Expression) else first
     if isinstance(first, tree.Number | tree.Prefixed | tree.OperandGroup):
@@ -368,7 +371,7 @@ def _number(item: tree.Operand) -> str:
 
 
 def _kind(declared: str) -> str:
-    """Return what registers of a type may stand beside in a vector."""
+    """Return the kind of a type; registers in a vector must have the same kind."""
     if declared in PACKED or declared == "pred":
         return declared
     return "float" if declared[0] == "f" else "integer"
@@ -379,7 +382,7 @@ def _are_integers(types: Sequence[PtxType]) -> bool:
 
 
 def _parts(operand: tree.Operand) -> list[tree.Operand]:
-    """`p|q` as two, anything else as one."""
+    """Split `p|q` into two operands; anything else is one."""
     if isinstance(operand, tree.Expression) and set(operand.operators) == {"|"}:
         return list(operand.operands)
     return [operand]

@@ -1,4 +1,4 @@
-"""The variables of a module: where they are, and what those in memory hold at first."""
+"""Variables of a module: their state space, size and initial value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_VECTOR = 16  # bytes
 
 @dataclass(frozen=True)
 class AddressValue:
-    """A part of an initial value that is an address: abi.h, host_address."""
+    """An address within an initial value; see host_address in abi.h."""
 
     offset: int
     symbol: str
@@ -29,20 +29,20 @@ class AddressValue:
 
 @dataclass
 class ModuleVariable:
-    """A variable of the module in global or constant memory; `size` is 0 of one that is defined elsewhere."""
+    """A variable of the module in global or constant memory; `size` is 0 if it's defined elsewhere."""
 
     name: str
     space: str
     size: int
     align: int
     external: bool
-    element: int = 0  # as Place has it
+    element: int = 0  # see CVariable
     initial: bytes = b""
     pointers: list[AddressValue] = field(default_factory=list)
 
 
 def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> None:
-    """Refuse a register, parameter or variable that ptxas refuses. Raises Unsupported."""
+    """Reject a register, parameter or variable that ptxas rejects. Raises Unsupported."""
     words = {specifier.word: specifier.argument for specifier in specifiers}
     name, type_ = declarator.name, type_of(words, declarator)
     vector = next((word for word in words if word[:2] == ".v" and word[2:].isdecimal()), "")
@@ -63,7 +63,7 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
 
 
 def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> tuple[int, int]:
-    """Bytes of a variable, 0 if its first dimension is open, and its alignment. Raises Unsupported."""
+    """Return a variable's size in bytes (0 if its first dimension is open) and its alignment. Raises Unsupported."""
     specifiers = tuple(specifiers)
     check_declaration(specifiers, declarator)
     words = {specifier.word: specifier.argument for specifier in specifiers}
@@ -76,13 +76,13 @@ def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -
 
 
 def element_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> int:
-    """Bytes of an element of an array, 0 for what is not one. Raises Unsupported."""
+    """Return the size of an array's element in bytes, 0 if the variable isn't an array. Raises Unsupported."""
     words = [specifier.word for specifier in specifiers]
     return STORED[type_of(words, declarator)] if declarator.dimensions else 0
 
 
 def type_of(words: Iterable[str], declarator: tree.Declarator) -> str:
-    """The type of a variable's elements. Raises Unsupported for textures and the like."""
+    """Return the type of a variable's elements. Raises Unsupported for textures and the like."""
     types = [word[1:] for word in words if word[1:] in STORED]
     if len(types) != 1 or types[0] in ("texref", "samplerref", "surfref"):
         raise Unsupported(f"variable '{declarator.name}' of type {types[0] if types else 'unknown'}")
@@ -94,7 +94,7 @@ def _width(words: Iterable[str]) -> int:
 
 
 def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, name: str) -> ModuleVariable:
-    """A variable in global or constant memory. Raises Unsupported."""
+    """Return the variable in global or constant memory that a declaration makes. Raises Unsupported."""
     words = {specifier.word: specifier.argument for specifier in specifiers}
     size, align = size_of(specifiers, declarator)
     made = ModuleVariable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
@@ -124,7 +124,7 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
 
 
 def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.Operand | None]:
-    """The elements of an initial value; those that an inner list leaves out are None."""
+    """Yield the elements of an initial value, with None for elements that an inner list leaves out."""
     if not isinstance(value, tree.Vector) or not array:
         yield value
         return
@@ -144,7 +144,7 @@ def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.O
 
 
 def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: int) -> bytes:
-    """The bytes of an element; an address is kept as a Pointer."""
+    """Return the bytes of an element; an address is added to the variable's pointers instead."""
     size = STORED[type_]
     float_ = value.operand if isinstance(value, tree.Prefixed) else value
     if isinstance(float_, tree.Number) and FLOAT.fullmatch(float_.text) and (type_[0] in "us" or size < 4):
@@ -168,7 +168,7 @@ def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: in
 
 
 def _symbol(value: tree.Operand) -> tuple[str, int, int, bool] | None:
-    """The name in an address, what is added to it, how far a mask shifts it, and whether it is generic."""
+    """Return the name in an address, its addend, the shift of its mask, and whether it's generic."""
     match value:
         case tree.Name(name, ()) if name != "WARP_SZ":
             return name, 0, 0, False

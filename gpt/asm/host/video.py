@@ -1,4 +1,4 @@
-"""Video instructions: scalar ones, of parts of words, and those of two or four lanes."""
+"""Video instructions: scalar ones on parts of words, and SIMD ones with two or four lanes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from gpt.ptx import tree
 
 
 def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
-    """Those of the result and of the first two operands; what comparisons give has no sign."""
+    """Return the types of the result and of the first two operands; the result of a comparison is unsigned."""
     result, of_a, of_b = (use.words.get(name, TYPES["u32"]) for name in "DAB")
     assert isinstance(result, PtxType) and isinstance(of_a, PtxType) and isinstance(of_b, PtxType)
     return result, of_a, of_b
 
 
 def _scalar(use: InstructionUse) -> str:
-    """Scalar video instructions: parts of words, a result that may be saturated, then one more operation.
+    """Write a scalar video instruction: an operation on parts of words, optional saturation, a second operation.
 
-    The third operand is merged into by what a part of the result names (`d.b1`), or combined by the second operation.
+    If the result names a part (`d.b1`), the value replaces that part of the third operand; otherwise the second
+    operation combines the two.
     """
     words, (to, a, b, *rest) = use.words, use.operands
     result, of_a, of_b = _types(use)
@@ -43,7 +44,7 @@ def _scalar(use: InstructionUse) -> str:
 
 
 def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
-    """A word, or a byte or half of it."""
+    """Return a word, or a byte or half of it."""
     match operand:
         case tree.Name(name, (part,)) if part[1:] in _PARTS:
             size, shift = _PARTS[part[1:]]
@@ -53,7 +54,9 @@ def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
 
 
 def _mad(use: InstructionUse) -> str:
-    """The product of two parts and a third, of 128 bits, shifted: what is negated is negative, whatever its type."""
+    """Write vmad: the product of two parts plus a third operand in 128 bits, then shifted. A minus sign negates an
+    operand even if its type is unsigned.
+    """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
     minus = [isinstance(one, tree.Prefixed) and one.prefixes == ("-",) for one in given]
@@ -67,7 +70,7 @@ def _mad(use: InstructionUse) -> str:
 
 
 def _lanes(use: InstructionUse) -> str:
-    """Two or four lanes, each of a part of `b:a`; what they give is added to c, or put into it."""
+    """Write an operation on two or four lanes, each taking a part of `b:a`; the results are added to or put into c."""
     words, (to, a, b, c) = use.words, use.operands
     result, of_a, of_b = _types(use)
     opcode = use.instruction.opcode
@@ -90,7 +93,7 @@ def _lanes(use: InstructionUse) -> str:
 
 
 def _selected(operand: tree.Operand, count: int, default: str) -> tuple[tree.Operand, str]:
-    """A word and the numbers of the parts that are chosen of it, the highest lane's first: `.b3120`."""
+    """Return a word and the numbers of its selected parts, the highest lane first: `.b3120`."""
     if not isinstance(operand, tree.Name) or not operand.parts:
         return operand, default
     found = re.fullmatch(r"\.([bh])([0-7]+)", operand.parts[-1])

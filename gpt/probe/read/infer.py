@@ -1,4 +1,4 @@
-"""The shared registers of the second generation, `%NR0`, `%PD0`: not declared; their use decides their type."""
+"""Infer the types of undeclared shared registers (`%NR0`, `%PD0`) of the second generation from their use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpt.probe.model import Probe, Register, Save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, fits, types_of
 
-_SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler names registers so
+_SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler uses such names
 
 
 def infer_types(probes: list[Probe], declared: list[Register], path: str) -> list[Register]:
-    """The declared registers and those that need no declaration. Raises GptError if uses disagree.
+    """Return the declared registers and the inferred ones. Raises GptError if uses disagree.
 
-    What an instruction says counts, and only where none does, the field that a register is saved in.
+    Instructions determine the type. If a register is only saved, the type of the field does.
     """
     known = {register.name for register in declared}
     found: dict[str, Register] = {}

@@ -1,4 +1,4 @@
-"""Probe files from disk, in any of their forms, to the objects of model.py."""
+"""Load probe files in any format into the objects of model.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpt.base.errors import MalformedError, MissingError, UsageError
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.toml import parse_toml
 
-_PACKAGED = Path(__file__).parents[2] / "_probes"  # where an installation has them
+_PACKAGED = Path(__file__).parents[2] / "_probes"  # in an installed package
 BUILTIN = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "probes"
 MAX_SOURCE = 1 << 20  # bytes of a probe file
 
 
 def find_probe(name: str) -> Path:
-    """The file that `-p` means: a path, or a built-in probe's name. Raises MissingError."""
+    """Find the file for `-p`: a path, or the name of a built-in probe. Raises MissingError."""
     path = Path(name)
     if path.is_file() or path.is_fifo():  # a pipe, as of a shell's <(...)
         return path
@@ -27,7 +27,7 @@ def find_probe(name: str) -> Path:
 
 
 def load_probes(path: Path) -> ProbeFile:
-    """Reads a probe file, TOML or Python. Raises MalformedError, GptError with file and line, MissingError."""
+    """Read a probe file, TOML or Python. Raises MalformedError, GptError with file and line, MissingError."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_SOURCE + 1)
@@ -50,20 +50,21 @@ def load_probes(path: Path) -> ProbeFile:
 
 
 def _find_callback(name: str, probe: Path) -> str:
-    """The file that a callback means: beside the probe file, else beside the built-in probes.
+    """Resolve a callback to a file in the probe file's folder, or else among the built-in probes.
 
-    What has neither suffix nor slash is an analysis. A file that is absent, or the probe file itself, stays a name.
+    A name without suffix and slash is an analysis. If the file doesn't exist, or is the probe file itself, return the
+    name unchanged.
     """
     if "/" in name or Path(name).suffix:
         for folder in (probe.parent, BUILTIN):
-            with suppress(OSError, ValueError):  # no name of a file
+            with suppress(OSError, ValueError):  # not a valid file name
                 if (found := (folder / name).resolve()).is_file() and not found.samefile(probe):
                     return str(found)
     return name
 
 
 def load_all(probes: list[str]) -> list[ProbeFile]:
-    """The probe files that are meant, each once. Raises UsageError if records would give two of them one name."""
+    """Load probe files without duplicates. Raises UsageError if two of them have the same name in records."""
     paths: dict[str, Path] = {}
     for path in map(find_probe, probes):
         if not path.samefile(paths.setdefault(path.stem, path)):

@@ -21,10 +21,10 @@
     def end():
         block_sched.save(start, nl.clock() - start, nl.cuid())
 
-What it makes of that are the objects of model.py, with PTX in the snippets, which the verifier then reads as it reads
-those of TOML. `if` becomes a guard on assignments and saves, not a branch; `for` over a constant range is unrolled.
-Values are converted as C does: to the wider type, to the unsigned one, to the float; `nl.u32(x)` converts, or says
-what an operand such as `nl.out` holds. A name that is assigned and not declared is the probe's own.
+The result is the objects of model.py with PTX in the snippets; the verifier treats them like a TOML file. `if` becomes
+a guard on assignments and saves, not a branch; `for` over a constant range is unrolled. Values are converted as in C:
+to the wider type, to unsigned, to float. `nl.u32(x)` converts a value, or gives the type of an operand such as
+`nl.out`. A name that's assigned but not declared is local to the probe.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _PROBE = {"pos", "position", "level", "before", "no_pred", "sample"}
 
 
 def compile_python(source: str, path: str) -> ProbeFile:
-    """A probe file in Python. Raises MalformedError, GptError with file and line."""
+    """Parse a probe file in Python. Raises MalformedError, GptError with file and line."""
     try:
-        with warnings.catch_warnings():  # of what Python thinks doubtful, as an escape that it does not know
+        with warnings.catch_warnings():  # Python warns of unknown escapes, for example
             warnings.simplefilter("ignore")
             module = ast.parse(source)
         return _File(source, path).read(module)
@@ -94,7 +94,7 @@ class _File:
                     self.constants[name] = found
                 case _:
                     raise self.fault(node, f"a probe file may not contain '{_first_line(node)}'")
-        for function in functions:  # after all that they may name
+        for function in functions:  # after everything they may refer to
             self.probe(function)
         if not self.probes:
             raise GptError("no probe in it", self.path)
@@ -104,7 +104,7 @@ class _File:
         )
 
     def check_names(self, module: ast.Module) -> None:
-        """Refuses `x.clock()` if x was not imported."""
+        """Reject `x.clock()` if x wasn't imported."""
         nodes = list(ast.walk(module))
         imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
@@ -134,7 +134,7 @@ class _File:
         raise self.fault(node, f"'{_first_line(node)}' is not a type, as nl.u64")
 
     def options(self, node: ast.ClassDef | ast.FunctionDef, name: str, known: set[str]) -> dict[str, Any]:
-        """The arguments of the one decorator that there must be."""
+        """Return the arguments of the decorator, of which there must be exactly one."""
         match node.decorator_list:
             case [ast.Call(ast.Name(called) | ast.Attribute(_, called), [], keywords)] if called == name:
                 found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Python expressions of a probe to PTX: each becomes a constant, a register, or an instruction into a new one."""
+"""Compile Python expressions of a probe to PTX: to a constant, a register, or an instruction with a new register."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LanguageType:
     bits: int
 
     def constant(self, value: int | float) -> str:
-        """A constant of this type in PTX. Raises ValueError if it does not fit."""
+        """Write a constant of this type in PTX. Raises ValueError if it doesn't fit."""
         if self.kind == "f":
             try:
                 data = struct.pack(">f" if self.bits == 32 else ">d", float(value))
@@ -85,7 +85,7 @@ class Value:
 
 
 def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int | float | None:
-    """The value of an expression of constants, or None. Integers stay within 64 bits."""
+    """Evaluate an expression of constants, or return None. Integers stay within 64 bits."""
     match node:
         case ast.Constant(int() | float() as value) if not isinstance(value, bool):
             found: int | float = value
@@ -151,12 +151,12 @@ class ExpressionLines:
     def _new(self, type_: LanguageType, name: str = "") -> tree.Name:
         if not name:
             self.temporaries += 1
-        register = f"%{self.name}${name or self.temporaries}"  # no name of Python has a $
+        register = f"%{self.name}${name or self.temporaries}"  # Python names can't contain $
         self.registers.append(Register(register, type_.name, None, getattr(self.node, "lineno", 1)))
         return tree.Name(register)
 
     def _compute(self, opcode: str, type_: LanguageType, *operands: tree.Operand) -> Value:
-        """A temporary with what an instruction makes."""
+        """Emit an instruction and return the temporary with its result."""
         result = self._new(type_)
         self._emit(opcode, result, *operands)
         self.last = result.name
@@ -165,7 +165,7 @@ class ExpressionLines:
     # Expressions
 
     def _value(self, node: ast.expr) -> Value:
-        """The value of an expression; it is computed if it is not a constant or register."""
+        """Return the value of an expression, emitting code unless it's a constant or a register."""
         constant = number(node, self.constants)
         if constant is not None:
             return Value(None, None, constant)
@@ -272,7 +272,7 @@ class ExpressionLines:
         return self._compute(f"{name}.pred", PRED, self._predicate(left), self._predicate(right))
 
     def _predicate(self, value: Value) -> tree.Operand:
-        """A value as a condition: what is not one holds if it is not 0."""
+        """Return a value as a predicate; numbers are true if they aren't 0."""
         if value.type is PRED:
             return self._operand(value)
         value = self._typed(value)
@@ -282,7 +282,7 @@ class ExpressionLines:
         return self._operand(self._compute(name, PRED, self._operand(value), zero))
 
     def _common(self, left: Value, right: Value) -> tuple[tree.Operand, tree.Operand, LanguageType]:
-        """Two operands of the type that both are converted to."""
+        """Convert two operands to their common type, and return them with it."""
         types = [value.type for value in (left, right) if value.type]
         if PRED in types:
             raise self.fault(self.node, "computes with a condition")
@@ -305,7 +305,7 @@ class ExpressionLines:
         return value
 
     def _convert(self, value: Value, to: LanguageType) -> Value:
-        """A value as another type."""
+        """Convert a value to another type."""
         if value.number is not None:
             try:
                 text = to.constant(value.number)
@@ -319,7 +319,7 @@ class ExpressionLines:
         if given is PRED or to is PRED:
             raise self.fault(self.node, "computes with a condition")
         operand = self._operand(value)
-        if given is None:  # an operand of the program holds what it is said to hold
+        if given is None:  # an operand of the program has the type that the probe gives it
             return self._compute(f"mov.b{to.bits}", to, operand)
         if given.bits == to.bits and "f" not in (given.kind, to.kind):
             return Value(operand, to)
@@ -335,5 +335,5 @@ class ExpressionLines:
 
 
 def _arithmetic(type_: LanguageType) -> str:
-    """The type for arithmetic: plain bits count as unsigned."""
+    """Return the type for arithmetic: untyped bits count as unsigned."""
     return f"u{type_.bits}" if type_.kind == "b" else type_.name

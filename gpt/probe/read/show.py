@@ -1,8 +1,8 @@
-"""Probes as TOML, in tables [map.*] and [probe.*], whatever form they were written in.
+"""Print probes as TOML, in tables [map.*] and [probe.*], whatever format they were written in.
 
-What is printed reads back to the same model: maps, probes, registers in their order, and the callback. It has no
-comments. Registers are declared in the first snippet that uses them, or one before, so that they keep their order. A
-register whose name only Python can write has another one, without the letters that PTX lacks.
+Parsing the output gives the same model: maps, probes, registers in order, and the callback. Comments are lost. A
+register is declared in the first snippet that uses it, or earlier, so that registers keep their order. If a register's
+name has letters that PTX doesn't allow, which is possible in Python, it's renamed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpt.ptx import tree
 from gpt.ptx.tokens import NAME
 
 _NAME = re.compile(NAME, re.ASCII)
-_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # also one of Python, in any letters
+_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # also with the letters that Python allows
 _BARE = re.compile(r"[\w-]+", re.ASCII)
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_toml(file: ProbeFile) -> str:
-    """The probes of a file as TOML. Raises GptError for what is too large for a file that could be read again."""
+    """Return the probes of a file as TOML. Raises GptError if the text couldn't be read back, as it's too large."""
     text: str = toml.dumps(_tables(file), _Encoder())
     if len(text.encode()) > MAX_SOURCE:
         raise GptError(f"as TOML it would be larger than {MAX_SOURCE >> 20} MiB", file.path)
@@ -75,7 +75,7 @@ def _map(map_: Map) -> dict[str, Any]:
 
 
 def _probe(probe: Probe) -> dict[str, Any]:
-    """A probe without its snippets."""
+    """Return a probe's table without its snippets."""
     table: dict[str, Any] = {"position": ":".join(map(_position, probe.positions)), "level": probe.level}
     if probe.no_pred:
         table["no_pred"] = True
@@ -93,7 +93,7 @@ def _position(position: Position) -> str:
 
 
 def _plain_names(file: ProbeFile) -> Mapping[str, str]:
-    """Names in PTX for the registers that have none."""
+    """Choose PTX names for registers whose names PTX doesn't allow."""
     taken = {register.name for register in file.registers}
     found: dict[str, str] = {}
     for name in (register.name for register in file.registers if not _NAME.fullmatch(register.name)):
@@ -106,8 +106,8 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """The registers that each snippet declares: the one that uses it first, or one before, so that all keep their
-    order.
+    """Assign each register to the snippet that declares it: the first that uses it, or an earlier one to keep the order
+    of registers.
     """
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}
@@ -131,7 +131,7 @@ def _initial(register: Register) -> str:
 
 
 def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
-    """The statements of a snippet, in which registers have these names."""
+    """Write the statements of a snippet, with these names for registers."""
     nodes = [line.node for line in snippet.lines]
     texts = [_save(node) if isinstance(node, Save) else str(node) for node in nodes]
     return [_REGISTER.sub(lambda found: names.get(found[0], found[0]), text) for text in texts] if names else texts
@@ -142,7 +142,7 @@ def _save(save: Save) -> str:
     is_whole = save.first == 0 and save.last
     if is_whole and _NAME.fullmatch(save.map):
         target = f" [{save.map}]"
-    elif is_whole and save.map.isidentifier():  # a class of Python
+    elif is_whole and save.map.isidentifier():  # may be the name of a Python class
         target = f' ["{save.map}"]'
     else:
         target = f".{save.types[0]}"
@@ -154,7 +154,7 @@ def _save(save: Save) -> str:
 
 
 class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
-    """Values as they are read best, and keys that may hold anything."""
+    """Write values readably, and quote keys where needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def _string(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A text of several lines as it is, unless it has what would end it or may not stand in it."""
+    """Write a text of several lines verbatim, or with escapes if it contains `'''` or unprintable characters."""
     lines = text.split("\n")
     if len(lines) == 1:
         return _string(text)

@@ -1,4 +1,4 @@
-"""Snippets as text: PTX with helpers and SAVE, to the statements of model.py.
+"""Parse the text of a snippet, PTX with helpers and SAVE, into the statements of model.py.
 
 `SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` makes a whole record.
 `SAVE ["MAP"]` may name any map. `.reg` declares registers that all probes of the file share; `= 0` gives one a first
@@ -20,14 +20,14 @@ from gpt.ptx.types import SIZES, integer
 
 _NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
 MAX_TEXT = 1 << 16  # bytes of one snippet
-MAX_REGISTERS = 64  # of one declaration with a count
+MAX_REGISTERS = 64  # in one declaration with a count
 
 
 def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = True) -> tuple[Snippet, list[Register]]:
-    """The statements and declarations of a snippet that begins on line `first` of the file `path`.
+    """Parse a snippet that begins on line `first` of the file `path`; return its statements and declarations.
 
-    Its lines are those of the file if it `is_text`; else it is a string on one line. A SAVE without a map's name is to
-    the map named like the probe. Raises MalformedError, GptError with file and line.
+    If it `is_text`, its line breaks are lines of the file; otherwise it's a string on one line. A SAVE without a map
+    goes to the map with the probe's name. Raises MalformedError, GptError with file and line.
     """
     if len(text) > MAX_TEXT:
         raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
@@ -40,7 +40,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
         for statement in statements:
             line = first + module.line(statement.start) - 1 if is_text else first
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
-            if more:  # a label with what belongs to it
+            if more:  # a label with its list
                 node = more[0]
             checked = node.operands[-1:] if _is_save(node) else (node,)  # a map may have any name
             if not all(str(part).isascii() for part in checked):  # a string; template.py counts on it
@@ -103,7 +103,7 @@ def _is_save(node: tree.Statement) -> TypeGuard[tree.Instruction]:
 
 
 def _is_first_value(value: tree.Operand, type_: str) -> bool:
-    """Whether a register may begin with this: a number of its type, which is also written as bits."""
+    """Return whether this can initialize a register: a number of its type that's also valid as untyped bits."""
     if SIZES[type_] < 2 or not isinstance(value, tree.Number | tree.Prefixed):
         return False
     return not any(find_fault(value, wanted) for wanted in (type_, f"b{SIZES[type_] * 8}"))
@@ -118,7 +118,7 @@ def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
         case (tree.Address((tree.Name(name, ()),)), tree.Vector(values)) if not node.modifiers and values:
             return Save(name, values, (), guard=node.guard)
         case (tree.Address((tree.String(name),)), tree.Vector(values)) if not node.modifiers and values:
-            if name.isidentifier():  # as a class of Python may be called
+            if name.isidentifier():  # could be the name of a Python class
                 return Save(name, values, (), guard=node.guard)
     raise MalformedError(
         f"probe '{probe}': '{node}' is neither 'SAVE.u64 {{%a}};' nor 'SAVE [MAP] {{%a}};'", f"{path}:{line}"

@@ -1,4 +1,4 @@
-"""Probe files in TOML, of either generation, to the objects of model.py."""
+"""Parse probe files in TOML, of either generation, into the objects of model.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOP = {
     "name",
     "version",
     "license",
-    "regs",  # how many registers probes share, as Neutrino's compiler writes it: they show in the snippets
+    "regs",  # number of shared registers, written by Neutrino's compiler; ignored, as the snippets show them
 }
 FIRST = {"position", "pos", "datamodel", "before", "after", "no_pred", "sample", "leader", "budget", "level"}
 PROBE = {"position", "pos", "level", "register", "before", "after", "no_pred", "sample"}
@@ -37,7 +37,7 @@ MAP = {"type", "level", "size", "cap", "data", "regs", "fields", "leader", "budg
 
 
 def parse_toml(source: str, path: str) -> ProbeFile:
-    """Probes in TOML. Raises MalformedError, GptError with file and line."""
+    """Parse probes in TOML. Raises MalformedError, GptError with file and line."""
     return _parse(source, path, _TomlReader.read)
 
 
@@ -81,7 +81,7 @@ class _TomlReader:
         return f"{self.path}:{self.line(*names)}"
 
     def line(self, *names: str) -> int:
-        """The line of a key, or of what it is in."""
+        """Return the line of a key, or of the nearest table around it."""
         while names:
             if found := self.lines.get(".".join(names)):
                 return found[0]
@@ -110,7 +110,7 @@ class _TomlReader:
         return callback
 
     def is_second(self) -> bool:
-        """Whether it is of the second generation. Raises MalformedError if there is something that neither has."""
+        """Return whether the file has the second generation's format. Raises MalformedError for unknown keys."""
         tables = self.tables
         second = any(_holds_tables(tables.get(name)) for name in ("probe", "map"))
         for key, value in tables.items():
@@ -204,8 +204,8 @@ class _TomlReader:
         return list(maps.values()), probes
 
     def typed(self, probe: Probe, maps: dict[str, Map]) -> Probe:
-        """A probe whose SAVEs have the types of their map's fields; those that name no map make one record together, in
-        the map of the probe's name.
+        """Give a probe's SAVEs the types of their map's fields. SAVEs without a map together fill one record of the map
+        with the probe's name.
         """
         own = maps.get(probe.name)
         fields = own.fields if own else ()
@@ -272,7 +272,7 @@ class _TomlReader:
         return found
 
     def counted(self, name: str, given: Any) -> None:
-        """`register` of the second generation: how many a probe uses, which shows in the snippets, or their types."""
+        """Parse `register` of the second generation: types, or a count, which is ignored as the snippets show it."""
         where = self.where("probe", name, "register")
         if given is None or isinstance(given, int | list):
             return
@@ -355,7 +355,7 @@ def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
 
 
 def _field_name(value: Any, taken: list[str]) -> str:
-    """A field's name from what is saved: `%lstart` to lstart, ADDR to addr."""
+    """Derive a field's name from the saved value: lstart from `%lstart`, addr from ADDR."""
     name = str(value).lstrip("%").replace(".", "_").lower()
     name = "".join(c for c in name if c.isalnum() or c == "_") or "field"
     unique, number = name, 2

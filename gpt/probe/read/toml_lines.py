@@ -1,4 +1,4 @@
-"""Where the tables, keys and multi-line texts of a TOML file are: tomllib does not say, and a message must."""
+"""Find the lines of tables, keys and multi-line strings in a TOML file: messages need them, tomllib lacks them."""
 
 from __future__ import annotations
 

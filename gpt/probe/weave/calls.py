@@ -1,9 +1,9 @@
-"""How the state goes down the calls: which functions need it, and the parameter more that they get.
+"""Pass the probes' state down the calls: find the functions that need it, and give them a parameter for it.
 
-The functions on the way from a kernel to a probe in a device function get a parameter more, as do their prototypes
-and calls, also under a name that `.alias` gives them. Around such a call, and at the ends of such a function, the
-registers go to the state's memory and come back. If something else names such a function, which would call it without
-the parameter, the kernel is left alone.
+Every function on a call path from the kernel to a probe in a device function gets an extra parameter, and so do its
+prototypes and calls, including calls through an `.alias`. The registers are stored to the state's memory before such a
+call and at the function's exits, and loaded after the call and at the function's entry. If such a function is also
+named elsewhere, it could be called without the parameter, so the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import NAME, Module, Statement, find_name
 
-_CALL = compiled(  # the name that stands where a function does
+_CALL = compiled(  # the name in the place of the function
     rf"(?:{tokens.GUARD})?+call{tokens.MODIFIERS}\s*+(?:\([^()]*+\)\s*+,\s*+)?+({tokens.NAME})", re.ASCII
 )
 
 
 class LeftAlone(GptError):
-    """A kernel that no probe goes into, and why."""
+    """A kernel can't be probed; the text says why."""
 
 
 def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) -> None:
-    """Finds the functions that need the state: those with probes, and those that call such. Raises LeftAlone."""
+    """Find the functions that need the state: they have probes, or call a function that does. Raises LeftAlone."""
     waiting = [f for f in functions if f.uses and f is not entry]
     if not waiting:
         return
@@ -53,14 +53,14 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
         reason, params = others.get(name, ""), parse_params(module, function.item) or ()
         if any(s.word == ".reg" for p in params for s in p.specifiers):
             reason = reason or "whose parameters are registers"
-        elif any(None in p.declarator.dimensions for p in params):  # an array of no size has to be the last one
+        elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to come last
             reason = reason or "whose arguments vary in number"
         if reason:
             raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
 
 
 def _other_uses(module: Module, functions: Sequence[Surveyed]) -> dict[str, str]:
-    """The functions that something other than a declaration, an alias or a call of ours names, and what does so."""
+    """Return the functions named anywhere but in a declaration, an alias or a known call, with the place."""
     own = {function.item: function for function in functions}
     found: dict[str, str] = {}
     for item in module.items:
@@ -81,12 +81,12 @@ def _other_uses(module: Module, functions: Sequence[Surveyed]) -> dict[str, str]
 
 
 def _defined(module: Module, name: str) -> str:
-    """The name under which a function is defined."""
+    """Resolve an alias to the name under which the function is defined."""
     return module.aliases.get(name, name)
 
 
 def _calls(module: Module, function: Surveyed) -> dict[int, str]:
-    """The numbers of the statements that call a function by its name, and the names."""
+    """Return the numbers of the statements that call a function by name, with the names."""
     found = {}
     for number in function.body.numbers("call"):
         statement = function.statements[number]
@@ -96,7 +96,7 @@ def _calls(module: Module, function: Surveyed) -> dict[int, str]:
 
 
 def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, state: State, to: Insertions) -> None:
-    """Adds the parameter to functions, prototypes and calls, and moves the registers."""
+    """Add the parameter to functions, prototypes and calls, and store and load the registers."""
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
         if item.kind == "func" and _defined(module, item.name) in stateful:
@@ -127,7 +127,7 @@ def _pass_on(
 
 
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Where one more argument of a call goes, and what to write before and after it. Raises MalformedError."""
+    """Return the offset for one more argument of a call, and the text before and after it. Raises MalformedError."""
     text = module.skeleton
     after = find_name(text, name, statement.start, statement.end) + len(name)
     at = text.find("(", after, statement.end)
@@ -140,7 +140,7 @@ def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int
 
 
 def in_front(statements: Sequence[Statement], number: int) -> int:
-    """The offset in front of a statement, and of pragmas that speak of it."""
+    """Return the offset in front of a statement and of pragmas that apply to it."""
     at = statements[number].start
     while number and statements[number - 1].head in (".pragma", ".loc"):
         number -= 1

@@ -1,6 +1,6 @@
-"""Lines that are inserted into a module's text, each with a mark after it by which they are found again.
+"""Insert lines into a module's text. A comment marks each of them, so that they can be removed again.
 
-A piece of the text may also be replaced by a line, in whose mark it is kept.
+A line can also replace a piece of the text; then the mark holds the original.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 MARK = "//@"
 _WOVEN = re.compile(rf"\n(?:[^\n]*{re.escape(MARK)}[^\n]*\n)+")
-# What stands in one place, in order: what probes want to know from before, probes, what calls and exits need.
+# The order of insertions at one place.
 (DECLARE, STATE_IN, ENTRY, CALL_OUT, AFTER, LABEL, BEFORE, KEEP, STATE_OUT, LEAVE, KERNEL_EXIT, CALL_IN) = range(12)
-ADDRESS, _REPLACE = 12, 13  # then what an instruction cannot do without, and what stands for a piece of the program
+ADDRESS, _REPLACE = 12, 13  # last: an instruction's addresses, and replacements
 
 
 class _Insertion(NamedTuple):
-    """Lines that go in front of the character at `offset`; `order` and then `number` decide which come first.
+    """Lines to insert before the character at `offset`, sorted by `order` and then by `number`.
 
-    If `end` is after `offset`, the text up to there is left out, and kept at the end of the lines.
+    If `end` is after `offset`, the lines replace the text up to there.
     """
 
     offset: int
@@ -31,28 +31,28 @@ class _Insertion(NamedTuple):
 
 
 class Insertions:
-    """What goes into one text."""
+    """The insertions into one text."""
 
     def __init__(self) -> None:
         self._all: list[_Insertion] = []
         self.size = 0  # characters of lines
 
     def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
-        """Lines in front of the character at `offset`."""
+        """Insert lines before the character at `offset`, and mark them."""
         self.put(offset, order, "".join(map(marked, lines)))
 
     def put(self, offset: int, order: int, text: str) -> None:
-        """Lines that have their marks."""
+        """Insert lines that have their marks already."""
         if text:
             self.size += len(text)
             self._all.append(_Insertion(offset, order, len(self._all), text, offset))
 
     def replace(self, start: int, end: int, line: str) -> None:
-        """A line in place of the text between two offsets, which are not the same."""
+        """Replace the text between two different offsets with a line."""
         self._all.append(_Insertion(start, _REPLACE, len(self._all), f"\t{line} {MARK}=", end))
 
     def text(self, text: str) -> bytes:
-        """The text with the lines in it."""
+        """Return the text with all insertions."""
         parts, at = [], 0
         for offset, _, _, lines, end in sorted(self._all):
             parts += [text[at:offset], "\n", lines]
@@ -63,18 +63,18 @@ class Insertions:
 
 
 def marked(line: str, path: str = "", number: int = 0) -> str:
-    """A line with its mark, which names a line of a probe file."""
+    """Append the mark to a line; it names a line of a probe file."""
     return f"\t{line} {MARK} {_plain(path)}:{number}\n" if path else f"\t{line} {MARK}\n"
 
 
 @cache
 def _plain(path: str) -> str:
-    """A path in ASCII, on one line: ptxas takes nothing else in a comment."""
+    """Write a path as one line of ASCII, as ptxas accepts nothing else in a comment."""
     return path.encode("unicode_escape").decode()
 
 
 def unweave(data: bytes) -> bytes:
-    """The program without what was inserted, and with what was replaced."""
+    """Restore the program: remove inserted lines, and put replaced text back."""
     return _WOVEN.sub(_original, data.decode("latin-1")).encode("latin-1")
 
 

@@ -1,6 +1,6 @@
-"""What a snippet reads of the program at a site: helpers and operands as registers of the types that it requires.
+"""Fetch the values that a snippet reads at a site: helpers and operands, in registers of the required types.
 
-What an instruction overwrites is copied before it, if the snippet asks for the old value after it.
+If an instruction overwrites a value that the snippet `after` needs, it's copied before the instruction.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from gpt.probe.weave.emit import Condition, Emitter
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, SPECIAL, integer
 
-Types = Callable[[str], str | None]  # of the program's registers
+Types = Callable[[str], str | None]  # types of the program's registers
 
 
 class CannotProbe(Exception):
-    """Why a snippet cannot be at a site, which is then left alone."""
+    """A snippet can't run at a site, which is then left alone; the text says why."""
 
 
 @dataclass(frozen=True)
 class ProbeSite:
-    """Where a snippet goes: the instruction there and what it means, and when the probe runs.
+    """The site of a snippet: the instruction with its helpers, and the conditions under which the probe runs.
 
-    `overwrite` says that a record saved here takes the place of an earlier one in a map of capacity 1.
+    With `overwrite`, a record saved here replaces an earlier one in a map of capacity 1.
     """
 
     instruction: tree.Instruction | None = None
@@ -45,8 +45,8 @@ class _Held(NamedTuple):
 
 
 class Fetcher:
-    """One snippet's view of one site. `code` is of this place, `outer` of the function, for what is kept from before
-    the instruction. Its methods raise Misfit.
+    """One snippet at one site. `code` takes the code for this place, `outer` the code that copies values before the
+    instruction. Methods raise CannotProbe.
     """
 
     def __init__(self, code: Emitter, outer: Emitter, types: Types, site: ProbeSite) -> None:
@@ -57,7 +57,7 @@ class Fetcher:
     # Before the instruction
 
     def keep(self, snippet: Snippet, instruction: tree.Instruction) -> None:
-        """Copies what the instruction overwrites and the snippet asks for as it was before."""
+        """Copy the values that the instruction overwrites if the snippet needs them."""
         bound = self.site.bound
         if not bound or not instruction.operands:
             return
@@ -87,13 +87,13 @@ class Fetcher:
         return [operand] if operand else []
 
     def guard(self, guard: tree.Guard | None) -> Condition | None:
-        """The guard of the instruction as it was before."""
+        """Return the instruction's guard with its value before the instruction."""
         return Condition(self.copies.get(guard.register, guard.register), guard.negated) if guard else None
 
     # Helpers
 
     def helper(self, name: str) -> str:
-        """A register or constant with the value of a helper that has a type."""
+        """Return a register or constant with the value of a helper that has a type of its own."""
         code, bound = self.code, self.site.bound
         match name:
             case "SMID" | "LANEID":
@@ -113,7 +113,7 @@ class Fetcher:
         raise CannotProbe(f"has no {name}")
 
     def _bytes(self, count: int | tree.Operand | Partial) -> str:
-        """A constant, or a register of 32 bits."""
+        """Return a constant, or a register of 32 bits."""
         if isinstance(count, int):
             return str(count)
         if not isinstance(count, Partial):
@@ -125,14 +125,14 @@ class Fetcher:
         return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), self.code.positive(ignored))
 
     def _described(self, flops: Descriptor) -> str:
-        """2 * M * N * k, with M in 16s in bits 24 to 28 and N in 8s in bits 17 to 22."""
+        """Compute 2 * M * N * k from a descriptor: M / 16 in bits 24 to 28, N / 8 in bits 17 to 22."""
         code, value = self.code, self.sized(flops.register, "u32")
         rows = code.make("b32", "bfe.u32", value, 24, 5)
         columns = code.make("b32", "bfe.u32", value, 17, 6)
         return code.make("b32", "mul.lo.u32", code.make("b32", "mul.lo.u32", rows, columns), 2 * 16 * 8 * flops.k)
 
     def _address(self, address: tree.Address) -> str:
-        """The address in brackets, 64 bits; of a tensor map's access, the map's."""
+        """Return the address in brackets in 64 bits; for a tensor map's access, the map's address."""
         code, operand = self.code, next(iter(address.items), None)
         base, offset = _base_and_offset(operand)
         if isinstance(base, tree.Number):
@@ -168,11 +168,11 @@ class Fetcher:
         low: LowBits | None = None,
         cut: bool = True,
     ) -> str:
-        """An operand of the program as one of `wanted`'s size. Its register may be of any type of its size.
+        """Return a program's operand with the size of `wanted`, in a register of any type of that size.
 
-        `width` are the bits of a vector, as many as are wanted if None. Of a register with more bits than `low` has, as
-        `st.u8` takes, only those count. Unless it may `cut`, what has more than are wanted is a misfit. With `fresh`
-        the value is that after the instruction.
+        `width` is the size of a vector in bits, None for the size of `wanted`. If a register has more bits than `low`
+        (`st.u8` takes such), only the low ones are used. A value larger than `wanted` raises CannotProbe unless `cut`
+        is set. With `fresh`, the value is read after the instruction.
         """
         held: _Held | None
         if isinstance(operand, tree.Vector) and wanted:
@@ -195,7 +195,7 @@ class Fetcher:
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
     def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
-        """An operand in a register of its own size, None of a constant. A predicate is the program's own register."""
+        """Return an operand in a register of its own size, None for a constant. Predicates aren't copied."""
         code = self.code
         match operand:
             case tree.Name("_"):
@@ -224,7 +224,7 @@ class Fetcher:
         return None
 
     def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: LowBits | None) -> str:
-        """A vector as one register of so many bits, of which each element has `least` or more."""
+        """Pack a vector into one register of `bits`; each element must have at least `least` bits."""
         each = bits // len(items)
         if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
             raise CannotProbe(f"has a vector of {len(items)}, where {bits} bits are wanted")
@@ -240,7 +240,7 @@ class Fetcher:
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
 
     def _bytewise(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
-        """As `_packed`, of bytes: at most four."""
+        """Like `_packed`, for up to four bytes."""
         code, whole = self.code, "0"
         for number, item in enumerate(items):
             whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh=fresh), whole, 8 * number, 8)
@@ -248,7 +248,7 @@ class Fetcher:
 
 
 def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None, str]:
-    """What an address begins with, and what is added to that; nothing if it is empty."""
+    """Split an address into its base and the constant added to it, which may be empty."""
     if not isinstance(operand, tree.Expression):
         return operand, ""
     base, *rest = operand.operands
@@ -256,7 +256,7 @@ def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None,
 
 
 def _constant(text: str, wanted: str | None, low: LowBits | None) -> str:
-    """A number of the program's as one of another type, which gets its bits: the `low` ones. Raises Misfit."""
+    """Write a program's constant with its bits (the `low` ones) as another type. Raises CannotProbe."""
     digits = text.removeprefix("-")
     is_float = FLOAT.fullmatch(digits) is not None
     if wanted is None or (wanted in ("f32", "f64") and is_float):

@@ -1,8 +1,8 @@
-"""A snippet at a site, as PTX: helpers become operands, SAVE stores, registers and labels get names of their own.
+"""Lower a snippet at a site to PTX: replace helpers by operands and SAVE by stores, and rename registers and labels.
 
-Where the site's instruction has a guard, each instruction of the snippet that does something gets it too, and runs
-where both hold. What a snippet computes only for itself needs no guard: a register that is written under one would
-be live from the kernel's entry on.
+If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, in addition to
+guards of their own. Local computations run unguarded: a register written under a guard would be live from the kernel's
+entry on.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpt.probe.weave.save import PlacedMap, find_leader, save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
-TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read where they stand, and each time anew
+TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
 _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Lowering:
-    """One snippet at one site. `run` returns the lines to put before the instruction, and those of the snippet.
+    """One snippet at one site. `run` returns the lines to put before the instruction, and the lines of the snippet.
 
-    `base` returns the register with the address of a map's buffer; `used` collects the registers of the file, `shared`
-    those of them that outlive the snippet. A line is a text and its line in the probe file.
+    `base` returns the register with the address of a map's buffer. `used` collects the file's registers that the
+    snippet uses, `shared` the registers that outlive it. A line is a text and its line number in the probe file.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Lowering:
         self.read, self.code, self.site = read, read.code, read.site
         self.names, self.maps, self.base = names, maps, base
         self.label, self.used, self.shared = label, used, shared
-        self.values: dict[str, str] = {}  # helpers that are at hand
+        self.values: dict[str, str] = {}  # helpers fetched so far
         self.parts: dict[str, str] = {}
         self.labels: dict[str, int] = {}
 
     def run(self, probe: Probe, when: str, snippet: Snippet) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-        """Raises Misfit."""
+        """Lower a snippet. Raises CannotProbe."""
         self.own = self.names.own.get((probe.name, when), set())
         code, read = self.code, self.read
         if when == "after" and self.site.instruction:
@@ -73,7 +73,7 @@ class Lowering:
         return before, done
 
     def drop(self) -> None:
-        """Drops what was written of a snippet that does not fit."""
+        """Discard the code of a snippet that can't run here."""
         self.read.outer.take()
         self.code.take()
         self.code.forget()
@@ -81,7 +81,7 @@ class Lowering:
     # Operands
 
     def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
-        """An operand of a snippet's instruction. `plain` ones take special registers: those of mov."""
+        """Lower an operand of a snippet's instruction. `plain` operands (of mov) may be special registers."""
         match operand:
             case tree.Name("PRED", ()):
                 return self.code.positive(self.read.guard(self.site.guard))
@@ -149,7 +149,7 @@ class Lowering:
             self.code.put(node.name, condition)
             return
         wanted = types_of(node)
-        plain = node.opcode == "mov"  # all that takes each special register
+        plain = node.opcode == "mov"  # only mov takes every special register
         values = [self._operand(o, w, plain) for o, w in zip(node.operands[1:], wanted[1:], strict=True)]
         for place, (operand, type_) in enumerate(zip(node.operands[1:], wanted[1:], strict=True)):
             if takes_no_constant(node, place + 1) and isinstance(operand, tree.Name) and values[place][0] != "%":
@@ -160,7 +160,7 @@ class Lowering:
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
     def _find_leaders(self, snippet: Snippet) -> None:
-        """Finds who saves before a kernel's exit reads its clocks: the program's last instructions hide its time."""
+        """Find the saving lane before a kernel's exit reads its clocks, while other instructions hide the latency."""
         for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
             placed = self.maps.get(node.map)
             if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":
@@ -200,14 +200,14 @@ class Lowering:
         )
 
     def _added(self, value: tree.Operand, type_: str) -> str:
-        """The type of what is added to a field: a register of 32 bits may be added to 64."""
+        """Return the type of a value added to a field: a register of 32 bits may be added to a field of 64."""
         if not isinstance(value, tree.Name) or value.name in COUNTS:
             return type_
         given = type_of_name(value, self.names.types)
         return given if given == "u32" and type_ == "u64" else type_
 
     def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
-        """Keeps a value for the SAVE that completes the record: in this snippet, or in another."""
+        """Keep a value for the SAVE that completes the record, in this snippet or in another."""
         type_ = self.names.types[part]
         if ends_here:
             self.parts[part] = self.code.make(type_, f"mov.{type_}", value)
@@ -215,7 +215,7 @@ class Lowering:
             self.code.put(f"mov.{type_} {self._register(part)}, {value}", condition)
 
     def _value(self, value: tree.Operand, type_: str) -> str:
-        """What a field of this type takes: a register, or a constant in one."""
+        """Return a register with the value for a field of this type; constants are loaded into one."""
         text = self._operand(value, type_, False)
         if text.startswith("%"):
             return text

@@ -1,4 +1,4 @@
-"""Which probes go where in a kernel: each of its functions with the snippets that are woven into it."""
+"""Match probes to the functions of a kernel, and place their snippets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpt.ptx.scan import Item, Module, Statement
 
 
 class Matched(NamedTuple):
-    """A probe's position in a kernel: the places that it means, and how many of them the probe went into."""
+    """A probe's position in a kernel: the number of matching places, and of places that were woven."""
 
     probe: str
     position: str
@@ -30,14 +30,14 @@ class Matched(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A probe and one of its positions, as messages and records name them."""
+    """A probe and one of its positions, named as in messages and records."""
 
     probe: str
     position: str
 
 
 class PlacedSnippet(NamedTuple):
-    """A snippet at a place, still to be lowered. `file` is its file's number.
+    """A snippet at a place, not lowered yet. `file` is the number of its file.
 
     `values` are what the slots of the shape hold at the instruction that is there.
     """
@@ -54,10 +54,10 @@ class PlacedSnippet(NamedTuple):
 
 @dataclass
 class Surveyed:
-    """A function that is being woven into.
+    """A function that probes are woven into.
 
-    `used` are the registers of each file that its probes use, `shared` those of them that outlive a snippet. With
-    `stateful` it passes the state on.
+    `used` are the registers of each file that the function's probes use; the `shared` registers outlive a snippet. A
+    `stateful` function takes the state as a parameter.
     """
 
     item: Item
@@ -72,16 +72,16 @@ class Surveyed:
 
     @property
     def statements(self) -> list[Statement]:
-        """Those of its body."""
+        """The statements of the body."""
         return self.body.statements
 
     def forget(self, code: Emitter) -> None:
-        """What lowering its probes found."""
+        """Discard the results of lowering the probes."""
         self.code, self.stateful, self.used, self.shared = code, False, {}, {}
 
 
 class Survey:
-    """The functions of a kernel with their probes, and what is reported of them."""
+    """The functions of a kernel with their probes, and the counts and misfits to report."""
 
     def __init__(
         self, module: Module, entry: Item, files: Sequence[ProbeFile], shapes: Shapes, code: Callable[[], Emitter]
@@ -90,33 +90,33 @@ class Survey:
         self.misfits: list[str] = []
         self._fits: dict[tuple[int, int, int], str | None] = {}
         self._counts: dict[Key, list[int]] = {}
-        self._woven: set[int] = set()  # the ids of sites
-        self._unfit: set[int] = set()  # the ids of uses
+        self._woven: set[int] = set()  # ids of sites
+        self._unfit: set[int] = set()  # ids of uses
         self.functions = [
             self._function(item, code()) for item in module.functions if item.kind == "func" or item is entry
         ]
         self.entry = next(function for function in self.functions if function.item is entry)
-        self.is_mute = False  # whether probes were dropped because none could save
+        self.is_mute = False  # probes were dropped because none could save
         self.snippets: list[tuple[int, Snippet]] = []  # each once, with the number of its file
         self._drop_idle()
 
     @property
     def uses(self) -> Iterator[PlacedSnippet]:
-        """All snippets at all places."""
+        """Yield all placed snippets."""
         return (use for function in self.functions for use in function.uses)
 
     @property
     def matched(self) -> list[Matched]:
-        """What matched, and what of it was woven."""
+        """The matched positions, with the number of places that were woven."""
         return [Matched(*key, *counts) for key, counts in self._counts.items()]
 
     @property
     def saved(self) -> set[tuple[int, str]]:
-        """The maps that are saved to, each with the number of its file."""
+        """The maps that probes save to, each with the number of its file."""
         return {(number, save.map) for number, snippet in self.snippets for save in snippet.saves}
 
     def misfit(self, use: PlacedSnippet, reason: str) -> None:
-        """A snippet does not fit the instruction at its position."""
+        """Note that a snippet can't run at the instruction at its position."""
         self._tell(use.key, f"an instruction {Template(reason).fill(use.values)}")
         self._unfit.add(id(use))
 
@@ -126,13 +126,13 @@ class Survey:
             self.misfits.append(text)
 
     def done(self, use: PlacedSnippet) -> None:
-        """A snippet is woven."""
+        """Note that a snippet is woven."""
         if id(use.site) not in self._woven:
             self._woven.add(id(use.site))
             self._counts[use.key][1] += 1
 
     def zeros(self, number: int) -> set[str]:
-        """The registers of a file that hold 0 all the time: nothing that matched writes anything else to them."""
+        """Return the registers of a file that are always 0, as no matching snippet writes anything else to them."""
         initial = {register.name: register.initial for register in self.files[number].registers if register.initial}
         zeros = {name for name, value in initial.items() if value == "0"}
         others = initial.keys() - zeros
@@ -197,14 +197,14 @@ class Survey:
             try:
                 found = self.shapes.find(self.module.source(statement), function.types)
             except MalformedError:
-                parse_statement(self.module, statement)  # says it in the program's words, and where
+                parse_statement(self.module, statement)  # raises with the program's text and line
                 raise
             function.shapes[number] = found
         return found
 
     def drop_unfit(self) -> bool:
-        """Drops the probes that did not fit at a site when they were lowered. Returns whether that leaves others
-        without their other half or anything to do: what is left is then to be lowered again.
+        """Drop probes from sites where lowering failed. Return True if the rest has to be lowered again, because a
+        site lost its other snippet or a probe has nothing left to do.
         """
         if not self._unfit:
             return False
@@ -221,8 +221,10 @@ class Survey:
         return True
 
     def _drop_idle(self) -> bool:
-        """Drops probes that would have no result, and returns whether there were any: of those that share registers,
-        only `kernel` ones matched, which could only say that nothing happened, or none that saves applies.
+        """Drop probes without a result, and return whether there were any.
+
+        A group of probes that share registers has no result if only its `kernel` positions matched, which could only
+        report that nothing happened, or if no matching probe saves.
         """
         placed = {(use.file, use.probe.name) for use in self.uses}
         matched = {(use.file, use.probe.name) for use in self.uses if use.site.position.kind != "kernel"}
@@ -246,7 +248,7 @@ class Survey:
 
 
 def _acts(snippet: Snippet, file: ProbeFile) -> bool:
-    """Whether a snippet does more than to set registers of its file: it saves, or does what was not verified."""
+    """Return whether a snippet does more than set its file's registers: it saves, or has an unverified effect."""
     nodes = [line.node for line in snippet.lines]
     own = {register.name for register in file.registers} | {n.name for n in nodes if isinstance(n, tree.Label)} | {"_"}
     instructions = (node for node in nodes if isinstance(node, tree.Instruction))
@@ -256,11 +258,11 @@ def _acts(snippet: Snippet, file: ProbeFile) -> bool:
     )
 
 
-_SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # of a probe, where the kernel begins and ends
+_SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
 
 
 def cooperating(file: ProbeFile) -> list[list[Probe]]:
-    """The probes of a file in groups that share registers."""
+    """Group the probes of a file that share registers."""
     registers = {register.name for register in file.registers}
     groups: list[tuple[set[str], list[Probe]]] = []
     for probe in file.probes:

@@ -1,4 +1,4 @@
-"""What the registers of a probe file are called in the program, and which of them outlive their snippet."""
+"""Name the registers of a probe file in the program, and find the registers that are local to a snippet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Names:
-    """What the registers of a probe file are called in the program."""
+    """The names of a probe file's registers in the program."""
 
     def __init__(self, file: ProbeFile, prefix: str) -> None:
         self.types = {register.name: register.type for register in file.registers}
-        for map_ in file.maps:  # what SAVEs of parts of a record keep for the last one
+        for map_ in file.maps:  # values that partial SAVEs keep for the last one
             for number, field in enumerate(map_.fields):
                 self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
         self.names: dict[str, str] = {}
@@ -28,16 +28,16 @@ class Names:
             self.names[name] = plain
         self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
         self.own = _own_registers(file)
-        self.zeros: set[str] = set()  # registers that hold 0 wherever they are read
+        self.zeros: set[str] = set()  # registers that are always 0
 
 
 def part_name(map_: str, number: int) -> str:
-    """The register for a field of a record that several SAVEs make."""
+    """Return the register for a field of a record that several SAVEs fill."""
     return f"{map_}[{number}]"
 
 
 def _own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
-    """For each snippet the registers that are nobody else's, and written before they are read."""
+    """Return each snippet's local registers: no other snippet uses them, and they're written before they're read."""
     users: dict[str, set[tuple[str, str]]] = {}
     first: dict[tuple[str, str], set[str]] = {}
     for probe in file.probes:

@@ -1,13 +1,13 @@
-"""SAVE as PTX: who saves, where the record goes, and that it never goes beyond.
+"""Lower SAVE to PTX: choose the lane that saves, find the record's slot, and stay within the buffer.
 
-Nothing branches: the lanes that do not save run the same instructions with a predicate that does not hold. So a
-save can stand anywhere, also between instructions that all lanes of a warp must reach together.
+The code has no branches: lanes that don't save run the same instructions with a false predicate. So a SAVE can go
+anywhere, even between instructions that all lanes of a warp must reach together.
 
-A buffer is as gpt-stream(5) says: for each unit a count and slots, or one count and the entries of a log. The count
-goes on when slots are used up, and counts how many records were dropped; it is 1 where a record takes the place of
-another. An array whose address has its lowest bit set begins again at its first slot then: it keeps the last records.
-The lowest bits of a log's address say how much larger it is than its map, so that whoever launches the kernel can size
-it by what an earlier launch needed.
+gpt-stream(5) describes the buffers: a count and slots for each unit, or one count and the entries of a log. The count
+keeps growing when the slots are full, so it shows how many records were dropped; it's 1 if records replace each other.
+If the lowest bit of an array's address is set, a full array starts again at its first slot and so keeps the last
+records. The lowest bits of a log's address tell how much larger it is than its map says, which lets the launcher size
+it from the needs of an earlier launch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import NamedTuple
 from gpt.probe.model import Field, Map
 from gpt.probe.weave.emit import Condition, Emitter
 
-BUDGET = 64 << 20  # bytes of a log that does not say
+BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMap:
-    """A map of a kernel: its buffer's address is the parameter `param`. With `counted` records are counted only."""
+    """A map of a kernel; the parameter `param` has its buffer's address. With `counted`, records are only counted."""
 
     map: Map
     param: str
     counted: bool = False
     callback: str | None = None
-    may_fill: bool = False  # an array that may be full when a record comes
+    may_fill: bool = False  # the array may be full when a record is saved
 
     @property
     def type(self) -> str:
@@ -41,30 +41,30 @@ class PlacedMap:
 
     @property
     def capacity(self) -> int:
-        """Records of a unit, or of the log."""
+        """The number of records per unit, or in the log."""
         return 0 if self.counted else self.wanted
 
     @property
     def keeps(self) -> str | None:
-        """As a `map` record has it: what an array or a log keeps if the lowest bits of its address say so."""
+        """The value for a `map` record: what an array or log keeps if the lowest bits of its address ask for it."""
         if self.type == "log":
             return "all" if self.capacity else None
         return "last" if self.may_fill and self.type == "array" and not self.counted else None
 
     @property
     def wanted(self) -> int:
-        """The same, where records are not only counted."""
+        """The same, or None if records are only counted."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
         return self.map.capacity
 
     @property
     def unit_size(self) -> int:
-        """Bytes of a unit: its count and its slots."""
+        """The size of a unit in bytes: its count and its slots."""
         return 8 + self.capacity * self.map.stride
 
     def fields(self) -> list[dict[str, object]]:
-        """The fields as a `map` record has them."""
+        """The fields for a `map` record."""
         return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
 
 
@@ -86,12 +86,10 @@ def save(
     *,
     overwrite: bool,
 ) -> None:
-    """Saves a record's values if the condition holds: registers of `widths` bytes, those of their fields. `base` gives
-    the register with the address of the map's buffer.
+    """Save a record's values if the condition holds. Values are registers; `widths` are the bytes of their fields.
 
-    What is added to a total may be narrower, or nothing at all: an empty text.
-
-    With `overwrite` a record takes the place of the one that is there.
+    `base` returns the register with the address of the map's buffer. A value for a total may be narrower than its
+    field, or empty if nothing is added. With `overwrite`, the record replaces the existing one.
     """
     map_ = placed.map
     if placed.type == "log":
@@ -110,7 +108,7 @@ def save(
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
     if placed.counted:
         return
-    if overwrite:  # an atomic takes longer than the stores; here it would only tell that there is a record
+    if overwrite:  # an atomic is slower than the stores, and would only tell that there is a record
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
         _store(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
@@ -134,7 +132,7 @@ def find_addresses(code: Emitter, maps: Iterable[PlacedMap]) -> dict[str, str]:
     the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of more has
     64 GB; not if records are counted only, which takes half.
     """
-    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas cuts a larger one
+    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas cuts larger ones
     levels = {placed.map.level for placed in maps if placed.type == "array"}
     found = {}
     for placed in maps:
@@ -146,7 +144,7 @@ def find_addresses(code: Emitter, maps: Iterable[PlacedMap]) -> dict[str, str]:
 
 
 def find_leader(code: Emitter, map_: Map, condition: Condition | None = None) -> Condition:
-    """Holds in the lane that saves for its group."""
+    """Return the condition that this lane saves for its group."""
     if map_.leader == "lane0":
         first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
     else:
@@ -157,7 +155,7 @@ def find_leader(code: Emitter, map_: Map, condition: Condition | None = None) ->
 
 
 def _claim(code: Emitter, address: str, count: int | str, condition: Condition | None) -> str:
-    """What a counter was before `count` went to it. The register is always written: else it would be live before."""
+    """Add `count` to a counter and return its old value. The register is always written, so it isn't live before."""
     number = code.make("b64", "mov.u64", 0)
     code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)
     return number
@@ -195,7 +193,7 @@ def _store(
 
 
 def _filling(fields: list[_Stored], size: int) -> list[_Stored]:
-    """The first fields, of 4 and 8 bytes, if several fill `size` bytes; else none."""
+    """Return the first fields, of 4 and 8 bytes, if several of them fill `size` bytes; else nothing."""
     for count in range(2, size // 4 + 1):
         some = fields[:count]
         sizes = [field.size for field in some]
@@ -209,7 +207,7 @@ def _store_together(code: Emitter, fields: list[_Stored], address: str, conditio
     for field in fields:
         if field.size > size:
             values += code.halves(field.value)
-        elif len(fields) > 1:  # a vector takes no floats beside integers
+        elif len(fields) > 1:  # a vector can't mix floats and integers
             values.append(code.make(f"b{size * 8}", f"mov.b{size * 8}", field.value))
         else:
             values.append(field.value)
@@ -220,7 +218,7 @@ def _store_together(code: Emitter, fields: list[_Stored], address: str, conditio
 def _add(
     code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Adds every lane's values to its unit's; if lanes share one, and the target can, the leader adds for the group."""
+    """Add each lane's values to its unit's; if lanes share a unit and the target has redux, one lane adds the sum."""
     rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
     fields = [row for row in rows if row[1]]
     if placed.map.level == "thread" or not code.redux:
@@ -248,7 +246,7 @@ def _sum_type(field: Field) -> str:
 
 
 def _sum(code: Emitter, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
-    """The sum of the lanes' values. The sum of 32 numbers of 27 bits has 32, so longer ones are added in parts."""
+    """Return the sum of the lanes' values. 32 numbers of 27 bits fit 32 bits, so larger ones are summed in parts."""
     kind = f"b{width * 8}"
     if saves:
         value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))
@@ -269,7 +267,7 @@ def _sum(code: Emitter, here: str, value: str, width: int, size: int, saves: Con
 
 
 def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
-    """Appends to the log: one claim for all lanes that save together, an entry for each."""
+    """Append to the log: one claim for all lanes that save together, and an entry for each."""
     map_ = placed.map
     if map_.level == "thread":
         here, group = code.group(condition)
@@ -299,7 +297,7 @@ def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], cond
 
 
 def _open_log(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, int | str]:
-    """A log's address without its lowest bits, and the capacity that they say: gpt-stream(5), PROBE BUFFERS."""
+    """Split a log's address from the capacity in its lowest bits: gpt-stream(5), PROBE BUFFERS."""
     if not placed.keeps:
         return base, placed.capacity
     step = code.once("b64", "and.b64", base, 255)

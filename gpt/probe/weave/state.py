@@ -1,6 +1,6 @@
-"""What probes in device functions share with their kernel: a piece of local memory, whose address goes down the calls.
+"""The state that probes in device functions share with their kernel: local memory, whose address calls pass on.
 
-It holds the addresses of the maps' buffers, and every register that a probe in a device function uses.
+It holds the addresses of the maps' buffers, and all registers that probes in device functions use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt.ptx.types import SIZES
 
 
 class State:
-    """The layout of that memory: the addresses of `maps`, and after them registers of the probe files `names`."""
+    """The layout of that memory: the addresses of `maps`, then registers of the probe files `names`."""
 
     def __init__(self, prefix: str, names: list[Names], maps: list[PlacedMap]) -> None:
         self.prefix, self.names = prefix, names
@@ -23,7 +23,7 @@ class State:
         self.size = max(8 * len(maps), 8)
 
     def hold(self, used: list[dict[int, set[str]]]) -> None:
-        """Makes room for registers: those of each device function, by the number of their file."""
+        """Make room for the registers that each device function uses, by the number of their file."""
         end = 8 * len(self.offsets)
         for number, name in sorted({(number, name) for one in used for number, ns in one.items() for name in ns}):
             self.registers[number, name] = end
@@ -31,11 +31,11 @@ class State:
         self.size = max(end, 8)
 
     def base(self, placed: PlacedMap, code: Emitter) -> str:
-        """A register with the address of a map's buffer."""
+        """Return a register with the address of a map's buffer."""
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Emitter) -> list[str]:
-        """What makes that memory in the kernel: it gets the maps' addresses, and the registers' first values."""
+        """Return the lines that set up the state in the kernel: the maps' addresses and the initial register values."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
             code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
@@ -53,7 +53,7 @@ class State:
         ]
 
     def enter(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """What a device function begins with: its parameter, and its registers."""
+        """Return the lines at a device function's start, which load its parameter and its registers."""
         return [
             f".reg .b64 %{self.prefix}state;",
             f"ld.param.b64 %{self.prefix}state, [{self.prefix}in];",
@@ -61,18 +61,18 @@ class State:
         ]
 
     def initial(self, names: Names, name: str) -> str:
-        """Sets a register to its first value."""
+        """Return an instruction that sets a register to its initial value."""
         type_, value = names.types[name], names.initial[name]
         if type_ == "pred":
             return f"setp.ne.u32 {names.names[name]}, {value}, 0;"
         return f"mov.{type_} {names.names[name]}, {value};"
 
     def store(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Puts a function's registers there."""
+        """Store a function's registers to the state."""
         return list(self._move(used, code, "st"))
 
     def load(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Gets them back."""
+        """Load a function's registers from the state."""
         return list(self._move(used, code, "ld"))
 
     def _move(self, used: dict[int, set[str]], code: Emitter, opcode: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""From the modules of a stream to woven ones: a module for each kernel with probes, one for the kernels without."""
+"""Weave the modules of a stream: emit a module for each kernel with probes, and one for the kernels without."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
-    """The record of a map of a woven kernel."""
+    """Make the record of a woven kernel's map."""
     return records.make(
         "map",
         id=id_,
@@ -46,7 +46,7 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """A record with other values, its keys in canonical order, then those that are not known."""
+    """Return a record with some values replaced, its known keys in canonical order, then unknown ones."""
     declared = records.KINDS[record["kind"]]
     made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
     return made | {key: value for key, value in record.items() if key not in declared}
@@ -68,21 +68,21 @@ class Weaving:
         self._stage = stage
         self._files = files
         self._keep, self._drop = keep, drop
-        self._idle = dict.fromkeys(keep)  # parts that no name so far has
+        self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
         self._verified = verified
         self._count = count
         self._relocatable = relocatable
-        self._modules = self._maps = 0  # ids that were given
+        self._modules = self._maps = 0  # last ids
         self._seen = self._kernels = 0  # modules and kernels of the segment
-        self._names: list[str] = []  # kernels that are not wanted, some
-        self._wanted = self._woven = False  # whether any kernel so far was
-        self._refused = False  # whether one was left alone in which something may have matched
+        self._names: list[str] = []  # some of the excluded kernels
+        self._wanted = self._woven = False  # whether any kernel was so far
+        self._refused = False  # a kernel was left alone in which something may match
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[str] = set()  # why kernels are left alone, of those that had an error
+        self._faults: set[str] = set()  # reasons of kernels that were left alone with an error
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """A record, or what takes the place of a module."""
+        """Yield a record, or the records that replace a module."""
         if record["kind"] == "end":
             yield from self._report()
         if record["kind"] == "ptx":
@@ -119,7 +119,7 @@ class Weaving:
         return kept and not any(part in name for part in self._drop)
 
     def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
-        """A kernel with its probes; in `left`, why it has none."""
+        """Weave a kernel; if it's left alone, add the reason to `left`."""
         try:
             original = pruned(module, [kernel])
             woven = weave(original, kernel, self._files, count=self._count, relocatable=self._relocatable)
@@ -174,7 +174,7 @@ class Weaving:
             yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
 
     def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
-        """The kernels that no probe went into, as they are."""
+        """Yield the kernels without probes, unchanged."""
         names = list(left)
         everything = len(names) == len(module.entries)
         ptx = self._numbered(record, kernels=names, data=record["data"] if everything else prune(module, names))
@@ -187,18 +187,18 @@ class Weaving:
             yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
 
     def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
-        """A module under the next number: several may come from one."""
+        """Give a module the next id, since one module may become several."""
         number, self._modules = self._modules, self._modules + 1
         return _with(record, id=number, **values)
 
     def _tell(self, fact: str, where: str) -> Records:
-        """A warning, once."""
+        """Yield a warning, unless it was given before."""
         if f"{where}: {fact}" not in self._told:
             self._told.add(f"{where}: {fact}")
             yield self._stage.warn(where, fact)
 
     def _report(self) -> Records:
-        """What matched nothing in the segment."""
+        """Yield warnings for probes and options that matched nothing in the segment."""
         if not self._seen:
             return
         if not self._kernels:

@@ -1,10 +1,9 @@
 """Instructions of one shape: alike but for their registers, offsets and the labels they go to, so that the code for
 one is that for all.
 
-A kernel has hundreds of loads of a dozen shapes. Each shape is parsed, bound and lowered once, with a slot where each
-of its registers, offsets and labels is; at each instruction they are filled with what it has there. A slot is a
-character that no text has: a module is Latin-1, and what comes of a probe is ASCII. So nothing that a probe or a
-program says can be taken for one.
+A kernel may have hundreds of loads in a dozen shapes. Each shape is parsed, bound and lowered once, with slots for its
+registers, offsets and labels, which are filled in for each instruction. A slot is a character outside Latin-1. Modules
+are Latin-1 and code from probes is ASCII, so nothing in them can be mistaken for a slot.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpt.ptx import tokens, tree
 from gpt.ptx.quick import parse_instruction
 
 _GOES = "|".join(rf"(?<=\bbra{uni}[ \t]{{{blanks}}})" for uni in ("", r"\.uni") for blanks in (1, 2))
-_PARTS = compiled(  # what has slots
+_PARTS = compiled(  # the parts that become slots
     rf"({tokens.REGISTER}|(?<=\+)-?+\d++(?=\])|(?:{_GOES}){tokens.IDENTIFIER})", re.ASCII
 )
 _FIRST, _COUNT = 0xE000, 6400  # the private use area
@@ -36,7 +35,7 @@ class Template:
         self._slots = [ord(slot) - _FIRST for slot in self._parts[1::2]]
 
     def fill(self, values: Sequence[str]) -> str:
-        """The text with the values of its slots, by their number."""
+        """Fill in the values of the slots, by number."""
         parts = self._parts.copy()
         parts[1::2] = [values[slot] for slot in self._slots]
         return "".join(parts)
@@ -44,7 +43,7 @@ class Template:
 
 @dataclass(frozen=True, eq=False)
 class TemplateShape:
-    """An instruction with slots, what helpers mean at it, and the types of the slots that are registers."""
+    """An instruction with slots, its helpers, and the types of slots that are registers."""
 
     instruction: tree.Instruction
     bound: Bound
@@ -58,9 +57,9 @@ class Shapes:
         self._found: dict[str, TemplateShape] = {}
 
     def find(self, text: str, types: Mapping[str, str | None]) -> tuple[TemplateShape, list[str]]:
-        """The shape of an instruction, and what its slots hold there. Raises MalformedError, in words of its own.
+        """Return the shape of an instruction and the values of its slots. Raises MalformedError without the location.
 
-        What has no type in `types` has no slot: special registers, variables.
+        Special registers and variables have no type in `types`, and so no slots.
         """
         parts = _PARTS.split(text)
         slots: dict[str, str] = {}
@@ -81,8 +80,8 @@ class Shapes:
 
 
 def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> TemplateShape:
-    """The shape of an instruction whose `parts` have these slots: it is parsed with words and numbers that are nowhere
-    in it, and those that became tokens are slots then.
+    """Make the shape of an instruction whose `parts` have these slots. It's parsed with unique words and numbers in
+    their place, and the resulting tokens become the slots.
     """
     stem = next(stem for number in itertools.count() if (stem := f"98765432{number:03}") not in text)
     words, tokens, typed = {}, {}, {}
@@ -97,7 +96,7 @@ def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[st
 
 
 def _with_slots(node: Any, tokens: Mapping[str, str]) -> Any:
-    """A node, or a piece of one, in which some tokens are others."""
+    """Return a node, or a piece of one, with some tokens replaced."""
     match node:
         case str():
             return tokens.get(node, node)

@@ -1,24 +1,25 @@
-"""Variables of a kernel's module, which a woven kernel must share with the kernels that are not woven.
+"""Share a module's variables between a woven kernel and the kernels that aren't woven.
 
-A woven kernel is a module of its own: each variable that it defines would be a second one beside the program's. So it
-defines none in global memory. Whoever loads it looks the variables up in the program's module, by name, and writes
-their addresses into a table, 8 bytes each, that is woven in. Where the kernel, or a function that it calls, names a
-variable, a register that was just read from the table stands instead. A table, and not parameters of the kernel:
-device functions read it too, no call changes, and it is filled once. Constants of compilers, such as strings for
-printf and assert, go the same way: modules keep their names as well. For them the table is in global memory: they are
-hardly ever read, and a bank of constant memory takes 0.1 us of each launch, read or not (docs/measured.md).
+A woven kernel is a module of its own, so every variable that it defined would be a second copy of the program's. It
+therefore defines none in global memory. Instead it has a table with an entry of 8 bytes for each variable; the loader
+looks the variables up by name in the program's module and writes their addresses there. Where the kernel, or a
+function that it calls, names a variable, weaving puts a register with the address from the table. A table is better
+than kernel parameters: device functions can read it too, calls stay unchanged, and it's filled only once. Constants of
+the compiler, such as strings for printf and assert, work the same way, as modules keep their names too. The table is
+in global memory, because it's rarely read, and a bank of constant memory costs 0.1 us per launch, read or not
+(docs/measured.md).
 
-Variables in constant memory stay where they are, for reading them through an address would be another instruction.
-They begin as the program's do, and are copied again when the program took their address, for then it may have
-written to them. One is copied in any case if its first value is not in the module: it is defined in another, or holds
-the address of a variable, in whose place 0 stands.
+Variables in constant memory stay in the woven module, because reading them through an address would need another
+instruction. They have the same initial values as the program's. Once the program takes a variable's address it may
+write to it, so from then on its value is copied. It's always copied if its initial value isn't in the module: another
+module defines it, or it holds the address of a variable, which is 0 here.
 
-What goes to `.shared` and `.local` is new for each launch. What stays impossible leaves the kernel alone: textures,
-samplers and surfaces, which are not memory; a variable of a function's own, which cannot be found by name; a call
-through a pointer. That would run a function of the program's module, and may need more registers and stack than
-ptxas, which does not see it, assigns to the kernel. For the same reason it must not take the address of a function,
-which other kernels may call; nor pass on that of a variable in constant memory: it would be that of the copy, which is
-not kept as the program's is, and goes with the kernel.
+Variables in `.shared` and `.local` are new for each launch. The kernel is left alone if it uses textures, samplers or
+surfaces, which aren't memory; a variable declared inside a function, which can't be found by name; or a call through
+a pointer. Such a call would run a function of the program's module, which may need more registers and stack than
+ptxas, which doesn't see it, assigns to the kernel. For the same reason it must not take the address of a function,
+which other kernels may call. It must not pass on the address of a variable in constant memory either: that would be
+the address of a copy, which isn't kept in sync and disappears with the kernel.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Variables:
     def __init__(self, module: Module, kernel: str, prefix: str, relocatable: bool) -> None:
         self.module, self.kernel, self.prefix = module, kernel, prefix
         self.table = f"{prefix}variables"
-        if relocatable:  # linked with others, each of which has a table
+        if relocatable:  # linked with modules that have tables of their own
             self.table += "_" + kernel.replace("%", "$")
         found: dict[str, list[_Declared]] = {}
         for name, declared in self._declarations():
@@ -93,17 +94,17 @@ class Variables:
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         first = "".join(sorted({re.escape(name[0]) for name in shared}))
-        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # what may be one of them
+        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # any word that may name one of them
         self._word = compiled(word, re.ASCII | re.DOTALL) if shared else None
         self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
         self._shared = {declared.item for name in shared for declared in found[name]}
         self._sizes = {name: next((d.size for d in declared if d.size), None) for name, declared in found.items()}
-        self._foreign: set[str] = set()  # constants whose first value is not in the module
+        self._foreign: set[str] = set()  # constants whose initial value isn't in the module
         self._check()
 
     @property
     def all(self) -> list[SharedVariable]:
-        """Every variable, once `share` is done."""
+        """All variables; complete after `share`."""
         found = [SharedVariable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
         for name in self._constants:
             copy = "always" if name in self._foreign else "taken"
@@ -111,7 +112,7 @@ class Variables:
         return found
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address: as it is to be taken."""
+        """Rewrite lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address, to use the table."""
         return [(text, number) for line, number in lines for text in self._line(line)]
 
     def _line(self, line: str) -> Iterable[str]:
@@ -170,7 +171,7 @@ class Variables:
                 raise LeftAlone(f"the size of '{name}', which is defined elsewhere, is not known", self.kernel)
 
     def _passes_constant(self, function: Item) -> bool:
-        """Whether a generic address in constant memory is used for more than reading there, as debug builds do."""
+        """Return whether a generic address in constant memory is used for more than reading, as debug builds do."""
         text = self.module.skeleton[function.body : function.end]
         held = set(_GENERIC.findall(text))
         statements = [_BRACKETS.sub("", part) for part in text.split(";")] if held else []
@@ -185,11 +186,11 @@ class Variables:
                     held.add(derived[1])
         return False
 
-    # What is edited
+    # Edits
 
     def share(self, to: Insertions, cut: Mapping[Item, Sequence[Statement]]) -> None:
-        """Takes the variables in global memory out of the module, and puts the table in. `cut` has the statements of
-        functions, as far as they are known. Raises LeftAlone.
+        """Remove the variables in global memory from the module and add the table. `cut` has the statements of
+        functions that were already split. Raises LeftAlone.
         """
         module = self.module
         self._foreign = {name for name, declared in self._constants.items() if all(one.extern for one in declared)}
@@ -211,13 +212,13 @@ class Variables:
                 self._function(item, cut, to)
 
     def _define(self, item: Item, to: Insertions) -> None:
-        """Makes a declaration of what another module defines the definition."""
+        """Turn a declaration of a variable that another module defines into a definition."""
         found = compiled(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
         if found:
             to.replace(*found.span(), "")
 
     def _clear(self, item: Item, to: Insertions) -> None:
-        """Puts 0 in place of addresses that a variable in constant memory begins with."""
+        """Replace addresses in the initial value of a variable in constant memory with 0."""
         if twice := self._offsets.keys() & set(item.names):
             raise LeftAlone(f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
@@ -234,7 +235,7 @@ class Variables:
             self._foreign.update(item.names)
 
     def _function(self, function: Item, cut: Mapping[Item, Sequence[Statement]], to: Insertions) -> None:
-        """Replaces the references of a function's body."""
+        """Replace the references in a function's body."""
         module = self.module
         if next(self._references(function.start, function.body), None):
             raise LeftAlone(f"function '{function.name}' uses the name of a variable for something else", self.kernel)
@@ -261,8 +262,8 @@ class Variables:
     def _reference(
         self, function: Item, statement: Statement, reference: tuple[str, int, int]
     ) -> tuple[int, int, str] | None:
-        """What a register with an address, offset included, replaces in a statement, and that offset; None if the
-        name is not an operand.
+        """Return the span that a register with the address replaces in a statement, and the offset to add; None if the
+        name isn't an operand.
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":
@@ -280,14 +281,14 @@ class Variables:
         return (start, end, "") if in_brackets else (start, max(end, after.end(1)), " ".join((after[1] or "").split()))
 
     def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """Where the variables in global memory are named between two offsets, in order."""
+        """Yield the references to variables in global memory between two offsets, in order."""
         for found in self._word.finditer(self.module.skeleton, start, end) if self._word else ():
             if found[0] in self._offsets:
                 yield found[0], *found.span()
 
 
 def _size(specifiers: list[str], counts: list[int | None]) -> int | None:
-    """Bytes of a variable, None if its declaration does not say."""
+    """Return the size of a variable in bytes, None if its declaration doesn't say."""
     size = next((STORED[word[1:]] for word in specifiers if word[1:] in STORED), 0)
     for count in (*(_VECTORS.get(word, 1) for word in specifiers), *counts):
         size *= count or 0

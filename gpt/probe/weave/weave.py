@@ -1,12 +1,12 @@
-"""Weaves probes into one kernel of a PTX module.
+"""Weave probes into one kernel of a PTX module.
 
-Nothing that the program does is changed: weaving inserts lines (insert.py), lets the kernel find the variables of its
-module (variables.py), and `unweave` restores the program. A probe's code uses registers of its own, stores to
-buffers of its own, and does not branch out of itself (lower.py, saves.py).
+The program's behaviour stays the same: weaving inserts lines (edits.py) and lets the kernel find the variables of its
+module (variables.py), and `unweave` restores the program. A probe's code has registers and buffers of its own, and
+doesn't branch out of itself (lower.py, save.py).
 
-Each map adds a parameter after the kernel's own, whose offsets stay: the address of its buffer. Code in device
-functions cannot read the kernel's parameters, so a kernel with probes in such functions keeps the addresses, and
-the registers that the probes share, in a piece of local memory (state.py), and hands its address down (calls.py).
+Each map adds a parameter with the address of its buffer after the kernel's own parameters, which keep their offsets.
+Device functions can't read the kernel's parameters, so a kernel with probes in device functions keeps the addresses
+and the probes' shared registers in local memory (state.py), and passes its address on (calls.py).
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from gpt.stream.records import MAX_RECORD
 __all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 NO_PLACE = "no probe applies to it"
 NO_SAVE = "no probe that saves applies to it"
-PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links to any module
+PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
 OLDEST = (6, 2)  # activemask
-MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel, whose names and parameters need room as well
+MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel; the rest is for names and parameters
 
 
 @dataclass(frozen=True)
 class Woven:
-    """A kernel with probes. `added` are the addresses of the maps' buffers, in the order of `maps`.
+    """A kernel with probes. `added` are the parameters for the addresses of the maps' buffers, in the order of `maps`.
 
-    `cluster` is blocks in x, y and z, if the grid of a launch counts clusters.
-    `variables` are those that it shares with its module; `table` is the one that takes addresses, if any do.
+    `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts clusters. `variables` are shared with
+    the program's module; `table` is the name of the table for their addresses, if there is one.
     """
 
     kernel: str
@@ -96,16 +96,16 @@ def weave(
 
 
 def has_redux(module: Module) -> bool:
-    """Whether a module's target has redux.sync: sm_80 or later."""
+    """Return whether a module can use redux.sync, which needs sm_80 and PTX 7.0."""
     return module.target >= 80 and module.version >= (7, 0)
 
 
-Sampled = dict[tuple[str, int] | None, Condition]  # what holds where a probe with this `sample` runs
+Sampled = dict[tuple[str, int] | None, Condition]  # the condition for probes with this `sample`
 
 
 class _Insertion(NamedTuple):
-    """What goes in front of an instruction and to its probes' place, and for each snippet why it does not fit, None if
-    it does.
+    """The code before an instruction and at its probes' place, and for each snippet the reason why it can't run there,
+    or None.
     """
 
     before: Template
@@ -126,7 +126,7 @@ class _Weaver:
         self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         places = itertools.count()
-        self.maps = [  # of each file, by name
+        self.maps = [  # for each file, by name
             {
                 map_.name: PlacedMap(
                     map_, f"{self.prefix}map_{next(places)}", count, file.script, not file.replaces(map_)
@@ -147,7 +147,7 @@ class _Weaver:
     def run(self) -> Woven:
         survey, module = self.survey, self.module
         maps, state, kept = self.lower_all()
-        while survey.drop_unfit():  # what they would have done, others do not need
+        while survey.drop_unfit():  # the others don't need their code
             self.insertions = Insertions()
             for function in survey.functions:
                 function.forget(self.new_code())
@@ -170,7 +170,7 @@ class _Weaver:
         return Woven(self.kernel, data, params, added, cluster, maps, survey.matched, survey.misfits, variables, table)
 
     def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
-        """The kernel's own, and `count` more."""
+        """Return the kernel's own parameters and `count` more."""
         module = self.module
         own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
         params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
@@ -179,7 +179,7 @@ class _Weaver:
         return params, addresses_after(params, count)
 
     def check(self) -> None:
-        """Raises LeftAlone for modules that no probe can go into."""
+        """Raise LeftAlone for modules that can't be probed."""
         if MARK in self.module.text:
             raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
         if (found := self.module.version) < OLDEST:
@@ -192,7 +192,7 @@ class _Weaver:
             )
 
     def check_age(self, maps: Iterable[PlacedMap]) -> None:
-        """Raises LeftAlone for a module that is older than what the probes that go into it are made of."""
+        """Raise LeftAlone if the module's PTX version or target is too old for its probes."""
         age = self.module.version, self.module.target
         for number, snippet in self.survey.snippets:
             if lack := find_lack(snippet, *age):
@@ -204,11 +204,11 @@ class _Weaver:
     # Lowering
 
     def new_code(self) -> Emitter:
-        """For what is kept in a function."""
+        """Return an emitter for values kept throughout a function."""
         return Emitter(f"{self.prefix}f_", known=self.known)
 
     def lower_all(self) -> tuple[list[PlacedMap], State, list[Surveyed]]:
-        """Inserts the code of all probes. Returns the maps that are saved to, and the functions that are changed."""
+        """Insert the code of all probes. Return the maps in use, the state, and the changed functions."""
         saved = self.survey.saved
         maps = [
             placed for number, maps in enumerate(self.maps) for name, placed in maps.items() if (number, name) in saved
@@ -222,7 +222,7 @@ class _Weaver:
         return maps, state, kept
 
     def lower(self, function: Surveyed, state: State) -> None:
-        """Inserts the code of a function's probes: what stands in one place together, and what is alike only once."""
+        """Insert the code of a function's probes. Snippets at one place share a block; equal blocks are made once."""
         sampled = self.sampled(function)
         addresses, finding = self.addresses(function)
         spots: dict[tuple[int, int, TemplateShape | None], list[PlacedSnippet]] = {}
@@ -253,7 +253,7 @@ class _Weaver:
     def block(
         self, function: Surveyed, state: State, code: Emitter, uses: Sequence[PlacedSnippet], sampled: Sampled
     ) -> _Insertion:
-        """The code of some snippets in one place, with slots for what is of its instruction."""
+        """Return the code of the snippets at one place, with slots for the parts of the instruction."""
         before, text = "", ""
         misfits: list[str | None] = []
         is_labelled = False
@@ -269,14 +269,14 @@ class _Weaver:
             is_labelled |= bool(lowering.labels)
             before += self.marked(kept, use)
             text += self.marked(lines, use)
-        if (declared := code.declarations()) or is_labelled:  # names that stand at each place of the probes
+        if (declared := code.declarations()) or is_labelled:  # these names occur at several places
             text = "".join([marked("{"), *map(marked, declared), text, marked("}")])
         return _Insertion(Template(before), Template(text), misfits)
 
     def lowering(
         self, function: Surveyed, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
     ) -> Lowering:
-        """What lowers a snippet, for `code`. Its labels begin with `label`."""
+        """Return the Lowering of a snippet into `code`, with labels that begin with `label`."""
         instruction, bound, slots = None, None, dict[str, str | None]()
         if use.shape:
             instruction, bound, slots = use.shape.instruction, use.shape.bound, use.shape.types
@@ -308,12 +308,12 @@ class _Weaver:
         )
 
     def marked(self, lines: list[tuple[str, int]], use: PlacedSnippet) -> str:
-        """Lines of a snippet, each with where it comes from."""
+        """Mark the lines of a snippet with their origin."""
         path = self.files[use.file].path
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
 
     def sampled(self, function: Surveyed) -> Sampled:
-        """What holds in the blocks and warps that run the probes with `sample`, found once."""
+        """Compute once, at the entry, the conditions for the blocks and warps that run probes with `sample`."""
         found: Sampled = {}
         code = function.code
         for sample in dict.fromkeys(use.probe.sample for use in function.uses if use.probe.sample):
@@ -328,10 +328,10 @@ class _Weaver:
         return found
 
     def addresses(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
-        """Where the kernel's exits save to, and the lines that find it at its entry: there the program's own
-        instructions hide their time, at an exit nothing does.
+        """Return the addresses that the kernel's exits save to, and the lines that compute them at the entry. There the
+        program's own instructions hide the latency; at an exit nothing does.
         """
-        if function is not self.entry:  # whose addresses are in memory
+        if function is not self.entry:  # the state has its addresses
             return {}, []
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
@@ -341,7 +341,7 @@ class _Weaver:
     # Declarations
 
     def declare_parameters(self, maps: Iterable[PlacedMap]) -> None:
-        """Adds the maps' addresses to the kernel's parameters, wherever it is declared."""
+        """Add the maps' addresses to the kernel's parameters in all of its declarations."""
         parameters = [f".param .u64 {placed.param}" for placed in maps]
         for item in self.module.items if parameters else ():
             if item.kind == "entry" and item.name == self.kernel:
@@ -351,7 +351,7 @@ class _Weaver:
                 self.insertions.add(at, DECLARE, lines)
 
     def declare_registers(self, function: Surveyed, state: State) -> None:
-        """Declares what probes use in a function, with first values in the kernel."""
+        """Declare the registers that probes use in a function; in the kernel, initialize them too."""
         lines, initial = function.code.declarations(), []
         for number, used in function.used.items():
             names = self.names[number]
@@ -363,15 +363,15 @@ class _Weaver:
 
 
 def _undefined(module: Module) -> str | None:
-    """The first function that is declared, and neither defined nor the driver's."""
+    """Return the first function that's declared, but neither defined nor provided by the driver."""
     defined = {item.name for item in module.functions} | PROVIDED
     defined |= {item.name for item in module.items if item.kind == "alias"}
     return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
 
 
 def _guard(use: PlacedSnippet) -> tree.Guard | None:
-    """Which threads a snippet is for. After a jump that was not taken these are the others; at an exit of a kernel or
-    function, which comes before the instruction, they are not.
+    """Return the guard for a snippet. After a jump only threads that didn't take it remain, so the guard is negated; a
+    snippet at the exit of a kernel or function runs before the instruction and keeps it.
     """
     instruction = use.shape.instruction if use.shape else None
     if not instruction or not instruction.guard:
@@ -381,7 +381,7 @@ def _guard(use: PlacedSnippet) -> tree.Guard | None:
 
 
 def _offset(function: Surveyed, use: PlacedSnippet) -> tuple[int, int]:
-    """Where a snippet goes, and its order there."""
+    """Return a snippet's offset in the text, and its order there."""
     site = use.site
     if site.kind in ("instruction", "line"):
         if use.when == "before":
