@@ -208,7 +208,7 @@ struct probed {
 };
 
 struct probed *hook_find_probed(uint64_t handle); // NULL if unknown
-struct probed *hook_find_entry(uint64_t handle); // also maps a kernel's function to the entry of the kernel
+struct probed *hook_find_entry(uint64_t handle);  // also maps a kernel's function to the entry of the kernel
 
 // Keep everything it has loaded until hook_let_probed_go, even if other probes are named meanwhile. Returns
 // false if they already were: then only its name in the trace may be used.
