@@ -78,7 +78,7 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
     return hope;
 }
 
-// False if there is none that answers.
+// Returns false if no supervisor answers.
 static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                            struct gpt_outcome *outcome) {
     static bool said;

@@ -1,9 +1,8 @@
 // Asking stages while a program runs: the simulated device for host code.
 //
-// An image goes through a pipeline as a `module` record, and what is made of it comes back as records.
-// gpt-hook starts a supervisor, which starts pipelines when they are first asked for and keeps them: each
-// answers one request after the other, as gpt-stream(5) says of a `sync`. Without gpt-hook a pipeline is run
-// for each request.
+// An image goes through a pipeline as a `module` record, and the results come back as records. gpt-hook
+// starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after the
+// other, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs a pipeline.
 //
 //   ask.c          what a program does: the request, whom it is sent to, what the answer says
 //   request.c        what a program does that does not wait for the answer
@@ -14,18 +13,18 @@
 //   folder.c       the private folder with the supervisor's socket
 //   registry.c     pipelines that weave probes, by their digests
 //   daemonize.c        a helper process of gpt-hook's
-//   supervisor.c   that of the broker: its socket, its clients, whose turn it is
+//   supervisor.c   the broker's supervisor: its socket, its clients, whose turn it is
 //   worker.c       a pipeline that it keeps
 //
-// A client connects for each request, so that nothing is open between two of them that a program could close,
-// or a child inherit. It sends a question and a file with the records; the reply has a file with those of the
-// answer, if there is one. A large image is not in the records: it is in a file of its own, or one of the
-// program's, which goes with the question. The supervisor has it open until it answers, and the stages open
-// it by the supervisor's folder in /proc: whatever becomes of the file's name, it is the same file.
+// A client connects for each request. Between requests nothing stays open that a program could close or a
+// child inherit. The client sends a question and a file with the records; the reply comes with a file of the
+// answer's records, if there is an answer. A large image isn't in the records: it is in a file of its own or
+// of the program's, which is sent with the question. The supervisor keeps it open until it answers, and the
+// stages open it through the supervisor's folder in /proc, so they get the same file even if it is renamed.
 //
-// What a client sends is data: it names no command and no file. A pipeline that weaves probes is known by a
-// digest, and was given to the supervisor before: at its start, or by gpt-hook ctl. So a process in a sandbox
-// cannot have anything run outside of it, and one that has another root directory, or is in another user,
+// A client sends only data: it names no command and no file. It refers to a pipeline that weaves probes by a
+// digest, and the supervisor got that pipeline earlier: at its start, or from gpt-hook ctl. So a process in a
+// sandbox cannot make anything run outside it. A process with another root directory, or in another user,
 // mount or network namespace, is refused altogether.
 
 #ifndef GPT_BROKER_H
@@ -54,8 +53,8 @@
 #define GPT_SOCKET "socket"
 
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
-// Status of a stage that lacks a tool; of a question that the supervisor refuses to hear; of a pipeline that
-// could not be run now; of one that was killed.
+// Status of a stage that lacks a tool; of a question that the supervisor refuses; of a pipeline that could
+// not be run now; of a killed pipeline.
 enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
@@ -73,9 +72,9 @@ struct gpt_asked {         // a request
     const char *type;      // of the image
     const void *image;     // NULL: it is in a file that goes with the request
     uint64_t offset, size; // where in that file; bytes of it
-    const char *kernel;    // NULL: what is in the image
-    const char *arch;      // of the device that the kernel is for; NULL: not said
-    unsigned registers;    // most of a thread; 0: any number
+    const char *kernel;    // NULL: the whole image
+    const char *arch;      // the device's architecture; NULL: not given
+    unsigned registers;    // limit per thread; 0: no limit
     uint32_t module;       // its id in the trace of this process; 0: it has none
 };
 
@@ -138,13 +137,13 @@ int gpt_become(const struct gpt_plan *plan); // what a child does, in a session 
 
 struct gpt_outcome {
     struct gpt_bytes made; // the payload of the last record of the kind that the pipeline makes
-    char fault[1024];      // what went wrong, if nothing was made
+    char fault[1024];      // why nothing was made
     char note[256];        // what the user should know of the supervisor; said once
     int status;            // of a pipeline that has ended
 };
 
-// Asks a pipeline; `type` is that of the image. An answer has something made, or a fault. Who is not answered
-// by the supervisor, for whatever reason, runs a pipeline of its own.
+// Ask a pipeline; `type` is the image's. The outcome has a result or a fault. If the supervisor doesn't
+// answer, for whatever reason, this runs a pipeline of its own.
 void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
              struct gpt_outcome *outcome);
 
@@ -184,8 +183,8 @@ int gpt_make_file(const void *data, size_t size); // with it, from the start; -1
 uint64_t gpt_now(void);                      // CLOCK_MONOTONIC, ms
 bool gpt_wait_for(int file, uint64_t until); // something to read there, or its end; false if it is too late
 
-// The folder of the supervisor's socket, as it was when this was first asked for: programs change their
-// environment, in other threads too. Empty if there is none.
+// The folder of the supervisor's socket at the time of the first call, since programs change their
+// environment, in other threads too. Empty if there is no supervisor.
 const char *gpt_find_broker(void);
 
 enum { GPT_ARCH_BYTES = 16 };
@@ -210,8 +209,8 @@ struct gpt_reply {
     char fault[1024];
 };
 
-// Returns true if a user id from the kernel is the one that is meant. In a user namespace all users without a
-// mapping share one id, which is therefore nobody's.
+// Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
+// mapping share one id, so that id never matches.
 bool gpt_is_user(uid_t user, uid_t meant);
 bool gpt_owns_folder(int folder, uid_t owner); // a folder of this user's, closed to all others
 
@@ -224,7 +223,7 @@ bool gpt_read_file(int file, struct gpt_bytes *found); // adds all that is in it
 
 enum { GPT_FILES = 2 };
 
-// A message with files, of which those that are not there are -1.
+// Send a message with files; missing files are -1.
 bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FILES]);
 // Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
@@ -258,9 +257,9 @@ const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or 
 
 // supervisor.c
 
-// Starts the supervisor and sets GPT_HOOK_BROKER; without one, the variable is not set. The paths of the
-// stages are kept; `probe` is the pipeline that weaves probes, NULL if there is none, and `digest` what
-// questions call it. `controlled`: gpt-hook ctl may name others.
+// Start the supervisor and set GPT_HOOK_BROKER; if that fails, the variable stays unset. The paths of the
+// stages are kept. `probe` is the pipeline that weaves probes, or NULL, and `digest` its name in questions.
+// `controlled`: gpt-hook ctl may name other pipelines.
 void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool controlled);
 
 #endif

@@ -21,7 +21,7 @@ enum { GPT_CONTROL_VERSION = 2 };
 
 enum gpt_command { GPT_STATUS, GPT_ENABLE, GPT_DISABLE, GPT_ORDER };
 
-// What comes with GPT_ORDER: the texts of an order of probes; all empty: none are ordered.
+// The texts after GPT_ORDER, which describe an order of probes. All empty: no probes.
 enum gpt_text { GPT_IDENTITY, GPT_NAMES, GPT_KERNELS, GPT_FILTER, GPT_TEXTS };
 enum { GPT_MOST_ORDER = 80 << 10 }; // bytes of them all
 
@@ -38,7 +38,7 @@ struct gpt_state {
     uint64_t probed, pending, refused; // kernels that probes are ordered for
     char probes[1024], kernels[512], filter[512];
     char others[512];  // some kernels that were looked up, if probes are ordered for none of them
-    char output[4096]; // the trace; empty: there is none any more
+    char output[4096]; // the trace; empty if it has ended
     char broker[4096]; // the folder of the supervisor's socket; empty: the run has none
     char fault[256];   // why the order was not followed; empty if it was
 };

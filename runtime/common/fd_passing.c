@@ -132,7 +132,7 @@ bool gpt_wait_for(int file, uint64_t until) {
         uint64_t now = gpt_now();
         int found = poll(&(struct pollfd){file, POLLIN, 0}, 1, now < until ? (int)(until - now) : 0);
         if (found > 0 || (found < 0 && errno != EINTR))
-            return true; // what is wrong is seen by who reads
+            return true; // the reader will see what's wrong
         if (now >= until)
             return false;
     }
@@ -150,10 +150,10 @@ const char *gpt_find_broker(void) {
 // Peers
 //
 // Both ends must see the system in the same way: the same user, mount and network namespace, the same root
-// directory. A process that doesn't is in a sandbox, and what runs for it outside of that is none of its
-// business; nor may it answer others, whose code that would be. The text of a pipeline is run by a shell, so
-// neither who passes it nor who answers may be confined by a system call filter, or by what needs
-// no_new_privs (Landlock), if the other end isn't. Root may pass one, too, for another user's program.
+// directory. A process that doesn't is in a sandbox, and has no say in what runs outside it; nor may it
+// answer others, since they would run its code. A shell runs the text of a pipeline, so neither the sender
+// nor the answerer may be confined by a system call filter, or by anything that needs no_new_privs
+// (Landlock), if the other end isn't. Root may also pass one for another user's program.
 //
 // An order of gpt-hook ctl has no such text, and a program may well be in a namespace that ctl is not in: ctl
 // is refused only if it is seen to be in another user namespace, as a sandboxed child of the program's is.
@@ -294,7 +294,7 @@ bool gpt_owns_folder(int folder, uid_t owner) {
            gpt_is_user(status.st_uid, owner);
 }
 
-// The same for the process that made the socket, whoever listens there now.
+// Check the process that made the socket, whichever process listens there now.
 static const char *refuse_supervisor(int file, uid_t owner) {
     struct ucred peer;
     socklen_t size = sizeof(peer);

@@ -14,7 +14,7 @@
 #include "broker.h"
 #include "own.h"
 
-// The beginning of a small file in /proc; an empty text if there is none.
+// Read the start of a small file in /proc; an empty text if that fails.
 static void read_text(const char *path, char text[64]) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = file < 0 ? -1 : read(file, text, 63);

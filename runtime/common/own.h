@@ -16,7 +16,7 @@ int gpt_create(int folder, const char *name, int access, mode_t mode);
 int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode);
 bool gpt_is_part(const char *name);
 
-// Whether the name is that of a regular file, no link, that belongs to this user. `status` may be NULL.
+// Return whether the name is a regular file (not a link) owned by this user. `status` may be NULL.
 bool gpt_is_own(int folder, const char *name, struct stat *status);
 
 #endif

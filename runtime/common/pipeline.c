@@ -1,4 +1,4 @@
-// Pipelines of stages, whoever runs them.
+// Pipelines of stages, for every program that runs them.
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // Walks to a folder that will hold code to run, or in which files are deleted.
 //
-// Looking at the folder itself isn't enough. Whoever can rename or replace any folder on the way to it can
+// Looking at the folder itself isn't enough. A user who can rename or replace any folder on the way to it can
 // put a link in its place: then we'd run another user's code, or delete our own files, or as root
 // everybody's. So we walk from the root, open each component without following links, and judge the open
 // file, not its name, which may mean something else a moment later:

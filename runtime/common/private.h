@@ -19,7 +19,7 @@ struct gpt_distrust {
 // 0700 where they aren't there. Returns -1 where that fails, or where the folder can't be trusted.
 int gpt_open_private(const char *path, bool make, struct gpt_distrust *why);
 
-// Whether an open file is of this type, this user's, and writable by nobody else.
+// Return whether an open file has this type, belongs to this user, and is writable by nobody else.
 bool gpt_is_private(int file, mode_t type);
 
 #endif

@@ -9,7 +9,7 @@
 
 // Bytes
 
-// Room for nothing is memory too: NULL always means that there is none.
+// Empty data gets memory too, so NULL always means that memory ran out.
 char *gpt_make_room(struct gpt_bytes *bytes, size_t size) {
     if (!bytes->data || bytes->room - bytes->size < size) {
         size_t room = bytes->size + size + bytes->room / 2 + 1;

@@ -1,7 +1,7 @@
-// A pipeline that the program runs itself, for one request. The program notices nothing: what it waits for
-// are its own children, of which these are none. A first child makes the pipeline and goes; as its end sends
-// no signal, only who asks for it, as this does, meets it. The pipeline has a session, and none of the
-// program's descriptors, handlers of signals or preloaded libraries.
+// A pipeline that the program runs itself, for one request, without noticing: it waits for its own children,
+// and the pipeline isn't one. A first child starts the pipeline and exits. Since its end sends no signal,
+// only a wait that asks for it explicitly, like ours, sees it. The pipeline has its own session, and none of
+// the program's descriptors, signal handlers or preloaded libraries.
 
 #include <dlfcn.h>
 #include <errno.h>

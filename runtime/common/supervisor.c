@@ -25,11 +25,11 @@
 
 enum {
     MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
-    MOST_CLIENTS = 1024, // others take the place of one that asks nothing, or wait to be accepted
+    MOST_CLIENTS = 1024, // beyond these, a new client replaces a silent one or waits to be accepted
     LEAST_FILES = 256,
     SEARCH = 100,       // ms between two looks at all processes at first, and
     SEARCH_MOST = 1600, // later
-    FAREWELL = 5000,    // ms until what was ended is killed
+    FAREWELL = 5000,    // ms from ending a process to killing it
 };
 
 struct client { // one request, and the image that it is about, if that is not in it
@@ -80,8 +80,7 @@ static void reply(struct client *client, int status, const char *fault, const st
     drop(client);
 }
 
-// The one that has asked nothing for the longest time, or NULL. A process in a sandbox may have connected,
-// too.
+// Find the client that has been silent longest, or NULL. A sandboxed process may have connected too.
 static struct client *find_silent(void) {
     struct client *found = NULL;
     EACH_CLIENT(client)
@@ -128,9 +127,9 @@ static const char *take(struct client *client, const struct gpt_question *questi
     return NULL;
 }
 
-// A client has sent its question, or asks whether somebody is there, or is gone. What is made for one that is
-// gone goes to the cache of gpt-asm. Who sent a question is looked at only now: it may have entered a sandbox
-// since it connected.
+// A client has sent its question, or asks whether we're alive, or has left. A result for a client that has
+// left goes to gpt-asm's cache. We check the sender only now, because it may have entered a sandbox since it
+// connected.
 static void hear(struct client *client) {
     static struct {
         struct gpt_question question;
@@ -260,7 +259,7 @@ static void reap(int children) {
     if (read(children, &ignored, sizeof(ignored)) < 0)
         return;
     while (info.si_pid = 0, !waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) && info.si_pid) {
-        kill(-info.si_pid, SIGTERM); // what is left of a pipeline whose shell has ended
+        kill(-info.si_pid, SIGTERM); // the rest of a pipeline whose shell has ended
         EACH_WORKER(worker)
         if (worker->pid == info.si_pid)
             worker->pid = 0; // the number is free now

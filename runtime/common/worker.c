@@ -119,8 +119,9 @@ void worker_send(struct worker *worker) {
         gpt_empty(&worker->input), worker->sent = 0;
 }
 
-// Whoever writes a mark to a stage that has ended, ends. So stages before it do, one by one, and the pipeline
-// with them, which otherwise all wait. The pauses grow, for a stage may be slow at marks.
+// A stage ends when it writes a mark to a stage that has ended. So marks end the stages in front of a dead
+// one, one by one, and then the pipeline; without them, all would wait. The pauses grow, since a stage may be
+// slow at marks.
 void worker_beat(struct worker *worker) {
     if (!worker->input.size && gpt_add_sync(&worker->input, worker->syncs + 1))
         worker->syncs++;

@@ -7,12 +7,12 @@
 
 struct worker {
     pid_t pid;           // of its shell, which leads a group; 0: it has ended
-    int in, out, errors; // -1: there is none
+    int in, out, errors; // -1: closed
     char said[4096];     // the end of what it wrote to standard error
     size_t said_size;
     bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
-    const char *probe;              // as that of its clients
+    const char *probe;              // the pipeline that weaves probes, the same as its clients'
     struct gpt_bytes input, output; // what it is to read, what it has written
     size_t sent, seen;              // bytes of these that have gone out, and that records were found in
     uint64_t syncs, asked;          // that it was sent; which of them ends its answer

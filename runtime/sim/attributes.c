@@ -1,5 +1,5 @@
-// What the device can do. Its limits are those of the compute capability in the CUDA programming guide, its
-// clock and caches those of an H200. What is not listed is 0: the device does not have it.
+// Device attributes. The limits are those in the CUDA programming guide for the compute capability; the clock
+// and caches are an H200's. Attributes that aren't listed are 0: the device lacks the feature.
 
 #include <string.h>
 

@@ -1,6 +1,5 @@
-// The lanes of a block take turns: those of a warp by number, each until it waits, then those of the next
-// warp. Lanes that spin take turns as well, a shorter one each time: what they wait for may be another
-// lane's.
+// The lanes of a block take turns: the lanes of a warp by number, each until it waits, then the next warp.
+// Lanes that spin take turns too, each time for a shorter slice, since they may wait for another lane.
 
 #include "run.h"
 
@@ -32,7 +31,7 @@ static unsigned count_ready(const struct resident *block) {
 // Once all had their turn other blocks do. It does not matter what else happened: lanes may meet, or pass
 // barriers, to find out together whether another block has done what they wait for.
 //
-// Where those that wait for memory are all that a warp still runs, lanes that wait for them wait forever.
+// If a warp's only running lanes are waiting for memory, lanes that wait for those wait forever.
 void sim_turn(struct host_thread *thread, uint32_t site) {
     struct lane *lane = lane_of(thread);
     struct warp *warp = lane->warp;

@@ -123,7 +123,7 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry) {
     return status;
 }
 
-// Whether all kernels can be made; what was found good once is not looked at again.
+// Check that host code can be made for all kernels. A good result is cached and not checked again.
 static CUresult check_all(const struct code *code) {
     char key[65];
     struct gpt_bytes found = {0}, good = {"", 1, 1};

@@ -1,4 +1,4 @@
-// Digests, and what is kept under them.
+// Digests, and the cache that is keyed by them.
 
 #include "../common/cache.c"
 #include "../common/own.c"

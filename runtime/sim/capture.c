@@ -104,7 +104,7 @@ CUresult sim_unsafe(void) {
     return status;
 }
 
-// Whether a stream is the legacy one, and would wait for a blocking one that is captured.
+// Return whether a stream is the legacy one, and would wait for a blocking stream that is being captured.
 static bool waits_for(const struct stream *stream, const struct capture *capture) {
     bool found = false;
     for (const struct stream *other = capture->streams; other; other = other->next)
@@ -122,7 +122,7 @@ CUresult sim_implicit(const struct stream *stream) {
     return status;
 }
 
-// What is put into a stream
+// Work put into a stream
 
 CUresult sim_capture(struct stream *stream, struct operation *operation) {
     struct capture *capture = stream->capture;

@@ -1,4 +1,4 @@
-// What is read of an image: its kernels, their parameters, and its variables.
+// The contents read from an image: its kernels, their parameters, and its variables.
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-// Copies and memsets: what is checked when they are issued, what they do in their stream, and when their call
-// returns. All copies are three-dimensional.
+// Copies and memsets: checks at the call, the work in the stream, and when the call returns. All copies are
+// three-dimensional.
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static enum place place_of(uint32_t type, const void *host, uint64_t device) {
 
 enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for its turn
 
-// Reads what is to be copied, so that the program may change it.
+// Read the source now, so that the program may change it.
 static bool stage(struct operation *operation) {
     CUDA_MEMCPY3D *c = &operation->copy, packed = *c;
     if (!(operation->owned = malloc(c->WidthInBytes * c->Height * c->Depth)))
@@ -88,10 +88,10 @@ static bool stage(struct operation *operation) {
     return true;
 }
 
-// What waits for what, by "API synchronization behavior" of the driver's manual: pageable memory is read
-// before the call returns and written before it returns; copies from host to host are done then, those from
-// device to device never; pinned memory is what `async` says. The calling thread itself touches pageable
-// memory, so that a bad address is its fault, which the program may handle.
+// Synchronization follows "API synchronization behavior" in the driver's manual. Pageable memory is read or
+// written before the call returns. Copies from host to host are done by then, copies from device to device
+// never are, and for pinned memory `async` decides. The calling thread itself touches pageable memory, so a
+// bad address faults in that thread, where the program can handle it.
 static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);

@@ -120,8 +120,8 @@ static size_t read_what_is_there(char *to, const char *from, size_t size) {
     return got > 0 ? (size_t)got : 0;
 }
 
-// The sections and tables of a cubin end where it ends. Reads it piece by piece, for what it claims may be
-// more than any memory holds.
+// A cubin ends with the last of its sections and tables. Reads it piece by piece, since the claimed size may
+// exceed any memory.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size) {
     const Elf64_Ehdr *head = start;
     enum { PIECE = 1 << 20 };

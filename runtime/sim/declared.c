@@ -27,7 +27,7 @@ struct reader {
     const char *function;                       // whose variable it is, or NULL
     const char *type;                           // of the elements: ".f32"
     size_t item;                                // bytes of each
-    size_t counts[MOST_DIMENSIONS], dimensions; // elements of the last ones are those of a vector
+    size_t counts[MOST_DIMENSIONS], dimensions; // the last one may be a vector's
     size_t values, room;                        // elements: that there are, for which there is memory
     char *bytes;                                // or NULL: none is there
     struct host_address *addresses;
@@ -35,7 +35,7 @@ struct reader {
     int depth; // of parentheses and braces
 };
 
-// Constant expressions. Each reader begins at its first token and leaves the one that follows.
+// Constant expressions. Each reader starts at its first token and stops at the token after it.
 
 static const struct {
     const char *text;
@@ -227,7 +227,7 @@ static size_t read_size(struct code *code, struct text *text) {
 
 // Initial values
 
-// Room for so many elements.
+// Make room for this many elements.
 static bool make_room(struct reader *reader, size_t values) {
     if (values <= reader->room)
         return true;
@@ -271,7 +271,7 @@ static void read_element(struct reader *reader) {
         memcpy(reader->bytes + offset, &value.number, size);
 }
 
-// What is in braces, of this dimension: an inner list leaves out what is zero at its end.
+// Read a list in braces of this dimension. Inner lists may leave out trailing zeros.
 static void read_list(struct reader *reader, size_t dimension) {
     struct text *text = reader->text;
     while (text->size && !sim_is_token(text, ";") && !take(text, "}")) {

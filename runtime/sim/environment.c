@@ -26,7 +26,7 @@ static const char *find(const char *name) {
     return text && *text ? text : NULL;
 }
 
-// Decimal digits only: strtoull() takes signs, spaces and what comes after the number.
+// Accept only decimal digits: strtoull() also accepts signs, spaces and trailing text.
 static bool read_number(const char *name, const char *unit, uint64_t least, uint64_t most, uint64_t *value) {
     const char *text = find(name);
     if (!text)

@@ -1,4 +1,4 @@
-// Events. An event stands for the work that it was last recorded with: what was last in the stream then.
+// Events. An event stands for the last work in the stream when it was last recorded.
 
 #include <stdlib.h>
 
@@ -48,7 +48,7 @@ static struct work *pending(struct event *event) {
     return event->pending;
 }
 
-// The event stands for what is last in the stream.
+// Make the event stand for the last work in the stream.
 void sim_record(struct event *event, struct stream *stream) {
     if (event->pending)
         sim_release_work(event->pending);

@@ -45,7 +45,7 @@ static bool visit(struct node *root, struct node **order, size_t *count) {
     return true;
 }
 
-// Orders the nodes so that each comes after those that it depends on.
+// Sort the nodes so that each comes after its dependencies.
 static CUresult sort(struct graph *graph, void **error) {
     struct node **order = calloc(graph->count + 1, sizeof(*order));
     if (!order)
@@ -71,8 +71,8 @@ static CUresult sort(struct graph *graph, void **error) {
     return status;
 }
 
-// Whether bodies of conditional nodes have no nodes but those that cuda.h allows. `body`: this is one of
-// them.
+// Return whether bodies of conditional nodes have only node types that cuda.h allows. `body`: this graph is
+// such a body.
 static bool is_allowed(const struct graph *graph, bool body) {
     enum {
         ALLOWED = 1 << CU_GRAPH_NODE_TYPE_KERNEL | 1 << CU_GRAPH_NODE_TYPE_MEMCPY |
@@ -98,7 +98,7 @@ static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **err
         (flags & DEVICE_LAUNCH && sim_has_memory(graph)))
         return CUDA_ERROR_INVALID_VALUE;
     if (is_there(((struct graph *)graph)->exec) && (sim_has_memory(graph) || sim_has_conditions(graph)))
-        return CUDA_ERROR_NOT_SUPPORTED; // its memory, and its conditions, are those of one executable graph
+        return CUDA_ERROR_NOT_SUPPORTED; // its memory and conditions can only belong to one executable graph
     void *wrong = NULL;
     CUresult status = sort(graph, &wrong);
     if (error)

@@ -1,5 +1,5 @@
-// Graphs. A graph owns its nodes, a node the graphs inside of it, an executable graph a copy of the graph
-// that it was made from: a node of that copy is found by the serial of the one that it is a copy of.
+// Graphs. A graph owns its nodes, a node owns the graphs inside it, and an executable graph owns a copy of
+// its source graph: a node of the copy is found by the serial of the original node.
 
 #include <stdlib.h>
 #include <string.h>
@@ -135,7 +135,8 @@ API cuGraphCreate(void **graph, unsigned flags) {
 
 API cuGraphDestroy(void *graph) {
     LOCKED;
-    if (!find_graph(graph) || ((struct object *)graph)->owner) // one that is inside of a node goes with it
+    if (!find_graph(graph) ||
+        ((struct object *)graph)->owner) // a graph inside a node is deleted with the node
         return CUDA_ERROR_INVALID_VALUE;
     sim_delete(graph);
     return CUDA_SUCCESS;

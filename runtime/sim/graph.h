@@ -1,4 +1,4 @@
-// Graphs, their nodes and what is made of them: graph.c, node.c, params.c, exec.c, and capture.c, which adds
+// Graphs, their nodes and executable graphs: graph.c, node.c, params.c, exec.c, and capture.c, which adds
 // nodes.
 
 #ifndef GPT_SIM_GRAPH_H
@@ -10,7 +10,7 @@ struct graph {
     struct object object; // owns its nodes
     struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
     size_t count, room;
-    struct reference exec; // the last one that was made of it
+    struct reference exec; // the last executable graph made from it
 };
 struct node {
     struct object object; // owns the graph of a child node, the graphs of a conditional one
@@ -33,7 +33,7 @@ static inline struct node *find_node(void *node) { return is_kind(node, NODE) ? 
 static inline struct graph *graph_of(const struct node *node) { return (struct graph *)node->object.owner; }
 
 // graph.c
-// Takes the operation over, whatever comes of it.
+// Takes the operation over, even on failure.
 CUresult sim_add_node(struct node **made, struct graph *graph, struct node *const *before, size_t count,
                       struct operation *operation);
 void sim_remove_node(struct node *node);

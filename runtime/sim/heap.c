@@ -13,7 +13,7 @@ enum {
     PAGE = 64 << 10,
     LEAST = 4,                // logarithms: of the smallest block,
     MOST = 15,                // and of the largest that shares a page
-    SIZES = MOST - LEAST + 2, // the last is that of blocks with a page of their own
+    SIZES = MOST - LEAST + 2, // the last is for blocks with a page of their own
     WAITING = 64 << 20,
 };
 
@@ -21,7 +21,7 @@ struct page {
     uint64_t start, size;
     uint64_t block;  // bytes of each
     size_t used;     // blocks that were given out at least once
-    uint64_t *sizes; // by block: twice what was asked for, and 1 if it is free
+    uint64_t *sizes; // by block: twice the requested size, plus 1 if it is free
 };
 
 struct heap {
@@ -124,7 +124,8 @@ static unsigned order_of(uint64_t size) {
     return order > MOST ? SIZES - 1 : order - LEAST;
 }
 
-// A block that was never used, or the one that waits for longest; 0 without memory.
+// Take a block that was never used, or the block that was freed the longest time ago. Returns 0 if memory
+// runs out.
 static uint64_t take(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);
@@ -163,7 +164,7 @@ uint64_t sim_heap_take(struct context *context, uint64_t size) {
     return block;
 }
 
-// The size of the block that an address lies in, NULL if there is none.
+// Find the size of the block that contains an address, or NULL.
 static uint64_t *size_at(const struct heap *heap, uint64_t address, uint64_t *start) {
     const struct page *page = find(heap, address);
     if (!page)

@@ -1,5 +1,5 @@
-// Objects of `gpt-asm --arch host`: they are loaded from memory by the dynamic linker, and say by a table,
-// host_module, what is in them.
+// Objects of `gpt-asm --arch host`: the dynamic linker loads them from memory, and their table, host_module,
+// lists their contents.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include "common/broker.h"
 #include "run.h"
 
-// The linker takes two files of one name for the same one, and numbers of descriptors come again: the name
-// has a serial in it, as what may stand between two folders.
+// The linker treats two files of the same name as one, and descriptor numbers are reused, so we spell a
+// serial in the path, as "./" or "/" for each bit.
 static void name_file(int file, char name[128]) {
     static uint32_t serials;
     uint32_t serial = __atomic_fetch_add(&serials, 1, __ATOMIC_RELAXED);

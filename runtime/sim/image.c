@@ -1,5 +1,5 @@
-// Images of GPU code: what of one suits the device is copied, and read for its kernels, their parameters, and
-// its variables. What is compressed is not read: any name may be in it.
+// Images of GPU code: the part that suits the device is copied, and its kernels, their parameters and its
+// variables are read. Compressed parts aren't read: any name may be in them.
 
 #include <elf.h>
 #include <fcntl.h>
@@ -68,7 +68,8 @@ static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wra
 
 static CUresult read_image(struct code *code, const void *start, size_t room) {
     const struct fatbin_wrapper *wrapper = start;
-    if (wrapper->magic == FATBIN_WRAPPER_MAGIC && room == SIZE_MAX) // what is in a file has no addresses
+    if (wrapper->magic == FATBIN_WRAPPER_MAGIC &&
+        room == SIZE_MAX) // an image in a file contains no addresses
         return read_wrapper(code, wrapper);
     const struct fatbin_region *region = start;
     if (region->magic == FATBIN_MAGIC) {

@@ -23,7 +23,7 @@ bool sim_next_token(struct text *text); // false at the end
 bool sim_is_token(const struct text *text, const char *word);
 unsigned long sim_next_number(struct text *text);
 bool sim_is_word(char c);                      // whether a name may have it
-size_t sim_type_size(const struct text *text); // bytes of the type that the token is, 0 if it is none
+size_t sim_type_size(const struct text *text); // bytes of the type that the token names, or 0
 void sim_read_ptx(struct code *code, const char *start, size_t size);
 
 // declared.c: after .global or .const, up to the semicolon: [.align N] [.v4] .type name[N][N] = {...}, name
@@ -32,8 +32,7 @@ void sim_read_ptx(struct code *code, const char *start, size_t size);
 void sim_read_variables(struct code *code, struct text *text, bool constant, const char *function);
 
 // cubin.c
-// The bytes of an ELF file, which end with its tables, or those that are there. `room` is as sim_read_image
-// has it.
+// Copy an ELF file, up to the end of its tables or of the readable memory. `room`: see sim_read_image.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size);
 void sim_read_cubin(struct code *code, const char *start, size_t size);
 

@@ -1,5 +1,5 @@
-// The logs of the compiler: a program hands over buffers with its options, and is told how much is in them.
-// What this device has to say of PTX are errors; there is no information.
+// Compiler logs: a program passes buffers in its options and gets the number of bytes written. This device
+// reports only errors about PTX, no information.
 
 #include <stdio.h>
 #include <string.h>

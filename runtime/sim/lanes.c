@@ -124,7 +124,7 @@ static void *prepare(struct worker *worker, struct stack *stack) {
     return at;
 }
 
-// Runs `next`, or the worker where there is none. Returns when what is left here is to go on.
+// Run `next`, or the worker if it's NULL. Returns when the caller is resumed.
 static void go(struct worker *worker, void **from, struct lane *next) {
     struct stack *stack = worker->free;
     if (next && !next->stack && !stack && !(stack = new_slab(worker))) {
@@ -143,7 +143,7 @@ static void go(struct worker *worker, void **from, struct lane *next) {
     }
 }
 
-// What is left on the stack is forgotten.
+// Leave the stack for good, dropping its contents.
 static __attribute__((noreturn)) void end(struct worker *worker, struct stack *stack, struct lane *next) {
     void *never;
     stack->next = worker->free;

@@ -120,7 +120,7 @@ static CUresult find_code(struct run *run, struct code **code, struct context *c
     return status;
 }
 
-// Sees that the function has host code. What was looked up before may be gone after it.
+// Make sure that the function has host code. Earlier look-ups may be invalid afterwards.
 static CUresult make(struct function *function) {
     if (!function->entry)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -187,7 +187,7 @@ API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned
         stream, true, false);
 }
 
-// Takes dimensions of clusters, of which there are none larger than a block if kernels run.
+// Read cluster dimensions. If kernels run, clusters of more than one block are refused.
 bool sim_is_cluster(const void *value, bool *cluster) {
     uint32_t dimensions[3];
     memcpy(dimensions, value, sizeof(dimensions));

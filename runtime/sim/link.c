@@ -1,7 +1,7 @@
 // Links PTX to PTX: the result is one module that holds all of them, which loads as any other. Names that a
 // module keeps for itself get another one where two modules have the same; what one declares `.extern` and
 // another one defines loses its declaration, and of what several define as `.weak` the first stays. Cubins,
-// and what has none but cubins, cannot be linked: the device runs none. A static library is taken for CUDA's
+// and files with only cubins, cannot be linked: the device runs none. A static library is taken for CUDA's
 // device runtime.
 
 #include <stdio.h>
@@ -153,7 +153,7 @@ static const struct symbol *find_symbol(const struct symbols *symbols, const str
     return NULL;
 }
 
-// Writes a module's declarations but those that others make unnecessary.
+// Write a module's declarations, except the redundant ones.
 static void write_part(FILE *out, const struct symbols *symbols, const struct part *part, const char *from,
                        int number) {
     struct text reader = {.at = from, .end = part->text + part->size};
@@ -239,7 +239,8 @@ CUresult sim_link_fatbins(const void *const *fatbins, char **text) {
     bool lacks = false;
     for (; !status && *fatbins; fatbins++) {
         status = sim_each_ptx(*fatbins, SIZE_MAX, add_text, &link);
-        if (status == CUDA_ERROR_NO_BINARY_FOR_GPU) // as libcudadevrt has: what is missing then is named
+        if (status ==
+            CUDA_ERROR_NO_BINARY_FOR_GPU) // libcudadevrt has only cubins: missing names are reported later
             status = CUDA_SUCCESS, lacks = true;
     }
     if (!status && !link.parts)
@@ -322,7 +323,7 @@ API cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count, in
     return status;
 }
 
-// Links what was added, once; `text` is a copy of the result, to be freed.
+// Link everything added so far, once. `text` is a copy of the result, to be freed.
 static CUresult complete(struct link *link, char **text) {
     IN_CONTEXT;
     if (!is_kind(link, LINK))

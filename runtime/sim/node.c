@@ -104,7 +104,7 @@ static CUresult check_access(const CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     return CUDA_SUCCESS;
 }
 
-// The program is told the address.
+// Also returns the address to the program.
 static CUresult add_alloc(void **node, void *graph, void *const *before, size_t count,
                           CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     struct context *context;

@@ -12,7 +12,7 @@ pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 
 enum { SLAB = 256 }; // objects
 
-static char *slab; // what is left of it
+static char *slab; // the unused rest of it
 static size_t left;
 static struct object *unused; // by `older`
 static uint64_t serial;
@@ -66,7 +66,7 @@ void *sim_grow(void *array, size_t count, size_t *room, size_t item) {
     return larger;
 }
 
-// Graphs may hold graphs in any number of floors: what is deepest goes first, without recursion.
+// Graphs may be nested to any depth, so delete the deepest first, without recursion.
 void sim_delete(void *object) {
     struct object *top = object, *at = top, *next;
     do {

@@ -1,5 +1,5 @@
-// The variants of functions for programs whose default stream is that of the thread: _ptsz for those that
-// take a stream, _ptds for those that take none.
+// Variants of functions for programs that use the per-thread default stream: _ptsz for functions with a
+// stream argument, _ptds for functions without one.
 
 #include "sim.h"
 

@@ -1,5 +1,5 @@
-// What is known of an address: of memory of the device's, pinned and registered memory. Advice and prefetches
-// of managed memory have nothing to do: all memory is near.
+// Pointer attributes, for device, pinned and registered memory. Advice and prefetches of managed memory do
+// nothing: all memory is local.
 
 #include <string.h>
 
@@ -87,7 +87,7 @@ API cuPointerGetAttributes(unsigned count, const int *attributes, void **values,
     return CUDA_SUCCESS;
 }
 
-// Copies are in the order of their stream: whoever waits for one needs no attribute for it.
+// Copies run in stream order, so this attribute needs no effect.
 API cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
     LOCKED;
     bool may = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && sim_range(address, 1);
@@ -110,7 +110,7 @@ static CUresult check(CUdeviceptr address, size_t size) {
     return range && range->type == MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Whether there is such a place: this device, or a kind of one that cuda.h has.
+// Check a location: this device, or a kind of location that cuda.h has.
 static CUresult check_place(CUmemLocation location) {
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id)
         return CUDA_ERROR_INVALID_DEVICE;

@@ -1,5 +1,5 @@
-// Memory pools. What is allocated from one is memory like any other: a pool only counts it. It is there at
-// once, not in the order of the stream.
+// Memory pools. Their memory is like any other: a pool only counts it. It can be used at once, not only in
+// stream order.
 
 #include <string.h>
 
@@ -20,7 +20,7 @@ static struct pool *default_pools[2], *current_pools[2]; // of the device, of th
 
 static struct pool *find(void *pool) { return is_kind(pool, POOL) ? pool : NULL; }
 
-// 0 for the device, 1 for the host, -1 for what there is not.
+// Return 0 for the device, 1 for the host, -1 for an unknown location.
 static int place_of(const CUmemLocation *location) {
     return !location || (location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id) ? -1
            : location->type == CU_MEM_LOCATION_TYPE_DEVICE                              ? 0
@@ -81,7 +81,7 @@ API cuDeviceSetMemPool(CUdevice device, void *pool) {
     return device ? CUDA_ERROR_INVALID_DEVICE : set_current(&device_location, pool);
 }
 
-// Pools of managed memory are those of what they lie in.
+// Managed memory uses the pools of its location.
 
 API cuMemGetDefaultMemPool(void **pool, const CUmemLocation *location, int type) {
     LOCKED;
@@ -111,7 +111,7 @@ API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
     return (*pool = add(&props->location, props->maxSize)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// What was allocated from it stays.
+// Memory allocated from it stays.
 API cuMemPoolDestroy(void *pool) {
     LOCKED;
     if (!find(pool) || pool == default_pools[0] || pool == default_pools[1])

@@ -36,8 +36,8 @@ static void put(struct output *text, int written) {
         text->at += (size_t)written < left ? (size_t)written : left ? left - 1 : 0;
 }
 
-// A conversion, after its percent sign: flags, width, precision, size, letter. Returns what comes after it,
-// or NULL if it is not a conversion.
+// Format a conversion, from after its percent sign: flags, width, precision, size, letter. Returns the
+// position after it, or NULL if it isn't a conversion.
 static const char *convert(const char *from, struct arguments *arguments, struct output *text) {
     char form[48] = "%", word[1024];
     size_t size = 1;

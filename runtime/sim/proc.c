@@ -23,7 +23,7 @@ API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
     *function = !best ? NULL : own ? best->per_thread : best->address;
     if (status)
         *status = found;
-    // Whoever asks for the state gets the answer there.
+    // with a `status` argument, that carries the answer
     return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

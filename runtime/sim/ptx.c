@@ -65,7 +65,7 @@ size_t sim_type_size(const struct text *text) {
     return 0;
 }
 
-// What is between the parentheses: .param [.align N] .type [.ptr .space .align N] name [ "[" N "]" ], ...
+// Read a parameter list: .param [.align N] .type [.ptr .space .align N] name [ "[" N "]" ], ...
 static void read_parameters(struct text *text, struct entry *entry) {
     size_t item = 0, align = 0, count = 1, at = 0, index = 0;
     bool pointer = false;
@@ -123,7 +123,7 @@ static void read_entry(struct text *text, struct code *code, int target, const c
     struct entry *entry = sim_add_entry(code, sim_keep_text(code, text->token, text->size));
     if (!entry)
         return;
-    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = target; // not that of the language
+    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = target; // the target's version, not the language's
     entry->text = start;
     entry->text_size = size;
     bool more = sim_next_token(text);
@@ -178,8 +178,8 @@ static bool is_version(const char *text) {
            !(text[size] >= '0' && text[size] <= '9');
 }
 
-// Refuses by the first lines an architecture that the device doesn't have, and versions of PTX that don't
-// exist or are newer than what is known here.
+// Check the first lines: reject an architecture that the device doesn't support, and PTX versions that don't
+// exist or are too new for us.
 CUresult sim_check_target(const struct code *code) {
     struct text text = {.at = code->text, .end = code->text + code->text_size};
     int line = 1, major, minor;
@@ -205,5 +205,5 @@ CUresult sim_check_target(const struct code *code) {
             return CUDA_ERROR_INVALID_PTX;
         }
     }
-    return CUDA_SUCCESS; // gpt-asm says what is missing
+    return CUDA_SUCCESS; // gpt-asm reports missing features
 }

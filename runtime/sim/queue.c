@@ -80,7 +80,7 @@ void sim_close_queue(struct queue *queue) {
         free_queue(queue);
 }
 
-// Waits for work in the queue. Returns false if there was none for a second.
+// Wait for work in the queue. Returns false after a second without any.
 static bool wait_for_work(struct queue *queue) {
     struct timespec end = as_timespec(sim_now() + 1000000000);
     int status = 0;
@@ -145,8 +145,8 @@ void sim_wait_for(struct work *work) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Waits for all that was issued before it was called, in a context, or in all: NULL; `all`: and for what is
-// issued meanwhile.
+// Wait for everything issued before the call, in a context or in all (NULL). `all`: also wait for work issued
+// meanwhile.
 void sim_drain(struct context *context, bool all) {
     uint64_t limit = all ? UINT64_MAX : numbers;
     for (struct queue *queue = !context || context->busy ? queues : NULL; queue;)
@@ -177,15 +177,15 @@ bool sim_wait_for_number(uint64_t number) {
     return false;
 }
 
-// What is pending is not done for a context that is gone.
+// Pending work is dropped if its context is gone.
 void sim_end_queues(const struct context *context) {
     for (struct queue *queue = queues; queue; queue = queue->next)
         if (queue->context == context)
             queue->context = NULL;
 }
 
-// Whether work of the other queue waits for what is in this one: one of the two is the legacy default
-// stream's, the other a blocking one's.
+// Return whether the other queue's work waits for this one's: one of them belongs to the legacy default
+// stream, the other to a blocking stream.
 static bool is_before(const struct queue *queue, const struct queue *other) {
     const struct queue *legacy = queue->context ? queue->context->legacy->queue : NULL;
     return queue->first && queue != other && legacy && queue->context == other->context &&

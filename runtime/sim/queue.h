@@ -27,8 +27,8 @@ struct queue {
 };
 
 struct queue *sim_open_queue(struct context *context, unsigned flags); // NULL if there is no memory
-void sim_close_queue(struct queue *queue);                             // what is in it is still done
-bool sim_is_busy(const struct queue *queue); // or, of the legacy default stream, one that it waits for
+void sim_close_queue(struct queue *queue);                             // its pending work is still done
+bool sim_is_busy(const struct queue *queue); // for the legacy default stream: or any queue it waits for
 // Puts an operation into a queue, to come after `event` as well, if that is not NULL. Takes the operation
 // over.
 CUresult sim_push(struct queue *queue, struct operation *operation, struct work *event);

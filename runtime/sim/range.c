@@ -139,7 +139,7 @@ static void describe_freed(const struct range *range, uint64_t address, char tex
              (size_t)(address - range->start), (size_t)range->size);
 }
 
-// What is there, or near: ", ..." for a message.
+// Describe the memory at or near an address: ", ..." for a message.
 void sim_describe(uint64_t address, char text[256]) {
     enum { NEAR = 1 << 20 };
     LOCKED;

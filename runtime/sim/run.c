@@ -59,7 +59,7 @@ static uint32_t shared_of(const struct run *run) {
 
 // Blocks
 
-// Makes the lanes of a resident block ready for a launch; what is a block's own comes later.
+// Prepare the lanes of a resident block for a launch. Per-block state is set later.
 static bool prepare(struct resident *block, struct worker *worker, const struct run *run) {
     uint32_t threads = run->block[0] * run->block[1] * run->block[2], shared = shared_of(run);
     if (threads > block->lane_room) {
@@ -135,7 +135,7 @@ static void begin(struct resident *block, const struct run *run, uint64_t number
     block->warp = block->turns = block->used = 0;
 }
 
-// Begins another block, if there is one. Returns false if there is none, or no room for it.
+// Start another block. Returns false if there are no more, or no room.
 static bool admit(struct worker *worker) {
     struct run *run = worker->run;
     bool room = run->cooperative || worker->count < run->most;

@@ -31,7 +31,7 @@ struct lane {
     struct stack *stack; // NULL: it has not begun
     void *at;            // its stack pointer while another one runs
     int32_t patience;    // its next budget
-    uint32_t site;       // where it waits, and for what:
+    uint32_t site;       // where it waits, with:
     uint32_t mask, result;
     host_combine *combine;
     void *data;
@@ -42,7 +42,7 @@ struct warp { // sets of lanes
     struct lane *lanes;
     uint32_t all, exited;
     uint32_t ready;   // may run
-    uint32_t meeting; // wait in meet for those that they name
+    uint32_t meeting; // wait in meet for the lanes in their mask
     uint32_t active;  // wait in meet until no other one can advance
     unsigned last;    // that was chosen
     unsigned turns;   // of others since one became active
@@ -92,7 +92,7 @@ struct worker {
 };
 
 struct run {          // a launch
-    struct run *next; // of those that want helpers
+    struct run *next; // in the list of launches that want helpers
     struct context *context;
     const char *name;
     const struct host_module *module;

@@ -1,32 +1,31 @@
 // The simulated device: a libcuda.so.1 whose device memory is host memory and whose one device is the CPU.
 //
-//   object.c   what handles point to: what owns what, addresses that are used again
-//   device.c   initialization, the device; attributes.c: what it can do; errors.c: codes of errors
-//   context.c  contexts, and which is current
+//   object.c   the objects behind handles: who owns what, and reuse of their memory
+//   device.c   initialization, the device; attributes.c: its attributes; errors.c: error codes
+//   context.c  contexts, and which one is current
 //   settings.c settings of contexts and functions, peers
-//   range.c    what memory there is; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
-//   allocate; pointer.c: what is
-//              known of an address
+//   range.c    the allocated memory; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
+//              allocate; pointer.c: pointer attributes
 //   copy.c     copies and memsets
-//   image.c    images, and objects of gpt-asm; fatbin.c, cubin.c, ptx.c (its variables: declared.c): their
-//              kinds; code.c: what is read of them
+//   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, ptx.c (declared.c reads its
+//              variables); code.c: the kernels and variables read from them
 //   build.c    host code of PTX; cache.c keeps it, host.c loads it
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
 //   demand.c   the memory that kernels declare
-//   link.c     PTX linked to PTX; devrt.c: what of the device runtime there is; jit.c: logs of compilers
+//   link.c     linking PTX to PTX; devrt.c: our part of the device runtime; jit.c: compiler logs
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
 //   stream.c   streams; queue.c: their work and the threads that do it; event.c: events
 //   graph_memory.c  memory that graphs allocate
 //   streamops.c  values that streams write and wait for
 //   capture.c  streams whose work becomes a graph
-//   graph.c    graphs; node.c: adding nodes; params.c: what they do; exec.c: executable graphs
+//   graph.c    graphs; node.c: adding nodes; params.c: their parameters; exec.c: executable graphs
 //   user.c     data that graphs keep
-//   perthread.c  variants for another default stream; old.c: earlier variants
-//   proc.c     how the functions are found; table.c has all of them, abi/driver.h their list
+//   perthread.c  variants for the per-thread default stream; old.c: earlier variants
+//   proc.c     looking up functions; table.c has all of them, abi/driver.h lists them
 //
-// run.h says how kernels run.
+// run.h explains how kernels run.
 
 #ifndef GPT_SIM_H
 #define GPT_SIM_H
@@ -76,28 +75,28 @@ enum kind {
     ALLOCATION,
 };
 
-// What a handle points to says what it is. It goes with its owner.
+// The memory behind a handle starts with its kind. An object is deleted with its owner.
 struct object {
     enum kind kind;  // 0: free
-    uint64_t serial; // of all objects that there ever were; what distinguishes one from the next here
-    struct object *owner, *owned; // the newest of what it owns
-    struct object *older, *newer; // what its owner owns beside it
+    uint64_t serial; // unique among all objects ever made; tells apart objects that reuse the memory
+    struct object *owner, *owned; // the newest object that it owns
+    struct object *older, *newer; // its owner's other objects
 };
 
 enum { OBJECT_SIZE = 256 };
 
-void *sim_new(enum kind kind, void *owner); // zero after its head; NULL if there is no memory
-void sim_delete(void *object);              // and all that it owns, the newest first
-void sim_give(void *object, void *owner);   // that has none yet
-// `array` with room for one more than `count`, or NULL if there is no memory.
+void *sim_new(enum kind kind, void *owner); // zero after the head; NULL if memory runs out
+void sim_delete(void *object);              // with all that it owns, newest first
+void sim_give(void *object, void *owner);   // which has no owner yet
+// Return `array` with room for one more than `count`, or NULL if memory runs out.
 void *sim_grow(void *array, size_t count, size_t *room, size_t item);
 
 static inline bool is_kind(const void *handle, enum kind kind) {
-    enum { SPECIAL = 4096 }; // handles below are no addresses: of default streams
+    enum { SPECIAL = 4096 }; // smaller handles aren't addresses but default streams
     return (uintptr_t)handle > SPECIAL && ((const struct object *)handle)->kind == kind;
 }
 
-// A handle that is kept while its object may go.
+// A handle that outlives its object.
 struct reference {
     void *object;
     uint64_t serial;
@@ -110,7 +109,7 @@ static inline bool is_there(struct reference to) {
            ((struct object *)to.object)->serial == to.serial;
 }
 
-// What is done before an object is given back: what it holds beside other objects is freed.
+// Called before an object is deleted, to free everything it holds besides other objects.
 void sim_end_context(struct object *object), sim_end_stream(struct object *object);
 void sim_end_event(struct object *object), sim_end_code(struct object *object);
 void sim_end_module(struct object *object), sim_end_function(struct object *object);
@@ -119,13 +118,13 @@ void sim_end_link(struct object *object), sim_end_held(struct object *object);
 
 // device.c
 extern int sim_major, sim_minor; // of the compute capability
-extern bool sim_strict;          // questions about functions that are gone end the program
-extern unsigned sim_load_delay;  // microseconds that loading takes at least
-extern uint64_t sim_delay;       // ns that all work takes at least
-extern uint64_t sim_memory;      // bytes of the device; 0: as many as the machine has
-extern bool sim_runs;            // kernels; else a launch is accepted and does nothing
-extern unsigned sim_timeout;     // seconds without progress that end a launch; 0: none do
-bool sim_read_environment(void); // which sets these; false, once with a word, if one means nothing
+extern bool sim_strict;          // queries about deleted functions end the program
+extern unsigned sim_load_delay;  // minimum microseconds to load
+extern uint64_t sim_delay;       // minimum ns per operation
+extern uint64_t sim_memory;      // of the device, in bytes; 0: as much as the machine has
+extern bool sim_runs;            // run kernels; otherwise launches are accepted and do nothing
+extern unsigned sim_timeout;     // seconds without progress until a launch is ended; 0: never
+bool sim_read_environment(void); // sets these; false, with a message the first time, if a value is invalid
 int sim_attribute(int attribute);
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); // an error
 void sim_say_once(const char *format, ...)
@@ -134,39 +133,39 @@ void sim_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern __thread char sim_said[1024]; // the last error of this thread
 
 // jit.c
-struct jit { // where a program wants logs, by options that stay where they are
+struct jit { // the log buffers a program passes; the options must stay valid
     struct jit_log {
         char *text;
         uintptr_t room;
-        void **size; // is told how much was written
+        void **size; // receives the number of bytes written
     } errors, information;
 };
 void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
 CUresult sim_log_jit(const struct jit *jit,
-                     CUresult status); // what was said, if that is an error, which it returns
+                     CUresult status); // logs the last message if `status` is an error; returns `status`
 
 // context.c
 struct context {
     struct object object;
-    CUresult error;        // what broke it
-    unsigned busy;         // streams that have something to do
+    CUresult error;        // the error that broke it
+    unsigned busy;         // streams with work to do
     unsigned references;   // of the primary one
     struct stream *legacy; // its default stream
     unsigned flags;
     uint64_t limits[CU_LIMIT_MAX]; // 0: not set
     int cache_config;
-    struct heap *heap; // of device code; NULL: it has none yet
+    struct heap *heap; // for device code; NULL: not used yet
 };
-CUresult sim_enter(struct context **context); // the current one, where a call may be made in it
-// What every call gives from a fault on, in all contexts: the process can't use the device again. 0: none
-// was.
+CUresult sim_enter(struct context **context); // the current one; fails if no call may be made in it
+// After a fault, every call in every context returns this: the process can't use the device again. 0: no
+// fault yet.
 extern CUresult sim_fault_status;
-bool sim_note_fault(CUresult status); // false: it isn't one of a kernel
+bool sim_note_fault(CUresult status); // false: not an error of a kernel
 static inline CUresult sim_error_of(const struct context *context) {
     return sim_fault_status ? sim_fault_status : context->error;
 }
 
-// What a call that needs a context begins with.
+// Put this at the start of a call that needs a context.
 #define IN_CONTEXT                                                                                           \
     LOCKED;                                                                                                  \
     struct context *context;                                                                                 \
@@ -174,7 +173,7 @@ static inline CUresult sim_error_of(const struct context *context) {
     if (entered_)                                                                                            \
     return entered_
 
-// And one that could disturb a capture.
+// The same for a call that could disturb a capture.
 #define IN_CONTEXT_UNCAPTURED                                                                                \
     IN_CONTEXT;                                                                                              \
     if ((entered_ = sim_unsafe()))                                                                           \
@@ -183,29 +182,29 @@ static inline CUresult sim_error_of(const struct context *context) {
 // settings.c
 uint64_t sim_limit(const struct context *context, int limit);
 
-// range.c: what memory there is
+// range.c: the allocated memory
 struct range {
     uint64_t start, size, serial;
     const void *owner; // a context, a module
     enum memory { DEVICE, MANAGED, PINNED, REGISTERED, MAPPED, OF_GRAPH } type;
-    unsigned flags; // that the program asked for
+    unsigned flags; // that the program chose
     struct reference pool;
-    uint64_t until;    // the number of the first work that may not use it: a free was issued; 0: any may
-    bool frees_itself; // memory of graphs: the launch `until` may use it too, as long as it is there
+    uint64_t until;    // the first work that may not use it, because a free was issued; 0: all may
+    bool frees_itself; // memory of graphs: the launch `until` may use it too, while it exists
 };
 bool sim_add_range(uint64_t start, uint64_t size, const void *owner, enum memory type);
-bool sim_drop_range(uint64_t start, enum memory type);        // false: none of this type begins there
-struct range *sim_range_from(uint64_t start);                 // that begins there, or NULL
-const struct range *sim_range(uint64_t start, uint64_t size); // that these bytes lie in, or NULL
+bool sim_drop_range(uint64_t start, enum memory type);        // false: no range of this type starts there
+struct range *sim_range_from(uint64_t start);                 // the range that starts there, or NULL
+const struct range *sim_range(uint64_t start, uint64_t size); // the range that contains these bytes, or NULL
 bool sim_overlaps(uint64_t start, uint64_t size);
 bool sim_is_pinned(uint64_t start, uint64_t size);
-bool sim_is_gone(uint64_t address); // it was freed, or no graph has allocated it
+bool sim_is_gone(uint64_t address); // it was freed, or no graph has allocated it yet
 void sim_set_until(uint64_t start, uint64_t until, bool frees_itself);
 uint64_t sim_used(const void *pool); // bytes
 void sim_free_all(const void *owner);
-bool sim_wait_for_free(void); // that a stream does; false: none is pending
-void sim_trim_memory(void);   // that was freed, and that no pending work may use
-// What work of this number may use, without the lock: of what is there, and of what was freed meanwhile.
+bool sim_wait_for_free(void); // for a free in a stream; false: none is pending
+void sim_trim_memory(void);   // frees memory that no pending work may use any more
+// Find memory that work of this number may use, including memory freed since. Call it without the lock.
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room);
 bool sim_find_freed(uint64_t address, uint64_t size, uint64_t number);
 void sim_describe(uint64_t address, char text[256]); // for a message; without the lock
@@ -214,20 +213,20 @@ void sim_describe(uint64_t address, char text[256]); // for a message; without t
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
 CUresult sim_free(CUdeviceptr memory);
-bool sim_take_memory(uint64_t size); // of the device; false: so much is not left
+bool sim_take_memory(uint64_t size); // of the device; false: not enough left
 void sim_give_memory(uint64_t size);
 size_t sim_total_memory(void);
 
 // copy.c
-// `node`: of a graph, whose own memory is not there yet.
+// `node`: for a node of a graph, whose own memory may not exist yet.
 CUresult sim_check_copy(const CUDA_MEMCPY3D *copy, bool node);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set, bool node);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
 void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 
-// heap.c: malloc of device code, which is freed by device code only. None needs the lock.
-uint64_t sim_heap_take(struct context *context, uint64_t size); // 0: there is no memory
-bool sim_heap_give(struct context *context, uint64_t address);  // false: not what malloc returned, or freed
+// heap.c: malloc of device code. Only device code frees this memory. These don't need the lock.
+uint64_t sim_heap_take(struct context *context, uint64_t size); // 0 if memory runs out
+bool sim_heap_give(struct context *context, uint64_t address);  // false: not from malloc, or already freed
 bool sim_heap_has(const struct context *context, uint64_t address, uint64_t size);
 bool sim_heap_describe(const struct context *context, uint64_t address, char text[256]); // as sim_describe
 void sim_end_heap(struct context *context);
@@ -241,12 +240,12 @@ struct entry { // a kernel of an image
     struct parameter *parameters;
     size_t count;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
-    const char *text; // the PTX that it is in, or NULL
+    const char *text; // the PTX that contains it, or NULL
     size_t text_size;
-    enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // its host code:
-    CUresult fault;                                          // why it cannot be made
+    enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // of its host code
+    CUresult fault;                                          // why it can't be compiled
     bool measured;                                           // its memory is known
-    void *object;                                            // its own, or NULL: the image's
+    void *object;                                            // its own object, or NULL: the image's
     const struct host_module *module;
     const struct host_kernel *kernel;
 };
@@ -255,63 +254,63 @@ struct variable {
     size_t size, align;
     bool constant;
     const void *initial;                  // or NULL: zero
-    const struct host_address *addresses; // that are part of it
+    const struct host_address *addresses; // addresses inside its value
     size_t address_count;
 };
 struct code {
     unsigned references;
-    bool packed; // holds what cannot be read: any name may be in it
+    bool packed; // has parts that can't be read: any name may be in them
     struct entry *entries;
     struct variable *variables;
     size_t entry_count, variable_count, entry_room, variable_room;
-    struct block *blocks; // what all that lies in
-    const char *text;     // the image is PTX, or NULL
+    struct block *blocks; // memory for all of this
+    const char *text;     // if the image is PTX, or NULL
     size_t text_size;
-    void *object; // the image is one of host code
+    void *object; // if the image is host code
 };
 void sim_release_code(struct code *code);
 
 // image.c
-// Takes what suits the device out of an image. `room` is how many bytes there are, SIZE_MAX where the program
-// hands over an address, as to the driver. The image is not looked at again.
+// Read the code for this device from an image. `room` is the image's size, or SIZE_MAX if the program passed
+// only an address, as to the driver. The image isn't used after that.
 CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
-CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // for free(), zeros after them
+CUresult sim_read_whole(const char *path, char **bytes, size_t *size); // zero-terminated, to be freed
 
 // fatbin.c
-// Calls `take` with the PTX of an image that suits the device best, and returns its status. Not with the
+// Call `take` with the PTX of an image that suits the device best, and return its status. Call it without the
 // lock.
 CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
                       void *data);
 
 // build.c
-// Sees that a kernel has host code. With the lock, which it may release meanwhile.
+// Make sure that a kernel has host code. Call it with the lock, which it may release meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
-// Whether an image that is PTX can be made host code of; that of its kernel is, if there is but one. Not with
-// the lock.
+// Check whether host code can be made from a PTX image. If it has only one kernel, compile that. Call it
+// without the lock.
 CUresult sim_check_text(struct code *code);
 
 // ptx.c
-CUresult sim_check_target(const struct code *code); // whether PTX is for this device, and for this CUDA
+CUresult sim_check_target(const struct code *code); // whether the PTX is for this device and a known version
 
-// The PTX that is compressed in an element of a fatbin; to be freed. Not with the lock.
+// Decompress the PTX in an element of a fatbin, to be freed. Call it without the lock.
 CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size);
 
 // link.c
-// Links the PTX of fatbins, a list that ends in NULL, to one; to be freed. Not with the lock.
+// Link the PTX of a NULL-terminated list of fatbins into one text, to be freed. Call it without the lock.
 CUresult sim_link_fatbins(const void *const *fatbins, char **text);
 
 // host.c
-void *sim_open_object(const char *bytes, size_t size); // not with the lock; NULL, having said why
+void *sim_open_object(const char *bytes, size_t size); // without the lock; NULL after an error message
 const struct host_module *sim_module_of(void *object);
-void sim_describe_entry(struct entry *entry); // the attributes that its host code says
+void sim_describe_entry(struct entry *entry); // sets the attributes that its host code states
 
-// demand.c: shared and local memory of an entry, and those of all entries of a text
+// demand.c: shared and local memory of an entry, and of all entries of a text
 void sim_set_sizes(struct entry *entry, size_t shared, size_t local);
 void sim_set_registers(struct entry *entry, unsigned long registers);
 void sim_measure(struct code *code, const char *text, size_t size);
 void sim_close_later(void *object);
-void sim_close_objects(void); // not with the lock
+void sim_close_objects(void); // without the lock
 
 // variables.c
 struct bound { // addresses of the variables of an object
@@ -320,14 +319,14 @@ struct bound { // addresses of the variables of an object
     uint64_t addresses[];
 };
 struct variables {       // of a module
-    uint64_t *addresses; // generic ones, by number in its code; NULL: nothing needed them yet
-    uint64_t constant;   // where the window begins
+    uint64_t *addresses; // generic addresses, by number in its code; NULL: not needed yet
+    uint64_t constant;   // the start of the window
     uint32_t constant_size;
     struct bound *bound;
 };
-size_t sim_constant_size(const struct code *code); // bytes of all variables in constant memory
+size_t sim_constant_size(const struct code *code); // total bytes of variables in constant memory
 CUresult sim_place_variables(struct variables *variables, const struct code *code, void *owner);
-// `missing` is the variable that was looked for last.
+// `missing` is set to the variable looked up last.
 CUresult sim_bind_variables(const uint64_t **bound, struct variables *variables, const struct code *code,
                             void *owner, const struct host_module *module, const char **missing);
 void sim_end_variables(struct variables *variables);
@@ -335,22 +334,22 @@ void sim_end_variables(struct variables *variables);
 // module.c
 struct function { // also a kernel
     struct object object;
-    struct entry *entry; // or NULL: its image cannot be read
+    struct entry *entry; // or NULL: the image can't be read
     char *name;
-    struct reference kernel; // of a library, that this is a function of
+    struct reference kernel; // the library's kernel that this is a function of
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
-    uint32_t set;            // bits of attributes that the program set
-    struct earlier *earlier; // or NULL: what the API before CUDA 4.0 set
+    uint32_t set;            // bits: attributes that the program set
+    struct earlier *earlier; // or NULL: settings of the API before CUDA 4.0
 };
 int sim_function_attribute(const struct function *function, int attribute);
-// occupancy.c: blocks of it that a multiprocessor holds at once
+// occupancy.c: how many blocks a multiprocessor holds at once
 uint64_t sim_resident_blocks(const struct function *function, uint64_t threads, size_t dynamic);
 struct library { // also a module
     struct object object;
     struct code *code;
-    struct library *from;    // that this is the module of, or NULL
-    struct library *modules; // of this library, the newest first
-    struct library *next;    // of the modules of `from`
+    struct library *from;    // the library that this is the module of, or NULL
+    struct library *modules; // of this library, newest first
+    struct library *next;    // in the list of `from`
     struct variables variables;
 };
 CUresult sim_module_in(struct library **module, struct context *context, const struct function *function);
@@ -360,25 +359,24 @@ unsigned sim_processors(void);
 
 // launch.c
 
-// What a stream or a node of a graph does, by CU_GRAPH_NODE_TYPE_*.
+// The work of a stream operation or a graph node, by CU_GRAPH_NODE_TYPE_*.
 struct operation {
     int type;
-    void *owned; // arguments of a kernel, operations of a graph, bytes of a copy that were read when it was
-                 // issued
-    bool wrong;  // its graph was launched when memory that it needs was not there
-    bool by_caller; // a copy that the call makes itself, when its turn has come
+    void *owned;    // arguments of a kernel, operations of a graph, bytes of a copy read when it was issued
+    bool wrong;     // its graph was launched while memory that it needs didn't exist
+    bool by_caller; // a copy that the calling thread makes itself, in stream order
     union {
         struct {
             struct reference function;
             uint32_t grid[3], block[3], shared;
             bool cooperative;
-            bool cluster;     // it has dimensions of clusters
-            bool packed;      // so were the arguments passed: CUDA does not give those of a node back
+            bool cluster;     // the launch sets cluster dimensions
+            bool packed;      // the arguments were passed packed: CUDA doesn't return a node's
             void **arguments; // in `owned`, or NULL: unknown
         } kernel;
         CUDA_MEMCPY3D copy;
         CUDA_MEMSET_NODE_PARAMS_v2 set;
-        struct {          // a graph that is launched
+        struct {          // a graph launch
             size_t count; // of operations in `owned`
             void *held;   // a graph, for its user objects
         };
@@ -392,15 +390,15 @@ struct operation {
         CUdeviceptr memory;
     };
 };
-bool sim_is_cluster(const void *dimensions, bool *cluster); // false: one that is refused
+bool sim_is_cluster(const void *dimensions, bool *cluster); // false: unsupported or invalid
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 bool sim_copy_operation(struct operation *to, const struct operation *from);
 void sim_end_operation(struct operation *operation);
-// As work of this number, without the lock.
+// Run it as work of this number. Call it without the lock.
 CUresult sim_run(struct context *context, struct operation *operation, uint64_t number);
 
 // stream.c
-struct nodes { // of a graph that is captured: what the next one depends on
+struct nodes { // during capture: the nodes that the next one depends on
     struct node **nodes;
     size_t count;
 };
@@ -409,7 +407,7 @@ struct stream {
     unsigned flags;
     int priority;
     struct queue *queue; // of its work
-    bool of_thread;      // the default stream of `thread`
+    bool of_thread;      // it's the default stream of `thread`
     pthread_t thread;
     struct capture *capture;
     struct stream *next; // in the capture
@@ -418,17 +416,18 @@ struct stream {
 struct event {
     struct object object;
     unsigned flags;
-    uint64_t time; // ns, when it was reached; 0: never recorded
+    uint64_t time; // ns, when it completed; 0: never recorded
     struct work *pending;
-    uint64_t capture; // that it was recorded in, or 0
+    uint64_t capture; // the capture it was recorded in, or 0
     struct nodes last;
 };
-enum { SIM_URGENT = -5 }; // the highest priority: it has no effect
+enum { SIM_URGENT = -5 }; // the highest priority; has no effect
 struct stream *sim_add_stream(struct context *context, unsigned flags, int priority);
-struct stream *sim_stream(struct context *context, void *handle); // default ones: of it; NULL: not a stream
+struct stream *sim_stream(struct context *context,
+                          void *handle); // default streams: this context's; NULL: not a stream
 CUresult sim_issue(struct stream *stream, struct operation *operation); // takes it over
 CUresult sim_wait(struct stream *stream);
-extern __thread bool sim_per_thread; // the default stream is the thread's, in this call
+extern __thread bool sim_per_thread; // in this call the default stream is the thread's
 
 // event.c
 void sim_record(struct event *event, struct stream *stream);
@@ -436,12 +435,12 @@ CUresult sim_wait_event(struct stream *stream, struct event *event);
 
 // queue.c
 void sim_drain(struct context *context, bool all);
-uint64_t sim_next_work(void);              // the number that the next work gets
-uint64_t sim_oldest_work(void);            // the least number of what is pending
-bool sim_wait_for_number(uint64_t number); // false: none of it is pending
+uint64_t sim_next_work(void);              // the number of the next work
+uint64_t sim_oldest_work(void);            // the lowest number pending
+bool sim_wait_for_number(uint64_t number); // false: no pending work has it
 void sim_end_queues(const struct context *context);
 extern __thread bool sim_in_host_function;
-extern int sim_callbacks; // threads that run one
+extern int sim_callbacks; // threads that are running one
 
 // context.c: around a host function or callback, in whose thread the stream's context is current
 void sim_begin_callback(struct context *context);
@@ -453,23 +452,25 @@ struct capture {
     uint64_t id;
     int mode;
     bool invalid;
-    pthread_t thread; // that began it
+    pthread_t thread; // that began the capture
     struct graph *graph;
-    bool given; // the graph is the program's
+    bool given; // the graph belongs to the program
     struct stream *origin, *streams;
-    struct nodes left; // the last of streams that were destroyed, to be joined all the same
+    struct nodes left; // last nodes of destroyed streams, which must still be joined
 };
-// Takes the operation over; or NULL and a graph, which a child node gets a copy of.
+// Takes the operation over.
 CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
-CUresult sim_refuse_event(const struct event *event); // that was recorded in a capture
-void sim_leave_capture(struct stream *stream);        // that goes
-CUresult sim_implicit(const struct stream *stream);   // that work may be put into; it may be the legacy one
-CUresult sim_refuse_capture(struct stream *stream);   // of what cannot be captured, which ends a capture
-CUresult sim_refuse_captures(const struct context *context); // of what waits for all streams
-CUresult sim_unsafe(void); // whether this thread may call what could disturb a capture
+CUresult sim_refuse_event(const struct event *event); // fails if it was recorded in a capture
+void sim_leave_capture(struct stream *stream);        // the stream is being destroyed
+CUresult
+sim_implicit(const struct stream *stream); // may work be put into it? fails if it's legacy during a capture
+CUresult
+sim_refuse_capture(struct stream *stream); // for operations that can't be captured; invalidates the capture
+CUresult sim_refuse_captures(const struct context *context); // for operations that wait for all streams
+CUresult sim_unsafe(void); // may this thread make calls that could disturb a capture?
 
 // graph_memory.c
 CUresult sim_make_graph_memory(struct operation *operation, size_t size, const CUmemPoolProps *props,
@@ -481,7 +482,7 @@ bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: 
 bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
 void sim_end_graph_memory(const struct context *context);
 CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory);
-// Whether a copy or memset needs memory that a node of the graph frees.
+// Return whether a copy or memset needs memory that a node of the graph frees.
 bool sim_uses_freed(const struct graph *graph, const struct operation *operation);
 bool sim_has_memory(const struct graph *graph);
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count);
@@ -491,14 +492,14 @@ void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *param
 
 // proc.c and table.c
 
-// The first byte is set by cuInit. The kernel clears the page in a forked child, however it was forked: that
-// may not use the driver, as with NVIDIA's.
+// cuInit sets the first byte. The kernel clears the page in any forked child, which may not use the driver,
+// as with NVIDIA's.
 enum { SIM_PAGE = 4096 };
 extern char sim_ready[SIM_PAGE];
 
 struct sim_function {
-    const char *name; // as cuGetProcAddress is asked for it
-    int since;        // the version of CUDA that this variant begins with
+    const char *name; // the name passed to cuGetProcAddress
+    int since;        // the first CUDA version with this variant
     void *address;
     void *per_thread; // the variant whose default stream is the thread's, or NULL
 };

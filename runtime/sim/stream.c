@@ -1,6 +1,6 @@
-// Streams: their handles, what is issued to one, and waiting for it. An operation goes to the stream's queue
+// Streams: their handles, issuing work, and waiting for it. An operation goes to the stream's queue
 // (queue.c), or to the graph that captures it (capture.c). The legacy default stream waits for all blocking
-// streams of its context, and they for it.
+// streams of its context, and they wait for it.
 
 #include "queue.h"
 
@@ -54,7 +54,7 @@ static struct context *context_of(const struct stream *stream) {
     return (struct context *)stream->object.owner;
 }
 
-// Where too much is pending, waits as a driver does: what was looked up before may be gone after it.
+// If too much is pending, wait like a driver does. Earlier look-ups may be invalid afterwards.
 CUresult sim_issue(struct stream *stream, struct operation *operation) {
     enum { MOST = 1024 };
     const struct reference is = sim_refer(stream);
@@ -76,7 +76,7 @@ CUresult sim_issue(struct stream *stream, struct operation *operation) {
     return status;
 }
 
-// Waits for what is in the stream, and what stands before it.
+// Wait for the work in the stream, and everything ahead of it.
 CUresult sim_wait(struct stream *stream) {
     struct context *context = context_of(stream);
     struct reference is = sim_refer(context);

@@ -134,7 +134,7 @@ API cuGraphReleaseUserObject(void *graph, void *object, unsigned count) {
         if (at->kind == HELD && ((struct held *)at)->user == object) {
             struct held *held = (struct held *)at;
             unsigned part = held->count < left ? held->count : left;
-            held->count -= part; // one that holds nothing more goes with the graph
+            held->count -= part; // an empty one is deleted with the graph
             left -= part;
         }
     release(object, count);

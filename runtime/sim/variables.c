@@ -1,4 +1,4 @@
-// Variables of a module: those of .global have memory each, those of .const lie in one window.
+// Variables of a module: each .global variable has its own memory, all .const variables share one window.
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static const struct variable *find(const struct code *code, const char *name) {
     return NULL;
 }
 
-// Writes an address that is part of an initial value; that of a function is the same everywhere.
+// Write an address that is part of an initial value. A function's address is the same in every module.
 static void write_address(const struct variables *variables, const struct code *code, char *memory,
                           size_t size, const struct host_address *address) {
     const struct variable *to = find(code, address->symbol);
@@ -42,7 +42,7 @@ static CUresult allocate(uint64_t *memory, size_t size, void *owner) {
     return status;
 }
 
-// Where a variable in constant memory is: after those that end at `end`.
+// Place a variable in constant memory, after the variables that end at `end`.
 static size_t place_constant(const struct variable *variable, size_t *end) {
     size_t align = variable->align ? variable->align : 1;
     size_t start = (*end + align - 1) / align * align;

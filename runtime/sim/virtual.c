@@ -45,7 +45,7 @@ static bool is_inside(const struct piece *piece, uint64_t start, uint64_t size) 
     return start >= piece->start && size <= piece->size && start - piece->start <= piece->size - size;
 }
 
-// The one that these bytes lie in.
+// Find the piece that contains these bytes.
 static struct piece *find(const struct pieces *pieces, uint64_t start, uint64_t size) {
     for (size_t i = 0; i < pieces->count; i++)
         if (is_inside(&pieces->all[i], start, size))
@@ -199,7 +199,7 @@ API cuMemMap(CUdeviceptr start, size_t size, size_t offset, uint64_t handle, uin
     return CUDA_SUCCESS;
 }
 
-// Work that looks for the memory later doesn't find it; what has found it may end first.
+// Work that looks up the memory later doesn't find it. Work that already found it may finish first.
 API cuMemUnmap(CUdeviceptr start, size_t size) {
     LOCKED;
     const struct piece whole = {.start = start, .size = size};

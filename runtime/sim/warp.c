@@ -1,4 +1,4 @@
-// Lanes of a warp that meet: the last one that comes does for all what they came for.
+// Lanes of a warp that meet: the last one to arrive does the work for all.
 
 #include "run.h"
 

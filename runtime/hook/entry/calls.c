@@ -1,9 +1,9 @@
-// What a watched stub calls before and after the real function: a row for the call, and the function's
-// handler.
+// Called by a watched stub before and after the real function: writes a row for the call, and runs the
+// function's handlers.
 //
-// A row is taken and its `start` stored before the call, so that a call that never returns is seen; what is
-// known afterwards is filled in, `duration` last. The row is looked for again then, for what happened
-// meanwhile (callbacks that call, a fork, an exception in between) may have moved the thread on.
+// We take a row and store its `start` before the call, so that a call that never returns is visible. The rest
+// is filled in afterwards, `duration` last. The row is looked up again then, because callbacks, a fork or an
+// exception in between may have moved the thread to another chunk.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -179,8 +179,8 @@ static inline bool is_counted_launch(const struct frame *frame) {
     return frame->slot->layout == LAYOUT_LAUNCH && !(frame->flags & SLOT_UNCOUNTED);
 }
 
-// A function that was never looked up by name has one all the same. What was captured is no launch, but its
-// row names the function.
+// A function that was never looked up by name has a counter too. A captured launch isn't counted, but its row
+// names the function.
 static void count_launch(struct frame *frame, struct thread *thread, bool captured) {
     uint64_t key = frame->launch.function;
     if (UNLIKELY(!frame->counter) && hook_ask_function(key))
@@ -287,7 +287,7 @@ uint64_t hook_enter(struct frame *frame) {
     return stack_words(frame);
 }
 
-// What is known once the call has returned well.
+// Fill in the fields known after a successful return.
 static void read_results(struct row *row, const struct frame *frame, const struct slot *slot) {
     struct row_memory *memory = (struct row_memory *)row;
     switch (slot->layout) {

@@ -1,9 +1,9 @@
-// The thread that gpt-hook ctl talks to. It is there if the run was started so, once the process has
-// initialized the driver, which begins threads of its own, and sleeps until somebody asks.
+// The thread that serves gpt-hook ctl. It exists if the run was started with control. It starts once the
+// process has initialized the driver, which starts threads of its own, and sleeps until a request comes.
 //
-// It has descriptors of its own: the program neither sees its socket nor closes it, nor gets a number that it
-// would have had otherwise, and a child inherits nothing. Of the program's own it keeps none open but the
-// trace.
+// It has its own descriptor table: the program neither sees its socket nor closes it, the program's
+// descriptor numbers don't change, and children inherit nothing. It closes all the program's descriptors in
+// it except the trace open.
 
 #include <dirent.h>
 #include <errno.h>
@@ -53,7 +53,7 @@ static bool close_each(int kept) {
     return true;
 }
 
-// Lets go of all but one of those that this thread has in common with the others.
+// Unshare the descriptor table, and close every descriptor but one.
 static bool have_own(int kept) {
     if (syscall(SYS_close_range, kept + 1, ~0u, UNSHARE))
         return close_each(kept);
@@ -150,7 +150,7 @@ static void follow(const struct gpt_order *order, const char *texts, size_t size
     tell(state);
 }
 
-// Whoever asked has said by now that it got no answer: the process was stopped, for example.
+// The client has given up: the process was stopped, for example.
 static bool has_gone(int client) {
     struct pollfd file = {.fd = client};
     return poll(&file, 1, 0) > 0 && file.revents & POLLHUP;
@@ -254,12 +254,11 @@ void hook_on_init(struct frame *frame) {
 }
 
 // -- Recording on and off --------------------------------------------------
-//
-// Turning recording on and off while calls are under way. A slot has flags for both; its stub reads those
-// that hold once, and a call ends as it began.
+// Turning recording on and off while calls are in progress. A slot has flags for both states. Its stub reads
+// the current ones once, and a call ends as it began.
 
-// Whoever changes what they follow from, a slot or hook_recording, calls this after it: the last one sees
-// both.
+// Call this after changing anything the flags depend on (a slot, or hook_recording): the last caller sees all
+// changes.
 void hook_use_flags(struct slot *slot) {
     bool on;
     do {

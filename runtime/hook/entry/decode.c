@@ -1,6 +1,6 @@
-// What is known of the driver's functions. Those in the table (table.h) have arguments worth recording, or a
-// handler; the type of any other one follows from its name. A function that NVIDIA adds tomorrow is recorded
-// all the same.
+// Our knowledge of the driver's functions. Functions in the table (table.h) have arguments worth recording,
+// or a handler. The type of other functions follows from the name, so functions that NVIDIA adds later are
+// recorded too.
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -72,7 +72,7 @@ bool hook_is_old(const char *name) {
     return known && known->v2;
 }
 
-// What is put into a stream and runs there; and what waits for that.
+// Functions whose work runs in a stream, and functions that wait for it.
 static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     const char *type = hook_type(slot);
     bool copy = (!strcmp(type, "memcpy") || !strcmp(type, "memset")) && slot->layout == LAYOUT_MEMORY;
@@ -98,7 +98,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
         flags |= SLOT_WATCHED;
     else if (on && is_query(name) && !flags && strcmp(calls, "none"))
         flags |= SLOT_COUNTED | SLOT_QUERY;
-    if (launches && on && hook_has_captured()) // a stub would count what is captured
+    if (launches && on && hook_has_captured()) // the stub would count captured launches
         flags |= SLOT_WATCHED;
     if (launches && on)
         flags |= SLOT_COUNTED | (slot->special == SPECIAL_LAUNCH_EX ? SLOT_SECOND : 0);

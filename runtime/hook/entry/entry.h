@@ -1,4 +1,4 @@
-// How a call of the program gets here: set-up, interception, the two ends of a call, control, processes.
+// How the program's calls get here: setup, interception, entry and exit of a call, control, child processes.
 
 #ifndef GPT_ENTRY_H
 #define GPT_ENTRY_H
@@ -12,71 +12,73 @@
 
 // -- control.c -------------------------------------------------------------
 
-// What gpt-hook ctl asks of this process.
+// Requests from gpt-hook ctl to this process.
 
 extern handler hook_on_init;
 
-// What is done at calls while they are recorded, and while they are not.
+// Slot flags: what each call does while recording is on, and while it's off.
 
-void hook_use_flags(struct slot *slot); // those for now
-void hook_find_all_flags(void);         // of all slots, after what they follow from has changed
+void hook_use_flags(struct slot *slot); // sets the flags that apply now
+void hook_find_all_flags(void);         // of all slots, after something they depend on has changed
 extern handler hook_on_capture;
-unsigned hook_changes(void); // how often that was called: who finds flags looks whether it was meanwhile
-void hook_expect_probes(const struct order *order, bool recording); // once both hold
-void hook_switch(bool on);                                          // one thread at a time
+unsigned
+hook_changes(void); // number of such changes: compare to see whether flags computed meanwhile are stale
+void hook_expect_probes(const struct order *order,
+                        bool recording); // once there is an order with probes and recording is on
+void hook_switch(bool on);               // one thread at a time
 
 // -- decode.c --------------------------------------------------------------
 
-// What is known of each driver function.
+// Everything known about each driver function.
 
 struct known {
     const char *name; // without version and stream suffix
     const char *type, *op;
     uint8_t layout, special, values[4];
-    // They run whether or not the call is recorded, or anything is.
+    // These run whether or not the call, or anything, is recorded.
     handler *before;    // may change the arguments and the function, or answer in place of the driver
     handler *on_return; // after a call that returned CUDA_SUCCESS
-    // The same, of what is probed: they run if something is to be, or may be named later.
+    // For probing: these run if there may be probes, now or later.
     handler *probe_before, *probe_after; // after any call
-    bool first;                          // the latter is: before on_return, and what else looks at the call
-    bool late;                           // both run from when something has been probed
-    bool allocates;                      // and is made again if it found no memory while we had some
-    bool v2; // the function of this name without suffix is an older one with other arguments
+    bool first;     // run probe_after before on_return and everything else that looks at the call
+    bool late;      // both run only once something has been probed
+    bool allocates; // if it runs out of memory while we hold some, it's called again
+    bool v2;        // without the suffix, the name is an older function with other arguments
 };
-void hook_describe(struct slot *slot, const char *symbol); // fills in all but the real function
-void hook_describe_named(struct slot *slot);               // if nobody did
-unsigned hook_find_flags(struct slot *slot);               // for what is probed now; gives hook_changes()
-void hook_decode_setup(void);                              // reads GPT_HOOK_CALLS
-void hook_announce(struct slot *slot);                     // writes its `api` record
-uint32_t hook_captured_id(struct slot *slot);              // the id of the one for calls that were captured
+void hook_describe(struct slot *slot, const char *symbol); // fill in all but the real function
+void hook_describe_named(struct slot *slot);               // unless somebody already did
+unsigned hook_find_flags(struct slot *slot);  // for the current probes; also returns hook_changes()
+void hook_decode_setup(void);                 // reads GPT_HOOK_CALLS
+void hook_announce(struct slot *slot);        // writes its `api` record
+uint32_t hook_captured_id(struct slot *slot); // id of the record for captured calls
 const char *hook_type(const struct slot *slot);
 struct slot *hook_named_slot(const char *symbol); // of a function in driver.h, or NULL
-bool hook_is_old(const char *name);               // whether the function without suffix is an older one
+bool hook_is_old(const char *name);               // whether the name without a suffix is an older function
 
 // -- intercept.c -----------------------------------------------------------
 
-// How a program comes to hold stubs.
+// How the program gets stubs instead of driver functions.
 
-void *hook_wrap(void *real, const char *symbol); // the stub that stands for a function of the driver
+void *hook_wrap(void *real, const char *symbol); // returns the stub that replaces a driver function
 void hook_unresolve(struct span driver);
 extern handler hook_on_get_proc_address;
 
-// Libraries that find the driver before us.
+// Libraries that find the driver without us.
 
-void hook_see_namespaces(void); // says that a driver is in one of dlmopen
+void hook_see_namespaces(void); // reports a driver loaded by dlmopen
 
 // -- libc.c ----------------------------------------------------------------
 
-// libc's own functions for those that this library defines. All are found when it is set up, or
-// before, if a sanitizer or another library calls one earlier: dlsym takes a lock, which a program may hold
-// while it waits for the thread that calls.
+// libc's versions of the functions that this library defines. They're looked up at setup, or earlier if a
+// sanitizer or another library calls one before. A later look-up could deadlock: dlsym takes a lock, which
+// the program may hold while it waits for the calling thread.
 
 extern void *(*hook_real_dlsym)(void *, const char *), *(*hook_real_dlopen)(const char *, int);
 extern int (*hook_real_dlclose)(void *), (*hook_real_ioctl)(int, unsigned long, ...);
 extern void (*(*hook_real_signal)(int, void (*)(int)))(int);
 extern void (*hook_real_quick_exit)(int);
 
-// Functions that start a program (processes.c); NULL where libc has none.
+// Functions that start a program (processes.c). NULL if libc lacks them.
 extern int (*hook_real_execve)(const char *, char *const *, char *const *);
 extern int (*hook_real_execv)(const char *, char *const *), (*hook_real_execvp)(const char *, char *const *);
 extern int (*hook_real_execvpe)(const char *, char *const *, char *const *);
@@ -93,9 +95,9 @@ void hook_find_real(void);
 
 // -- setup.c ---------------------------------------------------------------
 
-// How the library is set up, and what has to come then.
+// Setup of the library, in order.
 
-bool hook_setup(void); // gives whether that was this call
+bool hook_setup(void); // returns whether this call did it
 void hook_exits_setup(void);
 
 #endif

@@ -132,8 +132,8 @@ void hook_on_get_proc_address(struct frame *frame) {
     *function = hook_wrap(*function, symbol);
 }
 
-// The function that a directly linked stub calls: what comes after it among what the program began with, else
-// the driver's, else that of a library that was loaded later, which brings its own way to the driver.
+// Find the function that a directly linked stub calls: the next one among the libraries loaded at the start,
+// or else the driver's, or else the one of a library loaded later, which has its own way to the driver.
 static void *find_real(const char *symbol) {
     void *real = hook_next_function(symbol);
     if (!real)
@@ -181,7 +181,7 @@ static void *find_default(const char *name, const void *caller) {
         }
     }
     return found ? found
-                 : hook_real_dlsym(RTLD_NEXT, name); // what was made global later; the message for dlerror
+                 : hook_real_dlsym(RTLD_NEXT, name); // symbols made global later; sets the dlerror message
 }
 
 // Whether a library gives out functions of the driver as its own: it defines this one, or dlsym.
@@ -196,8 +196,9 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
         return answer;
     struct linked linked;
     bool in_library = hook_linked_of(caller, &linked) && linked.index > 1;
-    // A library that asks for the next function stands between the program and the driver: the call was seen
-    // before. Next to the program itself are the stubs; it gets what is next to those.
+    // A library that asks for the next function sits between the program and the driver, so we have already
+    // seen the call. Next after the program itself are our stubs, so the program gets the function after
+    // those.
     if (handle == RTLD_NEXT && in_library)
         return answer;
     const struct slot *named = hook_named_slot(name);
@@ -205,11 +206,12 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
         return answer;
     answer.given = 1;
     answer.value = handle == RTLD_DEFAULT ? find_default(name, caller) : hook_real_dlsym(handle, name);
-    if (is_stub(answer.value)) { // in the scope of the program itself
+    if (is_stub(answer.value)) { // a stub in the program's own scope
         void *next = hook_next_function(name);
         answer.value = next ? next : hook_real_dlsym(RTLD_NEXT, name);
     }
-    // So does one that asks the driver itself, where the program was given its functions in turn.
+    // The same holds for a library that asks the driver itself and passes the driver's functions on to the
+    // program.
     if (!answer.value || (in_library && hook_comes_after_us(&linked) && is_interposer(&linked, name)))
         return answer;
     int error = errno;
@@ -224,14 +226,15 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
 
 // -- Scopes ----------------------------------------------------------------
 //
-// Libraries whose symbols are not looked for among ours first.
+// Libraries that don't look for symbols in ours first.
 //
-// RTLD_DEEPBIND: a library finds what it is linked to before what the program began with: the driver's
-// functions, and libc's dlsym. The words that it calls them by are exchanged. Its opener looks for something
-// in it next: dlsym comes by here, so only what its constructors call is missed.
+// RTLD_DEEPBIND: a library finds the symbols of its dependencies before the program's, so it binds the
+// driver's functions and libc's dlsym directly. We replace the pointers that it calls them through. We do so
+// when its opener looks something up in it, which goes through our dlsym, so we only miss calls of its
+// constructors.
 //
-// dlmopen: a library is in a namespace with a libc and a driver of its own, and nothing of ours. To put stubs
-// there would mix handles of two drivers; it is said that calls are not seen.
+// dlmopen: a library has its own namespace, with its own libc and driver, and nothing of ours. Stubs there
+// would mix handles of two drivers, so we only report that its calls aren't recorded.
 
 bool hook_deep; // a library was opened with RTLD_DEEPBIND: set by dlopen
 void hook_dlsym_here(void);
@@ -248,7 +251,7 @@ static void tell(const char *path, const char *fact) {
         gpt_write_line(line);
 }
 
-// What stands in for a function that a library is bound to, or NULL.
+// Return the replacement for a function that a library is bound to, or NULL.
 static void *stand_in(const char *name, void *bound) {
     struct linked linked;
     if (!strcmp(name, "dlsym") || !strcmp(name, "dlclose")) {

@@ -1,5 +1,5 @@
-// The functions of libc that this library defines, beside dlsym (intercept.c), those that end a process
-// (processes.c) and those that start a program (processes.c); and libc's own.
+// libc functions that this library defines, except dlsym (intercept.c) and those in processes.c that end a
+// process or start a program; and pointers to libc's own.
 
 #include <errno.h>
 #include <signal.h>
@@ -50,10 +50,10 @@ EARLY void hook_find_real(void) {
     hook_real_strerrordesc = hook_next_function("strerrordesc_np");
     hook_real_dlopen = hook_next_function("dlopen");
     hook_real_dlclose = hook_next_function("dlclose");
-    hook_real_dlsym = hook_next_function("dlsym"); // another library may have its own, before that of libc
+    hook_real_dlsym = hook_next_function("dlsym"); // another library may define its own, before libc's
     if (!hook_real_dlsym || !hook_real_dlopen || !hook_real_dlclose || !hook_real_ioctl ||
         !hook_real_sigaction || !hook_real_signal)
-        abort(); // there is no way to go on, and no libc like that
+        abort(); // nothing would work, and no such libc exists
 }
 
 // A library that goes is recorded first.
@@ -97,7 +97,7 @@ EARLY EXPORT void (*signal(int signal, void (*handler)(int)))(int) {
     return sigaction(signal, &action, &before) ? SIG_ERR : before.sa_handler;
 }
 
-// The third argument is a pointer or a number, or there is none; then what is passed on means nothing.
+// The third argument is a pointer, a number or missing. If it's missing, the value passed on is meaningless.
 EARLY EXPORT int ioctl(int file, unsigned long request, ...) {
     va_list rest;
     va_start(rest, request);

@@ -46,7 +46,7 @@ static bool is_program(const char *path) {
     return !stat(path, &status) && S_ISREG(status.st_mode) && !access(path, X_OK);
 }
 
-// Find the program as execvp() does. Returns false if there is none.
+// Find the program as execvp() does. Returns false if it doesn't exist.
 static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
     if (!search || strchr(name, '/'))
         return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX && is_program(path);
@@ -81,7 +81,7 @@ static void note(const char *name, char *const *environment, bool search, bool r
         if (how && replaces)
             hook_report_loss();
     }
-    if (replaces && hook_is_ours()) { // what is only counted until the end would be lost
+    if (replaces && hook_is_ours()) { // counts that are only written at the end would be lost
         hook_write_unprobed();
         hook_write_needs();
     }

@@ -76,8 +76,8 @@ static void *find_other(const char *name, void *ours) {
     return found == ours ? NULL : found;
 }
 
-// NVTX calls it in the library that NVTX_INJECTION64_PATH names. Returns 1 if the program's ranges shall be
-// recorded, or another tool wants them.
+// NVTX calls this in the library that NVTX_INJECTION64_PATH names. Returns 1 if the program's ranges are to
+// be recorded, or another tool wants them.
 EXPORT int InitializeInjectionNvtx2(nvtx_get_export_table *get_table) {
     hook_setup();
     return hook_nvtx_begin(get_table, find_other(__func__, InitializeInjectionNvtx2), is_wanted());

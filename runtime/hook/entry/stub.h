@@ -14,8 +14,8 @@
 #define SLOT_SECOND 8   // a launch whose function is the second argument
 #define SLOT_QUERY 16
 #define SLOT_SCALAR 32      // no argument and no result is in a vector register
-#define SLOT_TIMED 64       // what it puts into a stream is timed on the GPU
-#define SLOT_SYNC 128       // waits for the GPU: when it returns, what was timed has probably ended
+#define SLOT_TIMED 64       // its work in a stream is timed on the GPU
+#define SLOT_SYNC 128       // waits for the GPU: afterwards, timed work has probably ended
 #define SLOT_LEAN 256       // a call is a row of time and result, and nothing else
 #define SLOT_BEFORE 512     // it has a handler before the call
 #define SLOT_AFTER 1024     // and one after any call

@@ -6,16 +6,16 @@
 // through it, longjmp drops it, a debugger walks it, and shadow stacks (CET) stay true. Replacing the return
 // address instead would need no copy, and give up all of these.
 //
-// Most calls leave nothing but a row of time and result. Their stub (`lean`) writes it by itself, without that
-// frame: what is left are two reads of the clock, which take 19 to 30 ns in a virtual machine, and the price of the
-// trace's pages, 5 ns a row.
+// Most calls leave nothing but a row with time and result. Their stub (`lean`) writes it directly, without that frame.
+// What remains to pay are two reads of the clock (19 to 30 ns in a virtual machine) and the trace's pages (5 ns per
+// row).
 //
-// A function that is not watched is jumped to: its caller's frame is all it sees. So is a launch, or a query, that is
-// only counted, after that. While nothing is recorded and nothing was ever probed, no call that a program makes often is
-// watched: neither launches, also of graphs, nor what else goes into a stream or waits for it.
+// If a function isn't watched, its stub jumps to it, so the function sees only its caller's frame. The stub of a launch
+// or query that is only counted does the same after counting. While nothing is recorded and nothing was ever probed,
+// frequent calls aren't watched: launches (also of graphs), and calls that put other work into a stream or wait for it.
 //
-// The flags of a slot change while calls are under way, when recording is turned on or off: a stub decides by
-// those that it read first whether a call is watched.
+// A slot's flags change while calls are in progress, when recording is switched on or off. A stub decides by the flags
+// that it read first whether the call is watched.
 
 #include "stub.h"
 
@@ -59,7 +59,8 @@ hook_stubs:
     .hidden hook_stubs_end
 hook_stubs_end:
 
-// A frame (watch.h) with what may hold an argument; the vector registers apart, for most functions have none there.
+// A frame (watch.h) with the argument registers. The vector registers come later, since most functions pass nothing in
+// them.
 
     .macro open_frame
     pushq %rbp
@@ -119,7 +120,7 @@ hook_stubs_end:
     jz full
     movq (%r10), %r10
     cmpq COUNTER_GENERATION(%rax), %r10
-    jne full                        // what was counted is gone
+    jne full // the counted object is gone
     movq COUNTER_ROW(%rax), %rax
     cmpq $0, (%rax)
     je full
@@ -145,8 +146,8 @@ look:
     testl $SLOT_WATCHED, %r10d
     jnz full
 
-    // It is counted, and nothing else: in a counter of this thread, which is in the trace. The first of its kind
-    // is looked at, as all are for which there is none. No such function has an argument in rax. A launch that
+    // This call is only counted, in the thread's counter, which is part of the trace. The slow path handles a call
+    // without a counter, such as the first one of its kind. No such function has an argument in rax. A launch that
     // fails later is counted too.
     movq hook_thread@gottpoff(%rip), %rax
     movq %fs:(%rax), %r10
@@ -156,7 +157,7 @@ look:
     movl LIVE_PID(%rax), %eax
     cmpl THREAD_PID(%r10), %eax
     jne full
-    testl $SLOT_QUERY, SLOT_FLAGS(%r11) // if they have changed, no counter has what is taken for the key
+    testl $SLOT_QUERY, SLOT_FLAGS(%r11) // after a change of flags, no counter matches the wrong key
     jnz 3f
     testl $SLOT_SECOND, SLOT_FLAGS(%r11)
     jnz 2f
@@ -279,7 +280,7 @@ lean:
     movq %fs:(%rdx), %r10
     testq %r10, %r10
     jz 3f
-    movq %rbx, %rcx                 // is the row mapped, and still that of this call?
+    movq %rbx, %rcx // is the row mapped, and does it still belong to this call?
     subq THREAD_CHUNK(%r10), %rcx
     cmpq THREAD_CHUNK + 8(%r10), %rcx
     jae 2f

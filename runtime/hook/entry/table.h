@@ -1,8 +1,7 @@
-// The table of the driver's functions: what is known of their arguments, and what looks at them.
-// libgpthook.so records calls by it; gpt-hook prints it (gpt-hook functions), and programs of bpftrace are
-// made of it.
+// The table of the driver's functions: their arguments and handlers. libgpthook.so decodes calls with it,
+// gpt-hook functions prints it, and bpftrace programs are generated from it.
 //
-// HANDLER(name) is the includer's: a function of the library, or NULL.
+// The includer defines HANDLER(name): a function of the library, or NULL.
 
 #ifndef GPT_TABLE_H
 #define GPT_TABLE_H

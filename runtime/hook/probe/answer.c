@@ -19,7 +19,7 @@ struct field { // a key of a map, and where its value goes
     struct cursor *inside; // NULL, or where the items of an array begin
 };
 
-// The keys of the map that comes next; those that are not wanted are passed over.
+// Read the keys of the next map, skipping unwanted ones.
 static void read_keys(struct cursor *cursor, const struct field *fields, size_t count) {
     struct value map = read_value(cursor);
     cursor->bad |= map.type != MAP;
@@ -318,8 +318,8 @@ void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers
 
 // -- Records of an answer --------------------------------------------------
 //
-// The trace has the records of an answer as they are, but for numbers: those of kernels and maps count all of
-// a process. Parameters name maps by them, too.
+// The trace gets the records of an answer unchanged except for numbers: kernels and maps are numbered
+// throughout the process, and parameters refer to maps by these numbers.
 
 uint64_t hook_number_of_map(const struct woven *woven, uint64_t id) {
     for (size_t i = 0; i < woven->map_count; i++)
@@ -393,7 +393,7 @@ static void copy_record(struct gpt_packer *to, struct cursor from, const struct 
             before = 0;
         }
     }
-    if (to->full || from.bad || function) // a record without a name, or that is none
+    if (to->full || from.bad || function) // not a record, or one without a name
         to->at = start, to->full = true;
 }
 

@@ -1,5 +1,6 @@
-// Attributes of functions and kernels, and their caches. A kernel with probes that cannot have what the
-// program's has is not launched: one whose shared memory is larger may have less dynamic memory, for example.
+// Attributes and cache settings of functions and kernels. If the kernel with probes can't have an attribute
+// that the program's kernel has, it isn't launched: with more static shared memory, for example, less is left
+// for dynamic.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ static bool set(uint64_t handle, bool is_kernel, const struct property *property
     case PROPERTY_ATTRIBUTE:
         return (is_kernel ? hook_do.set_kernel_attribute((int)property->number, value, handle, device)
                           : hook_do.set_attribute(handle, (int)property->number, value)) == CUDA_SUCCESS;
-    case PROPERTY_CACHE_CONFIG: // what is preferred need not be
+    case PROPERTY_CACHE_CONFIG: // only a preference: may fail
         is_kernel ? hook_do.set_kernel_cache(handle, value, device) : hook_do.set_cache(handle, value);
         break;
     case PROPERTY_SHARED_CONFIG:
@@ -99,22 +100,22 @@ void hook_after_attribute(struct frame *frame) {
 
 // -- Occupancy -------------------------------------------------------------
 //
-// How many blocks fit at once is asked by programs that launch as many and let them wait for one another. So
-// no kernel runs of which fewer fit than the program was told: a question is answered by the lower number of
-// the program's kernel and the one with probes, as either may run. What was told is kept, and a kernel with
-// probes that comes later and would have answered less is not used: it is assembled once more.
+// Programs ask how many blocks fit at once, launch that many, and let them wait for one another. So no kernel
+// may run that fits fewer blocks than we told the program: we answer with the lower number of the program's
+// kernel and the one with probes, since either may run. We keep each answer. A kernel with probes that
+// arrives later and fits fewer isn't used, and is assembled again with fewer registers.
 //
-// A program may also work it out from the registers of its kernel (cuFuncGetAttribute), which are told as
-// they are. It is not noticed: most ask for them for other reasons.
+// A program can also compute the number from its kernel's registers (cuFuncGetAttribute), which we report
+// unchanged. We don't detect that: most programs that ask have other reasons.
 
 const char UNFIT_OCCUPANCY[] = "its occupancy was asked for, and is lower with probes";
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// What was told of blocks of so many threads, or of clusters of such a launch: how many fit, or how large.
+// An answer about blocks of a size, or clusters of such a launch: how many fit, or how large.
 struct question {
     struct question *next;
-    uint64_t handle, parent; // of a function, what it is of
+    uint64_t handle, parent; // for a function, its owner
     struct reference reference;
     enum { OF_BLOCKS, OF_CLUSTERS, OF_SIZE } kind;
     uint64_t threads, shared, told;
@@ -213,7 +214,7 @@ static void end_other(struct other *other) {
 }
 #define OTHER __attribute__((cleanup(end_other))) struct other
 
-// The kernel that would run with blocks of so many threads.
+// Find the kernel that would run with blocks of this size.
 static struct other find_other(uint64_t handle, uint64_t threads) {
     struct other other = {.held = hook_find_entry(handle)};
     if (!other.held || !hook_hold_probed(other.held))

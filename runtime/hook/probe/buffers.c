@@ -1,9 +1,9 @@
-// A slab belongs to a stream while launches of that take places in it. When it is full, or the program waits
-// for the GPU, an event goes into the stream. When that has come a thread (drain.c) copies what is in the
-// slab, writes it into the trace, clears the slab and gives it back. So nothing waits, and nothing of ours
-// comes between two launches that overlap: the event is put off until the next launch that does not depend on
-// its predecessor. What graphs wrote is copied to slabs of their own, which are not cleared. One
-// that is half full counts as full: the next replay most likely needs as much.
+// A slab belongs to a stream while launches of that stream take places in it. When the slab is full, or the
+// program waits for the GPU, we record an event in the stream. Once the event has completed, a thread
+// (drain.c) copies the slab's contents to the trace, clears the slab and gives it back. So nothing waits, and
+// nothing of ours comes between two launches that overlap: the event is put off until the next launch that
+// doesn't depend on its predecessor. Buffers of graphs are copied to slabs of their own, which aren't
+// cleared. Such a slab counts as full when it is half full: the next replay most likely needs as much.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,10 +26,10 @@ enum {
    // never answer
 
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
-static bool ends;           // the process: nothing is claimed any more
-static bool wait_timed_out; // a wait in a call: some kernel waits for what the program does next
-static bool uncounted;      // a wait for the count of a launch was in vain
-static unsigned joining;    // calls of the program by which streams come to be captured
+static bool ends;           // the process is ending: no more claims
+static bool wait_timed_out; // a kernel depends on the host: never wait again
+static bool uncounted;      // waiting for the count of a launch timed out
+static unsigned joining;    // calls of the program in progress that may start capturing streams
 
 static struct timespec in_seconds(int seconds) {
     struct timespec end;
@@ -44,7 +44,7 @@ static void take(struct slab *slab, int state) {
     slab->state = state;
 }
 
-// What is in a slab is to be written, once its event has come.
+// Queue a slab to be written once its event has completed.
 static void send_back(struct slab *slab) {
     if (slab->state != SLAB_HELD)
         TAILQ_REMOVE(&slab->pool->in_use, slab, link);
@@ -79,7 +79,7 @@ void hook_slab_back(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
     slab->used = 0;
     slab->state = slab->failed ? SLAB_DEAD : SLAB_READY;
-    slab->known_ready = slab->copied; // what was read of it has come
+    slab->known_ready = slab->copied; // the copy from it has completed
     TAILQ_REMOVE(&slab->pool->draining, slab, link);
     if (!slab->failed)
         TAILQ_INSERT_TAIL(&slab->pool->ready, slab, link);
@@ -222,7 +222,7 @@ void hook_wake_claims(void) {
 
 static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, const char **reason) {
     struct slab *slab = hook_ready_slab(pool, bytes, size, false);
-    if (slab && slab->size <= 2 * size) // what is much larger is left to launches
+    if (slab && slab->size <= 2 * size) // leave much larger slabs to launches
         return slab;
     *reason = "no buffer was free within --max-memory";
     if (!hook_has_room(pool, size))
@@ -231,7 +231,7 @@ static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, 
     return hook_new_slab(pool, size, false);
 }
 
-// For what is copied out of any graph.
+// Return whether memory remains for copying the results of any graph.
 static bool leaves_room(const struct pool *pool, uint64_t size, uint64_t bytes, uint64_t replaced) {
     uint64_t others = pool->held > replaced ? pool->held - replaced : 0;
     return others + size + size_for(pool, bytes > pool->largest ? bytes : pool->largest) <= pool->most;
@@ -244,8 +244,8 @@ static void hold(struct slab *slab, uint64_t bytes) {
     pool->largest = bytes > pool->largest ? bytes : pool->largest;
 }
 
-// Half of the memory at most for a graph, and room is left for what is copied out of any: graphs that have
-// all of it would have no replay recorded.
+// Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
+// replay would be recorded.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const char **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD;
     const struct claim any = {.thread = (uint32_t)gettid()};
@@ -326,7 +326,7 @@ void hook_issue(struct slab *slab, struct save *save) {
 
 // Draining
 
-// A stream of UINT64_MAX stands for all. Another context than that of the thread is its for a moment.
+// A stream of UINT64_MAX means all. The pool's context is current meanwhile.
 static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum moment moment) {
     uint64_t unused;
     if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
@@ -341,9 +341,9 @@ static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum
     return true;
 }
 
-// Between the look whether a stream is captured and our event in it no capture may begin: such an event never
-// comes, and one in the legacy stream would spoil the capture. Of the stream that a call is about only that
-// call could begin one.
+// No capture may begin between our check that a stream isn't captured and our event in it: the event would
+// never complete, and in the legacy stream it would invalidate the capture. The stream that a call is about
+// needs no protection: only that call could begin a capture of it.
 void hook_hold_drains(void) {
     pthread_mutex_lock(&hook_pools_lock);
     joining++;
@@ -369,7 +369,7 @@ void hook_drain(uint64_t stream, uint32_t thread) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Until what was sent back by now is there: meanwhile other threads go on. False if the time is over.
+// Wait for everything sent back so far, letting other threads go on. Returns false on timeout.
 static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
     uint64_t last = pool->sent;
     const struct slab *oldest;
@@ -381,7 +381,7 @@ static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
 
 void hook_drain_all(enum moment moment) {
     struct timespec end = in_seconds(PATIENCE);
-    if (!hook_first_pool()) // nor is there a trace in a process that does not use the driver
+    if (!hook_first_pool()) // don't start a trace in a process that doesn't use the driver
         return;
     struct thread *thread = hook_this_thread();
     pthread_mutex_lock(&hook_pools_lock);
@@ -477,9 +477,9 @@ char *hook_make_zeros(void) {
     return memset(zeros, 0, ZEROS);
 }
 
-// By copies from the host, which no kernel makes: after some six kernels in a second stream, and a memset is
-// one, those of all graphs of the process begin later for good (docs/measured.md). What is large is set:
-// where that much is written a kernel's begin is not what counts.
+// Copy zeros from the host, which needs no kernel: after about six kernels in a second stream (a memset is
+// one) all graphs of the process start later from then on (docs/measured.md). Large slabs are set by a
+// kernel: with that much to write, the start of a kernel doesn't matter.
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
     const char *zeros = __atomic_load_n(slab->zeros, __ATOMIC_ACQUIRE);
     CUresult status = CUDA_SUCCESS;

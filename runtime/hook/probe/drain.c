@@ -32,7 +32,7 @@ static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_cloc
 static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
 
-// Of the ticks that a launch was held up, and those that its buffers have taken since.
+// Record how many ticks the launch was held up, and how many its buffers have taken since.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
     double ns = hook_has_tsc ? 1e9 / (double)hook_tsc_hz() : 1;
     uint64_t kernel = 0, original = 0;
@@ -115,8 +115,9 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Of all, or the oldest: events that many slabs wait for are not all asked for with each one that is sent.
-// The driver is asked without the lock, as it may have locks of its own. Slabs leave the list here alone.
+// Take all finished slabs, or only the oldest: with many slabs waiting for events, we don't ask for all of
+// them each time one is queued. We ask the driver without holding our lock, since it may have locks of its
+// own. Only this function removes slabs from the list.
 static struct slab *take_ready(bool all) {
     for (struct slab **at = &first, *slab; (slab = *at); at = &slab->later) {
         CUresult status = slab->failed;
@@ -208,11 +209,11 @@ void hook_write_soon(void) {
 
 // -- Buffers as records ----------------------------------------------------
 //
-// Buffers, as `buffer` records: small ones in the trace, large ones in parts, beside it or, of a live stream,
-// in as many records. Of an array of which few units saved anything these are written only; what goes beside
-// the trace is packed if that makes it smaller. Only what a log holds is read.
+// Buffers become `buffer` records: small ones go into the trace. Large ones go in parts into the file next to
+// the trace, or for a live stream into as many records. For a sparse array, only units that saved something
+// are written. Data in the file is compressed if that makes it smaller. Only the used part of a log is read.
 //
-// Device memory is read through a stage in pinned memory, so that as little as that is pinned.
+// Device memory is read through a pinned staging buffer, so that we pin little memory.
 
 enum {
     INLINE = 64 << 10,
@@ -256,9 +257,9 @@ const char *hook_why_lost(CUresult failed) {
 // Parts
 
 struct part {
-    const char *data; // what is to be written
+    const char *data; // to write
     uint64_t size;
-    bool thin; // it is `units` of an array
+    bool thin; // `units` units of a sparse array
     uint64_t units;
 };
 
@@ -273,10 +274,10 @@ static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *f
     return true;
 }
 
-// Leaves out units that saved nothing, if that at least halves the part. `number` is that of its first.
+// Drop units that saved nothing, if that at least halves the part. `number` is the index of its first unit.
 static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
-    static char *room;     // of the one thread that writes
-    if (part->size % unit) // it ends within one
+    static char *room;     // only one thread writes
+    if (part->size % unit) // it ends inside a unit
         unit = part->size;
     uint64_t count = part->size / unit, units;
     if (!is_thin(part->data, unit, count, &units) || (!room && !(room = malloc(PART / 2))))
@@ -296,7 +297,7 @@ struct log {
     uint64_t entries, dropped;
 };
 
-// What is in the buffer of a log, of so many bytes.
+// Return how full a log is, from its buffer of this size.
 static struct log read_log(const struct woven_map *map, const char *data, uint64_t size) {
     uint64_t count, room = (size - sizeof(count)) / (NUMBER + map->stride);
     memcpy(&count, data, sizeof(count));
@@ -352,10 +353,10 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
 
 // -- The side file ---------------------------------------------------------
 //
-// The file beside the trace, which takes what is large. One thread writes to it.
+// The file next to the trace, for large buffers. Only one thread writes to it.
 
 static int side_file = -1;
-static struct stat side; // what it is, once it is made
+static struct stat side; // its identity, once it exists
 static uint64_t side_size;
 static char side_path[4200];
 
@@ -421,12 +422,12 @@ const char *hook_name_beside(void) {
 
 // -- Compression -----------------------------------------------------------
 //
-// libzstd.so.1, by three functions of its stable interface. Without it nothing is packed.
+// libzstd.so.1, through three functions of its stable interface. Without it, nothing is compressed.
 //
-// The program may load one later that is newer, as a conda environment has. The dynamic linker would not: it
-// takes what has the wanted name (DT_SONAME) for it. So what is loaded here is a copy in memory under another
-// name, which binds its own symbols first. Nothing else finds it. Only if the program is linked to one, that
-// is used.
+// The program may later load a newer libzstd, from a conda environment, for example. The dynamic linker would
+// give it ours instead, because the name (DT_SONAME) matches. So we load a copy in memory under another name,
+// which binds its own symbols first and which nothing else finds. Only if the program itself is linked to
+// libzstd do we use that one.
 
 #ifndef MFD_EXEC
 #define MFD_EXEC 0x10u
@@ -486,7 +487,8 @@ static int copy_renamed(const char *path, uint64_t at) {
     return to;
 }
 
-// Loads the copy. Its path is not one that a program gives to dlopen: it would get this.
+// Load the copy, under a path that a program never passes to dlopen; otherwise the program would get our
+// copy.
 static void *open_copy(const struct linker *linker) {
     char path[64];
     struct link_map *found = linker->open(library, RTLD_LAZY | RTLD_LOCAL);

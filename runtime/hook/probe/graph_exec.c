@@ -71,8 +71,8 @@ static bool leads_somewhere(uint64_t graph) {
     return hook_read((const void *)graph, &word, sizeof(word));
 }
 
-// Puts probes into the program's graph. Without any that are named it is read all the same, for the time when
-// there are. NULL: there is nothing to do.
+// Put probes into the program's graph. Even if no probes are named we read the graph, because they may be
+// named later. Returns NULL if there's nothing to do.
 static struct dressed *dress(const struct wanted *wanted) {
     if (!leads_somewhere(wanted->graph))
         return NULL;
@@ -121,8 +121,8 @@ static void give_up(struct dressed *dressed) {
     hook_drop_members(dressed->members);
 }
 
-// After an update the nodes have the names of before, and those that were disabled still are. They are taken
-// to stand in the same order, which is enough to count them.
+// After an update, nodes keep their earlier names, and disabled nodes stay disabled. We match nodes by
+// position, which is good enough to count them.
 static void go_on_as(struct prepared *graph, const struct members *before) {
     struct members *now = graph->members;
     for (size_t i = 0; i < before->count; i++) {
@@ -353,7 +353,7 @@ static void place_member(struct prepared *graph, const struct member *old, struc
     hook_point_at_buffers(new->save, slab ? hook_slab_address(slab) + new->save->offset : 0);
 }
 
-// Exchanges what is passed for a node, at `given` within what argument 2 leads to.
+// Replace a node's parameters, which are at `given` inside the memory that argument 2 points to.
 static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *kernel, bool has_kernel) {
     frame->note = 0;
     struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;

@@ -15,7 +15,7 @@
 #include "hook/watch/watch.h"
 #include "probe.h"
 
-// What is known of a node
+// Properties of a node
 
 enum { VALUE = 64, DEVICE_UPDATABLE = 13 }; // bytes of an attribute's value
 
@@ -321,9 +321,9 @@ CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct pack
     return params;
 }
 
-// Sets the parameters of a node. Its attributes stay: CUDA's manual does not say that they do.
+// Set the parameters of a node. Restore its attributes, since CUDA's manual doesn't say that they survive.
 static CUresult set_node(uint64_t node, const CUDA_KERNEL_NODE_PARAMS *params) {
-    static const int attributes[] = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14}; // those that a node may have
+    static const int attributes[] = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14}; // all attributes that a node may have
     enum { COUNT = sizeof(attributes) / sizeof(*attributes) };
     char before[COUNT][VALUE] = {{0}}, after[VALUE];
     bool known[COUNT];

@@ -1,7 +1,7 @@
-// A launch of an executable graph with probes in it. After it, in its stream, what its kernels wrote is
-// copied to a slab, which is drained as those of launches are, and cleared: the program waits for neither,
-// the next replay for both. The driver runs an executable graph once at a time, so that is a matter of the
-// stream, and of an event if the next replay is in another one. Nothing comes between the nodes.
+// Launching an executable graph with probes. After it, in its stream, we copy the buffers that its kernels
+// wrote to a slab, which is drained like a launch's, and clear them. The program waits for neither, the next
+// replay waits for both. The driver runs an executable graph only once at a time, so stream order takes care
+// of that, plus an event if the next replay is in another stream. Nothing comes between the nodes.
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ struct stay {
     int mode;
 };
 
-// A default stream is that of the current context.
+// A default stream belongs to the current context.
 static bool is_elsewhere(const struct prepared *graph, uint64_t stream) {
     uint64_t current = hook_current_context();
     return stream <= CU_STREAM_PER_THREAD_HANDLE && current && current != graph->context;
@@ -100,8 +100,8 @@ static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) 
         graph->no_room = "its stream takes no event or copy";
 }
 
-// A place in a slab is not needed before the graph has run, and found while it does. But a wait for one might
-// be for ever if the graph itself waits for what the program does after its launch.
+// We need no place in a slab until the graph has run, so we find one while it runs. But waiting for one could
+// last forever if the graph itself waits for something the program does after the launch.
 static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
     uint64_t bytes = bytes_of(graph);
     if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
@@ -376,7 +376,7 @@ bool hook_own_members(struct prepared *graph) {
     return true;
 }
 
-// Nobody knows when what is there is not written to any more: it stays as it is.
+// We can't tell when the GPU stops writing to these buffers, so they are never freed or reused.
 void hook_lose_sets(struct prepared *graph, const char *reason) {
     memset(graph->sets, 0, sizeof(graph->sets));
     graph->lost = reason;
@@ -390,7 +390,7 @@ void hook_let_set_go(struct set *set) {
 
 unsigned hook_find_place(struct prepared *graph) {
     bool used[MOST_SETS] = {false};
-    if (graph->lost) // nodes may write to what is not known
+    if (graph->lost) // nodes may still write to unknown places
         return MOST_SETS;
     for (size_t i = 0; i < graph->members->count; i++)
         if (graph->members->all[i].save)

@@ -1,5 +1,5 @@
-// The table of kernels with probes: a hash of handles that launches read without a lock. What was entered
-// stays in it: a handle that comes back is entered anew, and found first.
+// The table of kernels with probes: a hash table by handle, which launches read without a lock. Entries are
+// never removed: a handle that the driver reuses gets a new entry, which is found first.
 
 #include <pthread.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ static struct probed *find(uint64_t handle) {
     return NULL;
 }
 
-// What was made by an earlier order is not launched any more. The function of a kernel only leads to that.
+// Kernels of an earlier order no longer run. The entry of a kernel's function only leads to the kernel's.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
     return found && (found->kernel || atomic_load(&found->order) == hook_order()->number) ? found : NULL;
@@ -77,20 +77,21 @@ static bool make_room(void) {
     for (size_t i = 0; old && i < old->size; i++)
         if (atomic_load(&old->places[i]))
             put(table, atomic_load(&old->places[i]));
-    atomic_store_explicit(&the_table, table, memory_order_release); // somebody may still read the old one
+    atomic_store_explicit(&the_table, table,
+                          memory_order_release); // a thread may still be reading the old one
     return true;
 }
 
-// What was replaced and has nothing any more takes in what replaces it: there are as many as functions,
-// however often other probes are named.
+// Reuse a replaced entry that owns nothing any more for its successor. So the table has one entry per
+// function, however often the user names other probes.
 static bool take_in(struct probed *there, struct probed *added) {
     if (!there || there->kernel || added->kernel || there->order >= added->order ||
-        atomic_load(&there->users) || there->loaded) // whoever unloads it is a user
+        atomic_load(&there->users) || there->loaded) // an unloading thread is a user too
         return false;
     const size_t from = offsetof(struct probed, function);
     if (there->woven)
         hook_free_woven((struct woven *)there->woven);
-    if (there->name) { // somebody may read it
+    if (there->name) { // another thread may be reading it
         free(added->name);
         added->name = there->name;
     }
@@ -130,8 +131,8 @@ void hook_add_fewer(struct probed *first, struct probed *added) {
     pthread_mutex_unlock(&lock);
 }
 
-// Users. One that begins to use it looks at the order after that, and whoever unloads it for a new order
-// looks at the users after that: one of them sees the other.
+// Users. A new user checks the order after counting itself, and a thread that unloads for a new order checks
+// the users after setting it: at least one of them sees the other.
 
 static _Atomic bool any_replaced;
 
@@ -282,8 +283,9 @@ static uint64_t device_attribute(int attribute) {
                : 0;
 }
 
-// A multiprocessor has parts, each with its share of registers and warps. A warp takes multiples of a unit.
-// The numbers are those of the CUDA occupancy calculator; the earliest devices have larger parts.
+// A multiprocessor has partitions, each with its share of registers and warps. A warp gets registers in
+// multiples of a unit. The numbers are from the CUDA occupancy calculator; the oldest devices have larger
+// partitions.
 unsigned hook_most_registers(uint64_t threads, uint64_t blocks) {
     uint64_t all = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
     uint64_t block = blocks * device_attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
@@ -313,7 +315,7 @@ const char *hook_find_obstacle(const struct probed *probed, const struct bound *
                : NULL;
 }
 
-// How many blocks each multiprocessor must hold at once: those of a cooperative grid all are there.
+// How many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are resident.
 static uint64_t count_resident(const struct launch *launch) {
     uint64_t processors = device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];

@@ -1,5 +1,5 @@
-// A launch of a kernel with probes: the same launch, of another function, with the addresses of its buffers
-// after its own parameters. If it cannot be, the program's own runs, and is counted.
+// Launching a kernel with probes: the same launch, but of another function, with the addresses of its buffers
+// after the program's parameters. If that isn't possible, the program's own kernel runs and is counted.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -34,8 +34,8 @@ static bool is_captured(uint64_t stream) {
     return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
-// Why this launch runs without probes; NULL if it need not. Empty: it is not counted, as one that is
-// captured: what is launched then is the graph.
+// Return why this launch can't be probed, or NULL if it can. Empty: don't count it, for example while
+// capturing, when nothing runs until the graph is launched.
 static const char *find_reason(const struct frame *frame, const struct choice *choice, uint64_t context,
                                uint64_t stream) {
     uint64_t of_stream = context;
@@ -139,8 +139,8 @@ static void unpack(struct frame *frame, struct probed *probed) {
     frame->note = (uint64_t)save;
 }
 
-// Buffers as large as an earlier launch of the same kernel needed; smaller ones if there are none of that
-// size.
+// Claim buffers as large as an earlier launch of the same kernel needed, or smaller ones if none are free in
+// that size.
 static struct slab *claim_buffers(const struct frame *frame, struct save *save, struct claim claim,
                                   uint64_t *offset, const char **reason) {
     bool first;
@@ -351,7 +351,7 @@ uint64_t hook_call_again(const struct frame *frame) {
                                               s[4], s[5]);
 }
 
-// First without those that nobody uses.
+// The first try frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)

@@ -37,7 +37,7 @@ void hook_refuse(const struct looked_up *function, const char *reason) {
         free(probed);
 }
 
-// Parameters: the driver knows those of both kernels since CUDA 12.4.
+// Parameters: since CUDA 12.4 the driver reports the parameters of both kernels.
 
 static bool check_params(const struct probed *probed) {
     CUresult (*info)(uint64_t, size_t, size_t *, size_t *) =
@@ -306,8 +306,8 @@ void hook_after_unload(struct frame *frame) {
 
 // -- Variables -------------------------------------------------------------
 //
-// The variables of a kernel with probes are those of the program's module: of one in global memory its table
-// has the address, one in constant memory is copied, before each launch once the program may write to it.
+// A kernel with probes uses the variables of the program's module. Addresses of global variables go into its
+// table. Constants are copied, before each launch if the program may have written to them.
 
 bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, CUdeviceptr *address,
                         size_t *size) {
@@ -435,7 +435,7 @@ bool hook_copy_variables(const struct bound *bound, uint64_t stream) {
 
 // -- Per-context state -----------------------------------------------------
 //
-// What is looked for in a context is made where it is not there yet.
+// Looking up the state of a context creates it if it is missing.
 
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools;

@@ -2,8 +2,8 @@
 // variables get the values of the program's before each launch, so what it does to them is lost. What it does
 // through pointers is not: the kernel with probes does that for a second time.
 //
-// In the stream of the launch are then: flush, event, the kernel without probes, event, flush, event, the
-// kernel with them, event. The flush takes longer than the calls after it, so no time is that of the host.
+// The stream of the launch then has: flush, event, the kernel without probes, event, flush, event, the kernel
+// with them, event. The flush takes longer than the calls after it, so the times don't include the host's.
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -62,7 +62,7 @@ void hook_after_kernel_function(struct frame *frame) {
     hook_enter_function(out(frame), frame->args[1]);
 }
 
-// What was enumerated is asked for ahead.
+// Request enumerated functions ahead of their use.
 static void look_up_all(struct frame *frame, const char *counter, const char *namer) {
     const uint64_t *handles = (const uint64_t *)frame->args[0];
     CUresult (*count_of)(unsigned *, uint64_t) = hook_driver_function(counter);
@@ -133,7 +133,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
         if (asked)
             known->function.order = function->order;
         free(added);
-    } else { // in place of one that is gone
+    } else { // replaces an entry that is gone
         added->next = known ? known->next : NULL;
         *at = added;
         free(known);
@@ -143,7 +143,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
     pthread_mutex_unlock(&known_lock);
 }
 
-// Takes those off that are gone, and returns copies of those that are to be asked for here.
+// Remove functions that are gone, and return copies of the functions to request in this context.
 static struct known *collect(unsigned order) {
     struct known *found = NULL, *known, *copied;
     uint64_t context = hook_current_context();
@@ -223,16 +223,16 @@ void hook_count_known(struct known_counts *counts) {
 
 // -- Pending requests ------------------------------------------------------
 //
-// The list of what was asked for and is not loaded yet. A thread that is at an entry marks it busy; nobody
-// else touches it then, so no lock is held while the cache, the broker or the driver is asked. A thread that
-// waits holds nothing at all: a signal handler may take it away. It looks for its kernel anew each time, and
-// whichever thread finds the answer first loads it.
+// The list of requests not loaded yet. A thread that works on an entry marks it busy; other threads then
+// leave it alone, so no lock is held while we ask the cache, the broker or the driver. A waiting thread holds
+// nothing at all, since a signal handler may leave by longjmp. It looks up its kernel again each time, and
+// the first thread that finds the answer loads it.
 //
-// What comes late is loaded in the program's next look-up, load or wait for the GPU: never at a launch, and
-// never on a thread of ours. No more than MOST_ASKED questions are under way at once, for each takes a
-// descriptor, of which a program may have few; the others are asked as answers come.
+// Late results are loaded in the program's next look-up, load or wait for the GPU: never at a launch, and
+// never on a thread of ours. At most MOST_ASKED questions are open at once, because each needs a descriptor
+// and a program may have few. The others are asked as answers arrive.
 
-enum { MOST_ASKED = 64, SHARE = 32 }; // questions; of this many descriptors one is for them
+enum { MOST_ASKED = 64, SHARE = 32 }; // questions; use at most 1/SHARE of the descriptors
 enum { SLICE = 100, STEP = 2 };       // ms: to wait for an answer, and for another thread
 
 struct pending {
@@ -393,8 +393,8 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
 void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
 void hook_ask_later(const struct looked_up *function, const char *name) { ask_for(function, name, false); }
 
-// Looks after one entry. False: there is none any more. Sets the socket that its answer comes from, -1 if it
-// is another thread's or another context's to take it.
+// Work on one entry. Returns false if it no longer exists. Sets `socket` to the one its answer comes from, or
+// -1 if another thread or context has to take the answer.
 static bool look_after(uint64_t handle, int *socket) {
     *socket = -1;
     pthread_mutex_lock(&pending_lock);
@@ -451,10 +451,10 @@ void hook_finish_lookups(void) {
 
 // -- Questions -------------------------------------------------------------
 //
-// What is asked about a kernel: its image, its name and the device that it is for. The same makes the key
-// that the answer is kept under, with what the launcher says of the pipeline and the probes.
+// The question about a kernel: its image, its name and the device. The same data, together with the
+// launcher's digest of the pipeline and the probes, makes the cache key of the answer.
 
-// The device's architecture, and as the pipeline takes it.
+// Get the device's architecture, and the name that the pipeline uses for it.
 static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
     CUdevice device;
     int major, minor;

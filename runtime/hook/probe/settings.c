@@ -1,4 +1,4 @@
-// The variables that the launcher sets (../../launcher/probe.c), and what is never probed.
+// Variables that the launcher sets (../../launcher/probe.c), and libraries that are never probed.
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ bool hook_will_probe(const struct order *order, bool recording) {
     return hook_probing && order->identity && recording && !atomic_exchange(&has_probed, true);
 }
 
-// NVIDIA's libraries whose code is closed, by the beginning of the file's name. NCCL's and CUTLASS's is not.
+// Name prefixes of NVIDIA's libraries with closed code. NCCL's and CUTLASS's code is open.
 static const char *const closed[] = {
     "libcublas",    "libcudnn",   "libcufft",   "libcurand", "libcusolver", "libcusparse",
     "libcutensor",  "libnpp",     "libnvinfer", "libnvjpeg", "libnvrtc",    "libnvJitLink",

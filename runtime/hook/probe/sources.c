@@ -1,6 +1,6 @@
-// What was loaded. Of an image with PTX in it there is a copy, for the program may give it back, or write
-// over it, once it is loaded. Of a large one there is a file, which each question about it names: a new one
-// in memory, or the one that the program has it from, as long as that is the same.
+// Images that the program loaded. We copy an image that contains PTX, since the program may free or overwrite
+// it after loading. A large image is kept in a file, which each request about it names: a new file in memory,
+// or the file that the program mapped, as long as that is unchanged.
 
 #include <elf.h>
 #include <fcntl.h>
@@ -22,13 +22,13 @@ struct loaded {
     struct loaded *next;
     uint64_t handle;
     struct reference reference;
-    const char *refused; // why no kernel of it is probed; NULL if nothing is known against it
-    struct image image;  // its start is that of the copy, if there is one
+    const char *refused; // why its kernels aren't probed; NULL if we know no reason
+    struct image image;  // starts at the copy, if there is one
     void *copy;
     size_t copy_size;
-    int memory; // the file that the copy is the mapping of; -1: it is of none
+    int memory; // the file that `copy` maps, or -1
     ino_t inode;
-    char *path;         // of the file that it is in; NULL: it is in none, or it is copied
+    char *path;         // of the file that contains it; NULL if it is in none, or copied
     struct stat status; // of that, when it was loaded
     uint64_t offset;    // in it
     char digest[65];    // empty until it is asked for: few images are
@@ -84,10 +84,9 @@ static bool has_ptx(const struct image *image) {
     return *image->type == 'p' || (*image->type == 'f' ? fatbin_has_ptx(image) : cubin_has_ptx(image));
 }
 
-// Where it is kept
+// Where the image is kept
 
-// A copy, in memory of its own, or if it is large in that of a file without a name. Returns why there is
-// none, or NULL.
+// Copy the image to private memory, or if it's large to an unnamed file. Returns why that failed, or NULL.
 static const char *copy_image(struct loaded *loaded) {
     const void *start = loaded->image.start;
     size_t size = loaded->image.size;
@@ -135,8 +134,8 @@ static int open_file(const char *path, struct stat *status) {
     return -1;
 }
 
-// Whether a file has there what is in memory, by its beginning and its end: what is mapped may have been
-// replaced before.
+// Return whether the file still has the image at that offset, judging by its first and last bytes: the file
+// may have been replaced since it was mapped.
 static bool is_there(int file, uint64_t offset, const struct image *image) {
     char here[EDGE], there[EDGE];
     const uint64_t places[] = {0, image->size - EDGE};
@@ -159,7 +158,7 @@ static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset)
     return good;
 }
 
-// What is gone is forgotten when something comes.
+// Add an image. Entries that are gone are removed here.
 static void add(struct loaded *added) {
     struct stat status;
     pthread_mutex_lock(&sources_lock);
@@ -343,12 +342,12 @@ const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct 
 
 // -- Linked PTX ------------------------------------------------------------
 //
-// What the driver links has no PTX in it, so that of the parts is kept: of the links that are under way, and
-// of some results. A result is known again by its contents, for programs copy it.
+// The driver's linker output contains no PTX, so we keep the PTX of its inputs: for links in progress, and
+// for some results. We recognize a result by its contents, because programs copy it.
 //
-// Only what was made of one PTX module is probed. Of several, one may replace weak functions of another, and
-// two may have variables of one name: which of them a kernel uses, only the linker knows. A static library,
-// which is CUDA's device runtime, does neither; a kernel that calls it is left alone by who weaves.
+// Only code linked from a single PTX module is probed. With several, one may replace weak functions of
+// another, or two may have variables of the same name, and only the linker knows which one a kernel uses. A
+// static library such as CUDA's device runtime does neither; the pipeline leaves out kernels that call it.
 
 enum { MOST_RESULTS = 64, MOST_TEXT = 64 << 20 }; // results; bytes of a part
 

@@ -1,4 +1,4 @@
-// What the hook has of runtime/common: digests, what is kept under them, and the broker's clients.
+// The parts of runtime/common that the hook needs: digests, the cache, and the broker's client.
 
 #include "common/cache.c"
 #include "common/fd_passing.c"

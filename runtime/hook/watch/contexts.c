@@ -47,7 +47,7 @@ void hook_on_context_made(struct frame *frame) {
         hook_see_device(device);
 }
 
-// What may end a context: what ran in it on the GPU is read before.
+// The call may end a context, so read its GPU times first.
 void hook_before_context_gone(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     frame->note = hook_object_generation();

@@ -61,7 +61,7 @@ static struct driver *read_driver(const struct linked *linked) {
     driver->room = count;
     hook_each_function(linked, keep_function, driver);
     qsort(driver->symbols, driver->count, sizeof(*driver->symbols), by_address);
-    atomic_store(&the_driver, driver); // one that it replaces stays, for somebody may be looking at it
+    atomic_store(&the_driver, driver); // never free an old one: another thread may be reading it
     return driver;
 }
 
@@ -145,8 +145,7 @@ bool hook_forget_driver(struct span *was) {
 
 // -- Devices ---------------------------------------------------------------
 //
-// The devices, in `device` records. What is asked of the driver here changes nothing that the program could
-// see.
+// The devices, as `device` records. The driver queries here have no effect that the program could notice.
 
 #define WARP 32 // threads
 

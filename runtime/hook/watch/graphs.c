@@ -1,6 +1,6 @@
-// What a graph does: its nodes, read when it is instantiated, and kept for what changes them later. What is
-// in the body of a conditional node runs an unknown number of times: it counts as done 0 times. The driver
-// names a body when its node is made, and never again.
+// The work of a graph: we read its nodes when it is instantiated and keep them for later changes. Nodes in
+// the body of a conditional node run an unknown number of times, and count as 0. The driver names a body when
+// its node is made, and never again.
 
 #include <errno.h>
 #include <string.h>
@@ -31,15 +31,15 @@ static bool find_functions(struct walk *cu) {
 // nothing.
 struct node {
     uint64_t handle;
-    uint32_t function; // that it launches, or 0
-    uint32_t inside;   // how many nodes after it are of the graphs in it
+    uint32_t function; // the function that it launches, or 0
+    uint32_t inside;   // how many of the nodes after it are in its graphs
     struct graph_work work;
     bool sure, disabled;
 };
 
 struct nodes {
-    size_t size;          // bytes, mapped
-    uint32_t count, last; // the one that was changed last
+    size_t size;          // mapped bytes
+    uint32_t count, last; // last: the node that was changed last
     bool device;          // kernels may launch the graph
     struct node all[];
 };
@@ -230,7 +230,7 @@ static void change_nodes(const struct property *property, void *with) {
                                 change->disabled < 0 ? node->disabled : change->disabled);
     struct node *first = node ? node + 1 : nodes->all;
     uint32_t count = node ? node->inside : nodes->count;
-    // The driver takes no graph of another form: the nodes stand in the same order.
+    // the driver only accepts a graph of the same shape, so the nodes are in the same order
     for (uint32_t i = 0; change->now && change->now->count == count && i < count; i++)
         different |=
             change_node(&first[i], change->now->all[i].function, change->now->all[i].work, first[i].disabled);
@@ -356,7 +356,7 @@ void hook_on_graph(struct frame *frame) {
 void hook_on_captured(struct frame *frame) {
     const uint64_t *graph = (const uint64_t *)frame->args[1];
     hook_end_capture();
-    if (graph && !hook_object_find(*graph).current) // else it was captured into one that was there
+    if (graph && !hook_object_find(*graph).current) // otherwise it was captured into an existing graph
         add_graph(OBJECT_GRAPH, *graph, 0);
 }
 

@@ -1,8 +1,8 @@
-// --ioctl: what the driver asks the kernel for, `ioctl` records. The driver calls ioctl of libc, so it meets
-// this one. A call counts where the path of its descriptor begins with /dev/nvidia, which holds in containers
-// too, and for majors that the kernel gave out at random.
+// --ioctl: the driver's requests to the kernel, as `ioctl` records. The driver calls libc's ioctl, which this
+// library replaces. A call counts if the path of its descriptor starts with /dev/nvidia. That also works in
+// containers, and with major numbers assigned dynamically.
 //
-// Numbers are those of NVIDIA's open kernel modules: nv_escape.h, nv-ioctl-numbers.h, nv-ioctl-numa.h,
+// The numbers are from NVIDIA's open kernel modules: nv_escape.h, nv-ioctl-numbers.h, nv-ioctl-numa.h,
 // uvm_ioctl.h, uvm_linux_ioctl.h.
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-// The shared libraries of the process, in `library` records, with those that were closed before the end; and
-// where in a file an address is.
+// The shared libraries of the process, including closed ones, as `library` records; and the file offset of an
+// address.
 //
 // Libraries are looked for when the trace begins, when an address is in none that is known, before one is
 // closed, and at the end. No lock of the dynamic linker is taken: a program may hold it and wait for the
@@ -57,7 +57,7 @@ static uint64_t gpu_bytes(int file) {
     return bytes;
 }
 
-// One thread at a time writes or reads what is known. It waits for nobody.
+// A lock for the list of libraries. It's only held briefly, and never while waiting for another thread.
 static void take_turn(void) {
     while (atomic_exchange(&hook_watched->scanning, 1))
         sched_yield();
@@ -296,7 +296,7 @@ static bool is_known(uint64_t dynamic) {
     return known;
 }
 
-// A library is about to be closed, and is recorded first. The handle of dlopen is that of the linker's list.
+// Record a library that is about to be closed. The handle of dlopen points into the linker's list.
 void hook_before_close(const void *handle) {
     struct link_map map;
     if (atomic_load(&hook_watched->unmapped) || !hook_peek(handle, &map, sizeof(map)) ||
@@ -304,7 +304,7 @@ void hook_before_close(const void *handle) {
         hook_scan_libraries();
 }
 
-static _Atomic uint64_t generation; // of what is loaded
+static _Atomic uint64_t generation; // changes when a library is closed
 
 uint64_t hook_unwind_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
 

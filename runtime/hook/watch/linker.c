@@ -1,7 +1,7 @@
-// What the dynamic linker loaded, and the symbols of it. None of its functions is called: dlsym, dladdr and
-// dl_iterate_phdr take locks that a program may hold while it waits for the thread that is here, or that stay
-// taken for ever in a forked child. Its list is read as memory that may be freed meanwhile; what was loaded
-// when the program began stays.
+// The libraries that the dynamic linker loaded, and their symbols. We call none of the linker's functions:
+// dlsym, dladdr and dl_iterate_phdr take locks that the program may hold while it waits for the calling
+// thread, or that stay locked forever in a forked child. We read its list as memory that may be freed at any
+// time. Libraries loaded at program start stay.
 
 #include <elf.h>
 #include <link.h>
@@ -40,7 +40,7 @@ EARLY static bool read_map(const struct link_map *at, struct linked *linked) {
     return true;
 }
 
-// The program first, then what was loaded with it in the order in which symbols are looked for.
+// The program comes first, then the libraries loaded with it, in symbol search order.
 EARLY bool hook_next_linked(struct linked *linked) {
     if (linked->index >= MAX_LINKED)
         return false;
@@ -66,7 +66,8 @@ EARLY bool hook_next_linked(struct linked *linked) {
     return found;
 }
 
-// The same of what was loaded at the start only, which takes no system call: a filter may kill for one.
+// Only go through libraries loaded at the start. This takes no system call, for which a seccomp filter may
+// kill the process.
 EARLY static bool next_at_start(struct linked *linked) {
     return linked->index < began_with && hook_next_linked(linked);
 }
@@ -84,8 +85,8 @@ EARLY bool hook_linked_at_start(const struct linked *linked) {
     return !linked->name_space && linked->index <= began_with;
 }
 
-// Memory of a library. What was loaded at the start is not unmapped, nor is what holds a function that the
-// program is about to call; reading it needs no system call.
+// Read memory of a library. A library loaded at the start is never unmapped, and neither is a library that
+// contains a function which the program is about to call, so reading those needs no system call.
 EARLY static bool get(const struct linked *linked, uintptr_t from, void *into, size_t size) {
     if (!linked->in_use && !hook_linked_at_start(linked))
         return hook_peek((const void *)from, into, size);
@@ -348,7 +349,7 @@ bool hook_linked_of(const void *address, struct linked *found) {
     return best.map && (!best.address || (uintptr_t)address < best.end);
 }
 
-// The next function of this name after ours among what was loaded at the start: RTLD_NEXT.
+// Find the next function of this name after ours in the libraries loaded at the start, like RTLD_NEXT.
 EARLY void *hook_next_function(const char *name) {
     bool after = false;
     for (struct linked linked = {0}; next_at_start(&linked);) {

@@ -46,7 +46,7 @@ EARLY bool hook_peek(const void *from, void *into, size_t size) {
 }
 
 bool hook_peek_text(const char *from, char *into, size_t size) {
-    for (size_t at = 0; at < size;) { // to the end of the page: what is after it may not be there
+    for (size_t at = 0; at < size;) { // up to the end of the page: the next one may be unmapped
         size_t part = 4096 - ((uintptr_t)from + at) % 4096;
         part = part < size - at ? part : size - at;
         if (!hook_peek(from + at, into + at, part))
@@ -76,12 +76,13 @@ bool hook_is_readable(const void *start, size_t size) {
     return true;
 }
 
-// Whether it lies between this function's frame and the end of the stack: what is there are frames of
-// callers. A thread's stack ends at its control block, that of the first one at what the kernel put there.
+// Return whether a range lies between this function's frame and the end of the stack, where the callers'
+// frames are. A thread's stack ends at its control block, the first thread's at the data that the kernel put
+// there.
 static bool is_on_stack(uintptr_t at, size_t size) {
     enum { NEAR = 16 << 10 }; // bytes; a coroutine's stack is somewhere else
     static _Atomic uintptr_t found;
-    uintptr_t first = atomic_load_explicit(&found, memory_order_relaxed); // end of the first thread's
+    uintptr_t first = atomic_load_explicit(&found, memory_order_relaxed); // end of the first thread's stack
     if (UNLIKELY(!first))
         atomic_store_explicit(&found, first = getauxval(AT_RANDOM), memory_order_relaxed);
     uintptr_t here = (uintptr_t)__builtin_frame_address(0), thread, end = first;
@@ -91,7 +92,7 @@ static bool is_on_stack(uintptr_t at, size_t size) {
     return at >= here && at - here < NEAR && size < NEAR && end > here && at + size <= end;
 }
 
-// The kernel reads a set of signals before it refuses to do what is asked with it.
+// The kernel reads the signal set before it rejects the operation.
 static bool has_page(uintptr_t at) {
     enum { NOTHING = -1 };
     return syscall(SYS_rt_sigprocmask, NOTHING, at & ~7ul, NULL, 8) < 0 && errno == EINVAL;
@@ -115,9 +116,8 @@ bool hook_read(const void *from, void *into, size_t size) {
 
 // -- Mappings --------------------------------------------------------------
 //
-// What is mapped into the process. The kernel says it, at any time: the dynamic linker, which knows more of
-// its libraries, has locks that another thread may hold for long, or that stay taken for ever in a forked
-// child.
+// The process's mappings, from the kernel. The dynamic linker knows more about its libraries, but has locks
+// that another thread may hold for long, or that stay locked forever in a forked child.
 
 struct maps {
     int file;

@@ -1,11 +1,11 @@
-// GPU code that a program needs after all and gpt-patch has cut. One line on standard error, and a record,
-// name the kernel, the library and how to keep the kernel. The failed look-up is recorded as a use, so this
-// trace keeps the kernel next time. A driver that has no code at all for its device refuses the whole fatbin,
-// and no call names a kernel: then the names are those that gpt-patch left in the fatbin.
+// Reports GPU code that gpt-patch cut although the program needs it. A line on standard error and a record
+// name the kernel, the library, and the way to keep the kernel. The failed look-up is recorded as a use, so
+// this trace keeps the kernel next time. A driver that finds no code at all for its device rejects the whole
+// fatbin, and no call names a kernel: then we list the names that gpt-patch left in the fatbin.
 //
-// Libraries also try kernels that they only have for other devices, and do without. So nothing is said of an
-// image unless something was cut from it: a region that lost an element, or part of one, is empty or holds an
-// element of kind 0; code that was zeroed in place is found by its zeros.
+// Libraries also try kernels that they only have for other devices, and do without. So we only report an
+// image if something was cut from it: a region that lost an element or part of one is empty or has an element
+// of kind 0, and code that was zeroed in place consists of zeros.
 
 #include <elf.h>
 #include <stdatomic.h>
@@ -124,7 +124,7 @@ static void list_names(const char *start, char *text, size_t size) {
         snprintf(text + at, size - at, " and %lu more", names.count - shown);
 }
 
-// Whether the file stands in for another, or its original was kept beside it.
+// Return whether the file replaces another, or its original is kept next to it.
 static bool was_patched(const char *path) {
     for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries); i++)
         if (hook_watched->library[i].replaces && !strcmp(hook_watched->library[i].path, path))
@@ -145,7 +145,7 @@ static void find_place(const void *start, struct cut_image *place) {
     place->cut = has_gaps(place->start, false) || (place->path && was_patched(place->path));
 }
 
-// Whether this is said for the first time, and how many were.
+// Return whether this wasn't reported before, and count the reports so far.
 static bool is_new(const char *text, const void *start, uint32_t *said) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
@@ -157,7 +157,7 @@ static bool is_new(const char *text, const void *start, uint32_t *said) {
     return true;
 }
 
-// Returns false if it was said before.
+// Report it. Returns false if it was reported before.
 static bool tell(const struct frame *frame, const struct cut_image *place, const char *kernel) {
     uint32_t said;
     if (!is_new(kernel, place->start, &said))
@@ -222,8 +222,8 @@ static const char *ask_name(uint64_t handle) {
     return name;
 }
 
-// A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever it
-// is for. What was launched for the first time last is that kernel, most probably.
+// A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever the
+// call does. The function launched for the first time most recently is probably the one.
 static void on_illegal_instruction(const struct frame *frame) {
     static _Atomic bool told;
     struct cut_image place;

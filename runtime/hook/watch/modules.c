@@ -75,8 +75,8 @@ static bool may_digest(uint64_t size) {
     return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
 }
 
-// Returns the id of its record, or 0 if nothing is recorded. A module is of the context that it was loaded
-// into, a library of none.
+// Return the id of its record, or 0 if nothing is recorded. A module belongs to the context it was loaded
+// into, a library to none.
 static uint32_t add_module(const struct frame *frame, const void *image, uint64_t size) {
     bool library = !strncmp(frame->slot->symbol, "cuLibrary", strlen("cuLibrary"));
     struct object_facts facts = {
@@ -213,8 +213,8 @@ void hook_on_kernel_function(struct frame *frame) {
                                                .id = kernel.id});
 }
 
-// Functions are found by enumeration, and through private tables, without a name. The driver returns it,
-// for those that it has just launched, and what they belong to.
+// Functions found by enumeration and through private tables come without a name. For a function that was just
+// launched, the driver tells the name and the owner.
 uint32_t hook_ask_function(uint64_t handle) {
     CUresult (*function_name)(const char **, uint64_t), (*kernel_name)(const char **, uint64_t);
     CUresult (*function_module)(uint64_t *, uint64_t), (*kernel_library)(uint64_t *, uint64_t);
@@ -257,8 +257,8 @@ static void look(uint64_t handle, const char *what, const char *name) {
         HOOK_WRITE(lookup, .module = view.id, .what = hook_str(what), .name = hook_str(name));
 }
 
-// What was enumerated has handles that may have been those of others. How many there are is asked for: after
-// them the program's array is as it was.
+// Enumerated handles may be reused ones. We ask for their number, because the program's array is unchanged
+// after them.
 static void enumerate(const struct frame *frame, enum object_kind kind, const char *counter) {
     const uint64_t *handles = (const uint64_t *)frame->args[0];
     CUresult (*ask)(unsigned *, uint64_t) = hook_driver_function(counter);
@@ -360,9 +360,9 @@ int hook_ask_parameters(uint64_t handle) {
 
 // -- Saved images ----------------------------------------------------------
 //
-// --save-modules DIR: the images of modules that lie in no file, each in one named by its digest. It is
-// written beside and renamed, so under its name it is whole; the second to come finds it there. What is
-// killed meanwhile leaves a hidden file.
+// --save-modules DIR: saves each image that isn't in a file to one named by its digest. We write a temporary
+// file and rename it, so a file with the final name is complete; if it already exists, we keep it. A process
+// killed in between leaves a hidden file.
 
 static const char *folder;
 

@@ -173,14 +173,15 @@ int hook_nvtx_begin(nvtx_get_export_table *get_table, nvtx_initialize *other, bo
 
 // -- Ranges ----------------------------------------------------------------
 //
-// What the program marks with NVTX, as `range` and `range_end` records, and its names.
+// The program's NVTX ranges, marks and names, as `range` and `range_end` records.
 //
-// A range is recorded when it begins, so that one that a dying process was in is known. The id of a range is
-// unique in the process; one that began before a fork may end in the child, whose trace does not know it.
+// A range is recorded when it starts, so the trace shows the range that a crashing process was in. Range ids
+// are unique in the process. A range that started before a fork may end in the child, whose trace doesn't
+// know it.
 
-#define DEPTH 64 // of ranges pushed in one thread that are recorded
+#define DEPTH 64 // recorded depth of pushed ranges per thread
 
-// Names that the program hands over once, those of domains and registered strings, stay for ever.
+// Names passed in once, for domains and registered strings. Never freed.
 static char store[4 << 20];
 static _Atomic size_t stored;
 
@@ -250,9 +251,9 @@ const char *hook_nvtx_keep_wide(const wchar_t *wide) {
     return keep(name.text);
 }
 
-// Records. The program is not to see what becomes of errno here.
+// Records. They must not change errno for the program.
 
-// Whose chunk to write; NULL if nothing is recorded.
+// Return the thread state to write to, or NULL if nothing is recorded.
 static struct thread *recording_thread(void) {
     return atomic_load_explicit(&hook_recording, memory_order_relaxed) ? hook_this_thread() : NULL;
 }
@@ -333,21 +334,20 @@ void hook_nvtx_mark(const char *domain, const nvtxEventAttributes_t *event, stru
 
 // -- Another tool ----------------------------------------------------------
 //
-// Another tool that wants the program's ranges too. NVTX knows one library. So the other one is asked first,
-// and what it put into NVTX's tables is called by what is put there in its place.
+// Another tool that wants the program's ranges too. NVTX supports only one library, so we let the other tool
+// set its functions first, then put ours in NVTX's tables, and ours call the tool's.
 //
-// Each library of a program that uses NVTX has tables of its own. Where the other tool does not set the same
-// functions in them as in the first ones, they stay as it set them, and these ranges are not recorded: a
-// function is never called by whom it was not set for. The program gets the other tool's handles, ids and
-// levels.
+// Each library of a program that uses NVTX has its own tables. If the other tool sets different functions in
+// them than in the first ones, we leave those tables alone and don't record their ranges: a function may only
+// be called through the table that it was set for. The program gets the other tool's handles, ids and levels.
 
 enum { HANDLES = 1 << 12, IDS = 1 << 10, NEAR = 64 };
 
 nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS], *hook_nvtx_payload[NVTX_SLOTS];
 
 struct table {
-    nvtx_function ***slots; // places of function pointers
-    unsigned first, size;   // of what is used
+    nvtx_function ***slots; // where the function pointers are
+    unsigned first, size;   // the range in use
     nvtx_function *before[NVTX_SLOTS];
 };
 
@@ -414,7 +414,7 @@ int hook_nvtx_exchange(nvtx_get_export_table *get_table, nvtx_initialize *other,
     return 1;
 }
 
-// Leaves the table empty if it is not one that is known.
+// Leave the table empty if the module is unknown.
 static void look_at_module(const nvtxExtModuleInfo_t *module, nvtx_function **places[NVTX_SLOTS],
                            struct table *table) {
     *table = (struct table){.slots = places};

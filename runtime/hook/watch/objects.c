@@ -161,7 +161,7 @@ static void drop_one(struct objects *objects, struct object *object) {
     objects->count--;
 }
 
-// The object and all that goes with it, what goes with others first.
+// Drop an object and everything it owns, depth first.
 static void drop(struct objects *objects, struct object *object) {
     for (struct object *at = object, *parent; at; at = parent) {
         while (at->children)
@@ -188,8 +188,8 @@ static struct object *root_of(struct object *object) {
     return object;
 }
 
-// Whether what has the handle is what is described now. A kernel may be looked up again and again; and it has
-// functions that are found in more than one way.
+// Return whether the object with this handle is the one described. A kernel may be looked up repeatedly, and
+// its functions can be found in more than one way.
 static bool is_same(struct object *object, const struct object_facts *facts, struct object *parent) {
     return object && !facts->made && object->kind == facts->kind &&
            (!facts->parent || (parent && root_of(object) == root_of(parent))) &&

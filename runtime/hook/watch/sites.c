@@ -21,7 +21,7 @@ void hook_sites_setup(void) {
 
 static bool write_stack(uint64_t id, const uint64_t *addresses, size_t count) {
     struct gpt_frame frames[DEEPEST];
-    char buffer[1024]; // for a file that the program mapped itself, which is none
+    char buffer[1024]; // receives the path of a file that the program mapped itself: not a library
     for (size_t i = 0; i < count; i++) {
         uint64_t offset = 0;
         const char *path = hook_find_file((const void *)(addresses[i] - 1), &offset, buffer, sizeof(buffer));
@@ -68,8 +68,8 @@ void hook_on_site(struct frame *frame) {
 // address asks for is remembered in one word, so that later stacks take a look at a table and a window of
 // stack memory.
 //
-// A stack ends where there is no table, as in code that was made at run time, where a rule is one that
-// sites.c does not know, as in a signal's frame, and at the beginning of a thread.
+// A stack ends where there is no table (as in code generated at run time), where sites.c doesn't support the
+// rule (as in a signal frame), and at the start of a thread.
 
 enum { STEPS = 256, WINDOW = 2048 };
 
@@ -229,7 +229,7 @@ static unsigned pointer_size(unsigned encoding) {
     return sizes[encoding & 7];
 }
 
-// A CIE or an FDE: its length and what is after that.
+// Copy a CIE or an FDE: its length and the rest.
 static struct bytes copy_entry(uintptr_t from, unsigned char *room, size_t most) {
     uint32_t length = 0;
     bool good = hook_peek((const void *)from, &length, 4) && length >= 4 && length <= most &&
@@ -423,7 +423,7 @@ static bool read_entry(uintptr_t table, uint32_t index, int32_t entry[2]) {
     return hook_peek((const void *)(table + 12 + 8ul * index), entry, 8);
 }
 
-// The FDE of an address, and where its function begins; 0 if there is none.
+// Find the FDE of an address, and the start of its function. Returns 0 if there isn't one.
 static uintptr_t find_entry(uintptr_t table, uint64_t address, uint64_t *begin) {
     struct {
         unsigned char version, of_frames, of_count, of_table;

@@ -214,11 +214,11 @@ void hook_stream_read(struct stream_queue *queue,
 
 // -- GPU times -------------------------------------------------------------
 //
-// When kernels, copies and memsets ran on the GPU (--gpu-time): an event before each and one after, in the
-// same stream (watch.h), read when both are done, without waiting for that.
+// When kernels, copies and memsets ran on the GPU (--gpu-time): we record an event before and after each in
+// its stream (watch.h), and read both once they're done, without waiting.
 //
-// The clock of a queue are base events: each is recorded in a stream that has nothing else, at a known time;
-// all times are relative to one that is at most a second old.
+// Base events are the clock of a queue: each is recorded in a stream that has nothing else in it, at a known
+// time. All times are relative to a base event that is at most a second old.
 
 #define BASES 4
 
@@ -241,9 +241,9 @@ static struct timeline *claim(struct thread *thread, bool make) {
     return hook_streams_setup() ? (struct timeline *)hook_stream_claim(&queues, thread, make) : NULL;
 }
 
-// Records the event at a time that is known well: not while the driver prepares its first use, or the thread
-// is put aside. Returns the time, or 0. Waits 0.1 ms a try at most: the stream may share its way with a busy
-// one.
+// Record the event at a time that we know precisely: not while the driver prepares its first use, or the
+// thread is preempted. Returns the time, or 0. Each try waits 0.1 ms at most, since the stream may share
+// hardware with a busy one.
 static uint64_t record_now(const struct timeline *timeline, void *event, uint64_t second) {
     for (int tries = 0; tries < 10; tries++) {
         uint64_t start = hook_now(), end;

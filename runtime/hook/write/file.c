@@ -1,12 +1,13 @@
 // The trace on disk: a file of chunks, each a msgpack record of its own and mapped into memory.
 //
-// `used`, an aligned word in a chunk, is stored with release order after the record that it covers, so
-// whoever reads the file, also after SIGKILL, finds whole records only. Chunks are given out by an atomic
-// word, the ticket, that lies in the unused tail of the file's first chunk. Before one is mapped its blocks
-// are allocated, so that a full disk is an error here and no SIGBUS later.
+// `used`, an aligned word in a chunk, is stored with release order after the record that it covers, so a
+// reader finds only whole records, even after SIGKILL. Chunks are allocated by an atomic word, the ticket, in
+// the unused tail of the file's first chunk. Before a chunk is mapped, its blocks are allocated, so a full
+// disk is an error here and not a SIGBUS later.
 //
-// The file stays open, for later it may not be possible to open it again. The program may close what it did
-// not open, and get the number for a file of its own: so before each use it is seen whose number it is.
+// The file stays open, since it may be impossible to open it again later. The program may close descriptors
+// that it didn't open, and get the same number for a file of its own. So before each use we check that the
+// descriptor is still ours.
 
 #include <dlfcn.h>
 #include <endian.h>
@@ -34,9 +35,9 @@ static struct kept {
     _Atomic int number; // its descriptor, if it is that still
     dev_t device;
     ino_t inode;
-} opened, helper; // the trace; the lock of who reads it
+} opened, helper; // the trace; the reader's lock
 
-// That of a thread with descriptors of its own; 0: it has those of all.
+// The descriptor in a thread with its own descriptor table; 0: the thread shares the process's.
 static TLS int apart;
 
 int hook_open_file(const char *path) {
@@ -108,7 +109,7 @@ bool hook_is_unread(void) {
     return left;
 }
 
-// The descriptor of the file; -1 with errno set if there is none any more.
+// Return the file's descriptor, reopening it if needed; -1 with errno set if that fails.
 static int find_file(void) {
     struct stat found;
     int file = apart ? apart : atomic_load(&opened.number);

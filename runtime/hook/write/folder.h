@@ -1,6 +1,6 @@
-// The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so
-// whoever writes a trace there can see that nobody reads it any more. Then the folder is removed by the first
-// to notice.
+// The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so a
+// process that writes a trace there notices when nobody reads it any more. The first one to notice removes
+// the folder.
 
 #ifndef GPT_FOLDER_H
 #define GPT_FOLDER_H
@@ -51,7 +51,7 @@ static inline bool folder_has_name(const char *name) {
 static inline void folder_empty(int folder) {
     _Alignas(struct dirent64) char entries[2048];
     bool any = true;
-    while (any) { // again from the beginning, for what is removed may move the rest
+    while (any) { // start over, since removing entries may move the others
         long got;
         any = false;
         lseek(folder, 0, SEEK_SET);

@@ -1,6 +1,6 @@
-// Where a thread must not be torn away: a lock that is held, a record or a table half written. A signal
-// handler of the program may leave by siglongjmp, and would leave that so for ever. Faults still come: they
-// are caused by what is done here, and file.c answers some of them.
+// Sections in which a thread must not be interrupted, because it holds a lock or has half written a record or
+// a table. A signal handler of the program may leave by siglongjmp, and nobody would ever finish the work.
+// Faults still get through: our own code causes them, and file.c handles some.
 
 #include <pthread.h>
 #include <signal.h>

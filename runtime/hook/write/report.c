@@ -1,9 +1,8 @@
-// What the root process, which gpt-hook became, says at its end: one line about the trace and those of the
+// The final report of the root process, which gpt-hook became: one line about its trace and the traces of the
 // processes that it started.
 //
-// The line goes to standard error only if that is still the file that gpt-hook had there, so none gets into a
-// file of the program's own; and nothing is said under a seccomp filter, which may kill a process that opens
-// a file.
+// The line goes to standard error only if that is still the file gpt-hook had there, so it never ends up in a
+// file of the program. Under a seccomp filter, which may kill a process that opens a file, there's no report.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,10 +23,10 @@
 #include "write.h"
 
 static struct {
-    int pid;                          // of the root process, 0 if nothing is to be said
-    bool streams;                     // its trace is a stream: only losses are said
+    int pid;                          // of the root process; 0: no report
+    bool streams;                     // the trace is a stream: only report losses
     unsigned long long device, inode; // of its standard error
-    char error[PATH_MAX];             // the path of that, if it is a terminal or file; or empty
+    char error[PATH_MAX];             // its path, if it is a terminal or file; or empty
     char path[PATH_MAX];
 } root;
 
@@ -66,7 +65,7 @@ static bool say_loss(const char *trace, enum loss least) {
     return true;
 }
 
-// What was lost of logs must be seen without asking for it.
+// Lost log records must be reported without being asked for.
 static void say_logs(const struct trace_totals *found) {
     char line[320];
     double share = 100.0 * (double)found->entries / ((double)found->entries + (double)found->dropped);
@@ -153,7 +152,8 @@ void hook_report(void) {
     if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
         return;
     HOOK_HOLD_SIGNALS;
-    loss.kind = hook_take_loss(loss.text, sizeof(loss.text)); // their files go, whatever is said
+    loss.kind =
+        hook_take_loss(loss.text, sizeof(loss.text)); // removes the notes, whether or not we report them
     if (!has_error(&opened)) {
         errno = before;
         return;
@@ -197,7 +197,7 @@ void hook_report_setup(void) {
 
 enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
 
-// Why launches ran without probes: those that were met first, which hardly are more.
+// Why launches ran without probes: the first reasons found. There are hardly ever more.
 static struct reason {
     char text[REASON_BYTES];
     uint64_t launches;
@@ -360,7 +360,7 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
     close(file);
 }
 
-// Read a note and remove it. Returns false if there is none.
+// Read a note and remove it. Returns false if it doesn't exist.
 static bool take(enum loss loss, struct note *note) {
     char path[PATH_MAX];
     if (!notes)

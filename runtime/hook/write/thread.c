@@ -103,7 +103,7 @@ struct thread *hook_new_thread(void) {
     return thread;
 }
 
-// It takes none of the program's signals; that of a trace which somebody truncated is its own (file.c).
+// The thread blocks all signals except SIGBUS, which a truncated trace raises (file.c).
 bool hook_start_thread(void *(*work)(void *)) {
     pthread_t thread;
     sigset_t all, before;
@@ -267,8 +267,8 @@ struct row_gpu *hook_new_gpu_row(struct thread *thread) {
     return (struct row_gpu *)hook_take_row(thread, LAYOUT_GPU);
 }
 
-// The call that began last of those that have not returned. Where one of the same layout returned within it
-// since, it is not found.
+// Return the call that began last among the calls in flight. A call hidden by a nested one of the same layout
+// that already returned isn't found.
 const struct row *hook_call_in_flight(const struct thread *thread) {
     const struct row *found = thread->in_flight;
     if (found && atomic_load_explicit(&found->duration, memory_order_relaxed))

@@ -121,7 +121,7 @@ static void add_times(const struct trace_file *trace, const struct table *table)
 
 static void count_file(unsigned depth);
 
-// A kernel that the program looked up. Names of C++ may be longer than what is looked at.
+// Add a kernel that the program looked up, unless its C++ name is too long.
 static void add_kernel(struct trace_file *trace, struct value name) {
     static char text[64 << 10];
     if (name.type != TEXT || name.number > sizeof(text) || !gpt_is_selecting())

@@ -22,15 +22,15 @@
 struct live *hook_live;
 static TLS bool busy; // this thread is in code that must not call itself
 
-static char last_path[4096]; // of the trace that this process, or the one that forked it, began
-static pid_t last_pid;       // that began a trace; survives fork
+static char last_path[4096]; // the last trace that this process, or the process that forked it, started
+static pid_t last_pid;       // the process that started it; survives fork
 
-static void (*survey)(void); // writes what else belongs to the beginning and the end
+static void (*survey)(void); // writes the other records of the start and the end
 
 // The beginning
 
-// Announces this process in another trace: NAME where that was taken, else the trace of the process that
-// forked this one, else that of the command.
+// Name this process in another trace: the one at NAME if that was taken, or else the trace of the process
+// that forked it, or else the command's.
 static void announce(bool first) {
     char path[sizeof(hook_live->path)];
     const char *command = getenv("GPT_HOOK_ROOT"), *to = path;
@@ -150,7 +150,7 @@ void *hook_process_memory(size_t size) {
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED)
         return NULL;
-    madvise(found, size, MADV_WIPEONFORK); // meets every way to fork; the handler those of libc
+    madvise(found, size, MADV_WIPEONFORK); // covers every kind of fork; the atfork handler only covers libc's
     unsigned i = own[0].start != NULL;
     own[i].start = found;
     own[i].size = size;
@@ -333,8 +333,7 @@ static void end_in_folder(char *path) {
         close(folder);
 }
 
-// A program that this process was before exec may have left its trace without end: the last one that it
-// began.
+// End the last trace that a program started in this process before exec, if that program left it open.
 void hook_end_predecessor(void) {
     char path[sizeof(hook_live->path)];
     size_t length = hook_expand_name(path, sizeof(path) - 64);
@@ -347,7 +346,7 @@ void hook_end_predecessor(void) {
         name_number(path, length, number);
     else
         path[length] = '\0';
-    if (!hook_end_earlier(path) && number) { // that of an earlier process
+    if (!hook_end_earlier(path) && number) { // an earlier process's
         path[length] = '\0';
         hook_end_earlier(path);
     }

@@ -1,5 +1,5 @@
-// The trace: its file and chunks, the threads that write them, rows, counts and records, and what is said at
-// the end.
+// Writing the trace: its file and chunks, the threads that write them, rows, counts and records, and the
+// final report.
 
 #ifndef GPT_WRITE_H
 #define GPT_WRITE_H
@@ -20,7 +20,7 @@
 
 // -- for all ---------------------------------------------------------------
 
-// What C does not say to the compiler.
+// Compiler extensions.
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -29,35 +29,35 @@
 
 // The state of a trace.
 
-// It lives in memory that is zero again in a forked child: it has no trace,
-// no ids, no state until it begins its own.
+// Lives in memory that reads as zero in a forked child, so the child has no trace, ids or state until it
+// starts its own.
 
 #define MAX_MAPPINGS 16384
-#define MAX_COUNT_CHUNKS 4096 // of 20,000 rows, most of them
+#define MAX_COUNT_CHUNKS 4096 // of at most 20,000 rows
 
 enum state { FRESH, STARTING, ON, OFF };
 
 struct live {
-    _Atomic uint32_t pid;   // of the process while its trace is on, else 0
+    _Atomic uint32_t pid;   // of the process while its trace is on, otherwise 0
     _Atomic uint32_t state; // enum state
     _Atomic uint32_t pool_lock;
     struct tail *tail;
     char path[4096];
-    struct thread *pool;                               // of threads that are gone
-    struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches, of queries: rows, by chunk
-    _Atomic uint32_t count_rows[2];                    // that are given out
+    struct thread *pool;                               // of threads that have ended
+    struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches and of queries: rows, by chunk
+    _Atomic uint32_t count_rows[2];                    // handed out so far
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
-    } mappings[MAX_MAPPINGS]; // of the file
+    } mappings[MAX_MAPPINGS]; // of the trace file
 };
 extern struct live *hook_live;
 
-// Something that may be gone, and whether it is.
+// References to things that may be gone.
 
-// An object as it was seen: it may be gone since. One that is all zero is none.
+// An object as it was when we saw it. It may be gone since. All zero: no object.
 struct reference {
-    const _Atomic uint64_t *current; // the generation of what is in its place now
+    const _Atomic uint64_t *current; // the generation of the object there now
     uint64_t generation;
 };
 
@@ -68,84 +68,85 @@ static inline bool hook_is_alive(struct reference reference) {
 
 // -- counts.c --------------------------------------------------------------
 
-// How often each kernel was launched, and each query made.
+// How often each kernel was launched and each query made.
 
 struct thread;
 
 // How often a thread launched a function or made a query, and when first: a row of a `launches` or `counts`
-// record, in a chunk that stays mapped. Only the thread writes it.
+// record, in a chunk that stays mapped. Only that thread writes it.
 struct count {
     _Atomic uint64_t count, first;
-    uint32_t id, pad; // of the function, of the api
+    uint32_t id, pad; // of the function or api
 };
 
-// Where in a thread's table a key is, modulo its size: also for the stubs, which count most launches.
+// Hash a key's place in a thread's table. The stubs use it too, since they count most launches.
 #define COUNTER_FACTOR 0x9e3779b97f4a7c15u
 #define COUNTER_SHIFT 40
 
-struct counter {                // of a thread's table: open addressing
-    uint64_t key;               // the function's handle, the address of the query's slot
-    struct count *row;          // of the function that had the handle when this was made
-    struct reference reference; // to that
+struct counter {                // of a thread's hash table with open addressing
+    uint64_t key;               // the function's handle, or the address of the query's slot
+    struct count *row;          // of the function that had the handle at that time
+    struct reference reference; // to that function
 };
 
-// The row that a thread counts a key in: the handle of a function that is launched, the address of a query's
-// slot. NULL if it has none, or that of an object that is gone.
+// Find the row in which a thread counts a function's handle or the address of a query's slot. Returns NULL if
+// there isn't one or its object is gone.
 struct count *hook_find_counter(const struct thread *thread, uint64_t key);
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference); // or NULL
 void hook_count(struct count *row, uint64_t now);
-uint64_t hook_count_launches(void); // all of them
-uint32_t hook_newest_launch(void);  // the function that was launched for the first time last, or 0
+uint64_t hook_count_launches(void); // the total
+uint32_t hook_newest_launch(void);  // the function whose first launch is the most recent, or 0
 
 // -- exec_parent.c ---------------------------------------------------------
 
 // Traces of other processes.
 
-extern uint64_t hook_run; // of gpt-hook: which processes share files; 0 without it
+extern uint64_t hook_run; // identifies a run of gpt-hook, whose processes share files; 0 without one
 
-// Says in the tail of a file, whose first chunk has so many bytes, whose it is: from then on others may add
-// to it.
+// Write our identity into the tail of a file's first chunk, which has this size. From then on other processes
+// may append to the file.
 void hook_sign(struct tail *tail, uint32_t size);
 
 bool hook_may_stay(const char *path);
 
-// Tells another trace of this one. `how` it began, if that was not by exec.
+// Mention this trace in another one. `how` says how the process started, if not by exec.
 void hook_name_to(const char *to, const char *how);
 
-// Ends the trace at a path, if a program began it that this process was before exec. False if none did.
+// End the trace at a path if this process started it before exec. Returns false if it didn't.
 bool hook_end_earlier(const char *path);
 
 // -- file.c ----------------------------------------------------------------
 
-// Mappings of trace files, which somebody may truncate.
+// Mappings of trace files, which anybody may truncate.
 
-unsigned char *hook_map(int file, size_t size, off_t at); // may be written whatever becomes of the file
+unsigned char *hook_map(int file, size_t size, off_t at); // safe to write, whatever happens to the file
 void hook_unmap(unsigned char *start, size_t size);
 void hook_bus_setup(void);
-extern _Atomic bool hook_bus_installed; // the handler of SIGBUS is ours
+extern _Atomic bool hook_bus_installed; // our SIGBUS handler is installed
 int hook_bus_exchange(const struct sigaction *action,
-                      struct sigaction *before); // what sigaction is to the program then
+                      struct sigaction *before); // emulates sigaction for the program from then on
 extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *); // set by hook_find_real
 
 // -- messages.c ------------------------------------------------------------
 
-// Messages, and what ends the recording.
+// Messages, and ending the recording early.
 
-extern const char *hook_folder; // of a live stream, whose helper reads the trace while it grows; else NULL
-void hook_fail(const char *where, int error); // turns the hook off and says so
+extern const char
+    *hook_folder; // of a live stream, whose helper reads the trace while it grows; otherwise NULL
+void hook_fail(const char *where, int error); // turns the hook off and reports why
 void hook_turn_off(const char *where, const char *fact);
-extern const char *(*hook_real_strerrordesc)(int); // glibc's strerrordesc_np, from 2.32 on; else NULL
+extern const char *(*hook_real_strerrordesc)(int); // glibc's strerrordesc_np (since 2.32), otherwise NULL
 const char *hook_describe_error(int error);
 void hook_say(const char *where, const char *fact, const char *consequence);
 
 // -- no_signals.c ----------------------------------------------------------
 
-// For the rest of its scope a thread is neither cancelled (functions of the driver are not cancellation
-// points, and what is opened and written here must not make them such) nor sent into a signal handler.
+// For the rest of its scope, the thread can't be cancelled and gets no signal handlers. Driver functions
+// aren't cancellation points, so our opens and writes must not turn them into some.
 
 struct held_signals {
-    bool nested; // they were held before
+    bool nested; // already held by a caller
     int cancel;
     sigset_t signals;
 };
@@ -153,8 +154,8 @@ struct held_signals {
 struct held_signals hook_hold_signals(void);
 void hook_release_signals(const struct held_signals *before);
 
-// Waits for a file (NULL: for nothing) as the program itself would: signals that come are handled, and a
-// handler may leave for good. So nothing may be held, and all that is kept must be found again elsewhere.
+// Wait for a file (NULL: only for the time) the way the program would: signal handlers run, and one may leave
+// by longjmp or exit. So hold no locks here, and keep all state where it can be found again.
 void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
 
 #define HOOK_HOLD_SIGNALS                                                                                    \
@@ -163,59 +164,58 @@ void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
 
 // -- report.c --------------------------------------------------------------
 
-// What is said at the end of launches with probes and without.
+// The final report on launches with probes and without.
 
 void hook_add_reason(const char *reason, size_t size, uint64_t launches);
-void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, as of time stamps
-uint64_t hook_count_reason(const char *start);          // launches without probes for a reason that starts so
-void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the latter: all there were
+void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, in time stamp ticks
+uint64_t hook_count_reason(const char *start); // launches without probes for reasons with this prefix
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
 
-// Programs that the command starts without the hook: what the report says of them.
+// Programs that the command starts without the hook, for the report.
 
-// Why a program is started without the hook; the later, the likelier it is a fault.
+// Why a program runs without the hook, from expected to probably a mistake.
 enum loss {
     LOSS_NONE,
-    LOSS_PROGRAM, // none can enter it, as a static one; what it starts has the hook again
-    LOSS_RIGHTS,  // the dynamic linker ignores LD_PRELOAD, as for a setuid one
+    LOSS_PROGRAM, // a static one, for example, can't be entered; programs it starts have the hook again
+    LOSS_RIGHTS,  // the dynamic linker ignores LD_PRELOAD, as for setuid programs
     LOSS_DROPPED, // its environment doesn't bring the hook in
 };
 
-void hook_lost_setup(pid_t root, uint64_t error_device, uint64_t error_inode); // that reports, and where
-bool hook_notes_losses(void); // whether somebody will report them
+void hook_lost_setup(pid_t root, uint64_t error_device,
+                     uint64_t error_inode); // the root process reports there
+bool hook_notes_losses(void);               // whether any process will report them
 void hook_note_loss(enum loss loss, const char *program, const char *how);
 
-// Remove all notes, and write what the worst of them says. Returns what it is.
+// Remove all notes and write the text for the worst of them. Returns that one.
 enum loss hook_take_loss(char *text, size_t size);
 
-// What gpt-hook's process says at its end.
+// The final report of gpt-hook's process.
 
 void hook_report_setup(void);
-void hook_report(void); // in the root process: one line about what was written
+void hook_report(void); // in the root process: one line that sums up the trace
 
-void hook_report_loss(void); // the same, as the root process becomes a program without the hook
+void hook_report_loss(void); // before the root process becomes a program without the hook
 
 // -- thread.c --------------------------------------------------------------
 
-// Time stamps, ticks of the time stamp counter where it is fit for that, else CLOCK_MONOTONIC.
+// Time stamps: ticks of the time stamp counter where it's reliable, otherwise CLOCK_MONOTONIC.
 
 extern bool hook_has_tsc;
 void hook_clock_setup(void);
 uint64_t hook_monotonic(void);
-uint64_t hook_tsc_hz(void); // 0: stamps are ns
+uint64_t hook_tsc_hz(void); // 0: stamps are in ns
 
 static inline uint64_t hook_now(void) {
     return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
 }
 
-// Rows of a trace as they lie in it.
-
-// Rows of a trace, by what they have beside time and result. hook_layouts (thread.c) declares them to
+// The rows of a trace, by their fields besides time and result. hook_layouts (thread.c) describes them to
 // readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
 struct row {
-    _Atomic uint64_t start;    // 0: not used; stored last
-    _Atomic uint64_t duration; // 0: has not returned; stored last of what is known then
+    _Atomic uint64_t start;    // 0: unused; stored last
+    _Atomic uint64_t duration; // 0: hasn't returned; stored last of the fields known on return
     uint32_t api;
     int32_t result;
 };
@@ -240,53 +240,53 @@ struct row_launch {
 };
 
 struct row_gpu {            // of a `gpu_times` record
-    _Atomic uint64_t begin; // 0: not used; stored last
+    _Atomic uint64_t begin; // 0: unused; stored last
     uint64_t duration, call, stream;
     uint32_t api, function, thread;
-    uint32_t probed; // 1: it ran with probes
+    uint32_t probed; // 1: ran with probes
     uint32_t device, pad;
 };
 
-// A thread that writes: its chunk, and the batches of rows in it.
+// A thread that writes: its chunk, and its batches of rows.
 
-#define MAX_QUERIES 32 // that one process can count
-#define EARLIER 4      // chunks of a thread that stay mapped beside the one that it writes
+#define MAX_QUERIES 32 // that a process can count
+#define EARLIER 4      // earlier chunks of a thread that stay mapped
 
-// Rows of one layout inside the chunk. A signal handler may make calls too, between any two instructions of a
-// call: a row is taken by one instruction, and where it is not below `end` then, it is none. A call
-// that is interrupted right there by a handler that begins a batch may take its row for one of that: so there
-// is one more after `end`.
+// Rows of one layout inside the chunk. Signal handlers can make calls too, between any two instructions, so
+// one instruction takes a row; if the result isn't below `end`, there was no row. If a handler interrupts a
+// call right there and starts a new batch, the call may take that batch's row as its own, so there's a spare
+// row after `end`.
 struct batch {
     unsigned char *next, *end;
-    uint32_t rows; // of the batch after it
+    uint32_t rows; // in the next batch
 };
 
-struct mapped { // a chunk; all zero if there is none
+struct mapped { // a mapped chunk, or all zero
     unsigned char *start;
     size_t size;
 };
 
 struct thread {
-    uint32_t pid, tid; // pid is that of struct live, else this is the state of another process
+    uint32_t pid, tid; // equals live->pid, or this state belongs to another process
     struct mapped chunk;
     struct batch batches[LAYOUTS];
-    struct mapped earlier[EARLIER];     // the newest first: calls in flight have rows there
-    struct count *queries[MAX_QUERIES]; // by slot->query; the first stands for none
-    struct mapped spare;                // the next chunk, if it was made before it is needed
-    const struct row *in_flight;        // the innermost call when the chunk before this one was full
-    uint32_t used;                      // bytes of the chunk's data
+    struct mapped earlier[EARLIER];     // newest first: calls in flight have rows there
+    struct count *queries[MAX_QUERIES]; // by slot->query; index 0 means not counted
+    struct mapped spare;                // the next chunk, if already prepared
+    const struct row *in_flight;        // the innermost call when the previous chunk was full
+    uint32_t used;                      // of the chunk's data, in bytes
     struct counter *counters;
-    uint32_t counters_mask, counters_used; // the mask is one less than their number, a power of two
+    uint32_t counters_mask, counters_used; // the mask is the size minus one; the size is a power of two
     struct stream_queue *timelines;
     struct thread *next; // in the pool
 };
 
 extern TLS struct thread *hook_thread;
-extern TLS const void *hook_calling;    // frame of the call that this thread makes; stale if that was left
+extern TLS const void *hook_calling;    // frame of the call that this thread is in; stale if left by longjmp
 extern TLS bool hook_in_vfork;          // this thread is a vfork child, in its parent's memory
-struct thread *hook_begin_thread(void); // the slow way of hook_this_thread
+struct thread *hook_begin_thread(void); // slow path of hook_this_thread
 
-// Whose chunk to write; NULL if nothing is recorded.
+// Return the calling thread's state, or NULL if nothing is recorded.
 static inline struct thread *hook_this_thread(void) {
     struct thread *thread = hook_thread;
     if (LIKELY(thread && thread->pid == atomic_load_explicit(&hook_live->pid, memory_order_relaxed)))
@@ -295,24 +295,24 @@ static inline struct thread *hook_this_thread(void) {
 }
 
 void hook_threads_setup(void);
-struct thread *hook_new_thread(void);                                // of this process, or NULL
-bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false: it is none
-struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of so many bytes at least
-bool hook_start_thread(void *(*work)(void *));                       // of ours, in the program
-void hook_make_spare(struct thread *thread);                         // in a call that takes its time anyway
+struct thread *hook_new_thread(void);                                // in this process; or NULL
+bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
+struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of at least this size
+bool hook_start_thread(void *(*work)(void *));                       // starts a thread of ours in the program
+void hook_make_spare(struct thread *thread);                         // inside a call that is slow anyway
 
-// Records: into the chunk of the thread.
+// Records, written into the thread's chunk.
 
-extern TLS bool hook_writing; // a record: a signal handler that comes now writes none
-// Room for a record: in the thread's chunk, if that had none in the next one, then in one of the largest.
+extern TLS bool hook_writing; // in a record: a signal handler that runs now writes none
+// Makes room for a record: first in the thread's chunk, then in the next one, then in one of the largest.
 enum { TRIES = 3 };
 bool hook_open(struct gpt_packer *buffer, int try);
-bool hook_close(struct gpt_packer *buffer); // what was packed is in the trace
-// After a record whose last value is not bytes: makes them `size` bytes, aligned, that stay as they are,
-// zero. Returns where they begin, or NULL if they do not fit.
+bool hook_close(struct gpt_packer *buffer); // the packed record is in the trace now
+// Extend a record, whose last value isn't binary, by an aligned binary value of `size` zero bytes that keeps
+// its place. Returns its start, or NULL if it doesn't fit.
 unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size);
 
-// Writes a record: HOOK_WRITE(child, .pid = 1, ...). Returns false if nothing is recorded.
+// Write a record: HOOK_WRITE(child, .pid = 1, ...). Returns false if nothing is recorded.
 #define HOOK_WRITE(kind, ...)                                                                                \
     ({                                                                                                       \
         const struct gpt_##kind record_ = {__VA_ARGS__};                                                     \
@@ -330,7 +330,7 @@ static inline struct gpt_str hook_str(const char *text) {
     return (struct gpt_str){text, text ? strlen(text) : 0};
 }
 
-// Rows: how they are described to readers, and how a thread takes one.
+// Rows: their description for readers, and how a thread takes one.
 
 static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
 #ifdef __x86_64__
@@ -345,12 +345,12 @@ static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
 
 struct row_layout {
     const struct gpt_field *items;
-    size_t count, stride; // fields, bytes of a row
+    size_t count, stride; // number of fields; bytes per row
 };
 extern const struct row_layout hook_layouts[LAYOUTS];
 bool hook_new_batch(struct thread *thread, enum layout layout);
 
-// A free row, or NULL.
+// Return a free row, or NULL.
 static inline unsigned char *hook_take_row(struct thread *thread, enum layout layout) {
     struct batch *batch = &thread->batches[layout];
     unsigned char *row = hook_take(batch, hook_layouts[layout].stride);
@@ -363,13 +363,13 @@ static inline unsigned char *hook_take_row(struct thread *thread, enum layout la
 }
 
 struct row_gpu *hook_new_gpu_row(struct thread *thread);
-const struct row *hook_call_in_flight(const struct thread *thread); // the innermost, or NULL
+const struct row *hook_call_in_flight(const struct thread *thread); // the innermost one, or NULL
 
 // -- file.c ----------------------------------------------------------------
 
-// The file of a trace and its chunks.
+// The trace file and its chunks.
 
-// A chunk, and what lies in it.
+// The parts of a chunk.
 static inline struct tail *mapped_tail(struct mapped chunk) {
     return (struct tail *)(chunk.start + chunk.size - CHUNK_TAIL);
 }
@@ -380,83 +380,86 @@ static inline struct gpt_packer mapped_room(struct mapped chunk, uint32_t used) 
 
 void hook_set_used(unsigned char *chunk, uint32_t used);
 
-// Bytes of chunks.
-uint32_t hook_chunk_size(unsigned step); // of those of 4 KiB on that grow
-uint32_t hook_chunk_for(size_t bytes); // the smallest with room for so many bytes of records, or the largest
-uint32_t hook_chunk_after(uint32_t size); // the next larger one, or the largest
+// Chunk sizes in bytes.
+uint32_t hook_chunk_size(unsigned step); // at a step of the sizes, which grow from 4 KiB
+uint32_t
+hook_chunk_for(size_t bytes); // the smallest with room for this many bytes of records, or the largest
+uint32_t hook_chunk_after(uint32_t size); // the next larger size, or the largest
 
-// Takes a chunk at the end of the file, for ever. `flag` is ENDED for the last one.
+// Append a chunk to the file for good. `flag` is ENDED for the last one.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag);
 
-// The same at a place in a file that may be another one; errno is set if it is none.
+// Make a chunk at an offset of a file, possibly another process's. On failure errno is set.
 struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size);
-struct tail *hook_map_tail(int file, uint32_t size); // of its first chunk
+struct tail *hook_map_tail(int file, uint32_t size); // tail of the first chunk
 
-bool hook_may_grow(uint64_t size); // RLIMIT_FSIZE lets a file: trying brings a signal; errno is set if not
+bool hook_may_grow(
+    uint64_t size); // checks RLIMIT_FSIZE, since exceeding it raises a signal; sets errno if not
 
-int hook_open_file(const char *path); // a trace that is there: to read and to write
+int hook_open_file(const char *path); // an existing trace, for reading and writing
 void hook_keep_file(int file, const struct stat *found);
 void hook_close_file(void);
-bool hook_is_unread(void); // a live stream: its helper was killed, and nothing more is recorded
-int hook_keep_apart(void); // of a thread that will have descriptors of its own; -1: there is none
+bool hook_is_unread(void); // a live stream whose helper was killed: record nothing more
+int hook_keep_apart(void); // for a thread that will have a descriptor table of its own; -1 without a file
 
 // -- totals.c --------------------------------------------------------------
 
 struct trace_totals {
     uint64_t calls, launches, processes, bytes, probed, unprobed;
-    uint64_t needed, most, needing; // of --memusage: bytes of all and of one launch, and how many these are
-    uint64_t logs, full;            // of launches, and how many of them were too small
-    uint64_t entries, dropped;      // in all of them, and what did not fit
-    int fault;                      // errno, if the first file can't be opened
+    uint64_t needed, most, needing; // for --memusage: total bytes, the largest launch, number of launches
+    uint64_t logs, full;            // logs of launches, and how many of them overflowed
+    uint64_t entries, dropped;      // entries in all logs, and how many didn't fit
+    int fault;                      // errno if the first file can't be opened
 };
 
-// Adds up the trace at a path and those of the processes that it names. Once in a process: the memory is its
-// own.
+// Add up the trace at a path and the traces of the processes it names. Call once per process: the result is
+// static.
 const struct trace_totals *hook_reread(const char *path);
 
 // -- trace.c ---------------------------------------------------------------
 
 // The `header` record.
 
-size_t hook_pack_header(struct gpt_packer *buffer, bool whole); // with the command line; returns its bytes
+size_t hook_pack_header(struct gpt_packer *buffer,
+                        bool whole); // `whole`: with the command line; returns its size
 
-// The names of a process's files.
+// File names of a process's trace.
 
-// The value of a variable of ours, which stays; NULL if it is not set. Programs write over their environment,
-// to show what they do in lists of processes.
+// Copy one of our environment variables for good, or return NULL if it isn't set. Programs overwrite their
+// environment to change their name in process lists.
 const char *hook_keep_variable(const char *name);
 
-extern const char *hook_template; // NAME, with %p and the like; NULL or empty: nothing is written
+extern const char *hook_template; // NAME with %p and so on; NULL or empty: write nothing
 
 size_t hook_expand_name(char *path, size_t size); // returns its length
 
-// Creates the file of this process, at hook_live->path, and opens it; -1 with errno set if there is none, or
-// hook_live->state is OFF: somebody else writes there. `first` at NAME?
+// Create and open this process's file at hook_live->path. Returns -1 with errno set if that fails, or with
+// hook_live->state OFF if another process writes there. `first`: whether it's at NAME itself.
 int hook_create_file(bool *first);
 
-// A program that this process was before exec may have left its trace without end.
+// End the trace of the program that this process was before exec, if that program left it open.
 void hook_end_predecessor(void);
 
-// Whether calls are recorded: gpt-hook ctl turns that on and off.
+// Whether calls are recorded, switched by gpt-hook ctl.
 
-// A forked child goes on as its parent was. What is loaded and looked up is written in either case.
+// A forked child inherits it. Loads and look-ups are written either way.
 extern _Atomic bool hook_recording;
 
 struct periods {
-    uint64_t count; // that have begun
-    uint64_t since; // ns since the epoch: the last change; 0: there was none
+    uint64_t count; // that have started
+    uint64_t since; // time of the last change in ns since the epoch, or 0
 };
-extern struct periods hook_periods; // of the thread that turns it on and off
+extern struct periods hook_periods; // used only by the thread that switches
 
 void hook_recording_setup(void);
-void hook_begin_recording(void); // of a trace that begins
+void hook_begin_recording(void); // for a new trace
 void hook_write_recording(bool on);
 
-// A trace: its beginning, its end, and what ends it before.
+// The start and end of a trace, and reasons to end it early.
 
-bool hook_trace_setup(void (*more)(void)); // writes what else belongs to the beginning and the end
-void *hook_process_memory(size_t size);    // zero, and zero again in a forked child; NULL if there is none
-bool hook_is_ours(void);                   // whether there is a trace, and this process began it
-void hook_finish(unsigned status);         // ends the trace; what comes later is not recorded
+bool hook_trace_setup(void (*more)(void)); // `more` writes the other records of the start and the end
+void *hook_process_memory(size_t size);    // reads as zero in a forked child too; NULL if memory runs out
+bool hook_is_ours(void);                   // whether there's a trace that this process started
+void hook_finish(unsigned status);         // ends the trace; later events aren't recorded
 
 #endif
