@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import gpt.compat  # noqa: F401 (the lists of other tools)
 from gpt.base.errors import GptError, MalformedError
 from gpt.stream import records, wire
 from gpt.trace.used import IN_MEMORY, read_used
