@@ -229,12 +229,12 @@ def open_stage(form: AnswerFormat | None, as_stream: bool, json: bool, from_json
 def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
     """Raise UsageError if a cluster can't read this input or write this output."""
     if given["scheduler"] and not given["engine"]:
-        raise UsageError("--scheduler is that of --engine dask")
+        raise UsageError("--scheduler needs --engine dask")
     if not given["engine"]:
         return
     if not analysis.merges:
         what = "takes all of the traces at once, and is not run on a cluster"
-        raise UsageError(f"this analysis {what}: gpt-analyze(1), MANY RANKS, names those that are")
+        raise UsageError(f"this analysis {what}: gpt-analyze(1), MANY RANKS, lists the analyses that can be")
     if wrong := [f"--{name.replace('as_', '')}" for name in ("follow", "json", "as_stream") if given.get(name)]:
         raise UsageError(f"--engine dask writes answers only: not with {wrong[0]}")
     if not given["traces"] or STDIN in given["traces"]:

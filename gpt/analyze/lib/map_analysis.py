@@ -182,4 +182,4 @@ class MapAnalysis(ABC):
         for reason, count in self._lost.most_common(3):
             yield f"{'1 launch lost what it' if count == 1 else f'{count:,} launches lost what they'} saved: {reason}"
         if more := sum(sorted(self._lost.values())[:-3]):
-            yield f"{amount(more, 'launch')} lost what was saved for other reasons"
+            yield f"{amount(more, 'launch')} lost records for other reasons"

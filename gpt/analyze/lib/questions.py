@@ -181,7 +181,7 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
         yield make_answer("iterations", ITERATIONS, units, top=TOP)
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
-        verdict = [f"of so many calls one in {step} was looked at"] if step > 1 else []
+        verdict = [f"there are many calls: one in {step} was looked at"] if step > 1 else []
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
@@ -223,7 +223,7 @@ Names = Mapping[int, str]  # names of processes, by the id() of their facts
 def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     question, main = "calls of loading", facts[0]
     if not main.launches and not _launched(totals):
-        return Said(question, NOTHING, evidence="it ends with the first launch, and there was none")
+        return Said(question, NOTHING, evidence="it ends with the first launch, but nothing was launched")
     if not main.launches:
         fact = "it ends with the first launch, and none is recorded as a call: 'gpt-hook run --calls all' records them"
         return Said(question, NOT_KNOWN, evidence=fact, option="--calls all")

@@ -23,7 +23,9 @@ def find_text(head: bytes) -> ReadText | None:
 def refuse_used(data: bytes, path: Path) -> None:
     """Refuse lines as a list of used code: calls tell which kernels ran, but not everything that was looked up."""
     if b'"ts"' in data and find_text(data[:HEAD]):
-        raise MalformedError("JSON lines of calls do not say what was looked up: name the trace itself", str(path))
+        raise MalformedError(
+            "JSON lines of calls don't name the kernels that were looked up: name the trace itself", str(path)
+        )
 
 
 FORMAT = Format("tracers", find_text=find_text, list_used=refuse_used)

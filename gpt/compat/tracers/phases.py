@@ -4,8 +4,9 @@
     {"event_id":5,"ts":0.59,"tid":7,"type":"memory","op":"alloc","size":4096}
     {"event_id":6,"ts":0.60,"tid":7,"phase":"E","type":"userspace","name":"...","duration_us":90.0,"retval":0}
 
-`ts` are milliseconds. A line without `phase` and `name` adds to the call that its thread is in, has just left, or
-enters next: the order in which tracers run probes of one place is unknown. If there is no such call, the line is one.
+`ts` is in milliseconds. A line without `phase` and `name` adds to the call that its thread is in, has just left, or
+enters next, because nobody knows in which order a tracer runs several probes at one place. Without such a call, the
+line becomes a call itself.
 """
 
 from __future__ import annotations
