@@ -323,11 +323,12 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
-    if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && slot->known && slot->known->allocates)
+    if (UNLIKELY((CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY) && slot->known &&
+        slot->known->allocates)
         run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run(slot->known->probe_after, frame); // which may make the call anew
-    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint32_t captured =
         UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;
     if (frame->flags & SLOT_QUERY && thread)
@@ -337,7 +338,7 @@ void hook_leave(struct frame *frame) {
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
-        row->result = (int32_t)frame->rax;
+        row->result = (int32_t)frame->result;
         if (UNLIKELY(captured))
             row->api = captured;
         if (done)
@@ -352,7 +353,7 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
     if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
-                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION))
+                            (CUresult)frame->result == CUDA_ERROR_ILLEGAL_INSTRUCTION))
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);

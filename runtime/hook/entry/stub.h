@@ -47,7 +47,7 @@
 
 #define FRAME_SIZE 368
 #define FRAME_ARGS 0
-#define FRAME_RAX 48
+#define FRAME_RESULT 48
 #define FRAME_RDX 56
 #define FRAME_XMM 64
 #define FRAME_SLOT 192
@@ -84,7 +84,7 @@ _Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(stru
                    offsetof(struct slot, announced) == SLOT_ANNOUNCED,
                "as the stub has it");
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
-_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
+_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, result) == FRAME_RESULT,
                "as the stub has it");
 _Static_assert(offsetof(struct frame, xmm) == FRAME_XMM && offsetof(struct frame, stack) == FRAME_STACK,
                "as the stub has it");

@@ -86,7 +86,7 @@ void hook_after_attribute(struct frame *frame) {
     unsigned first = kernel && attribute ? 2 : 0; // the handle
     const uint64_t *a = frame->args;
     const struct probed *entry =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_find_probed(a[first]) : NULL;
+        hook_probing && (CUresult)frame->result == CUDA_SUCCESS ? hook_find_probed(a[first]) : NULL;
     if (!entry)
         return;
     struct property property = {.what = attribute                   ? PROPERTY_ATTRIBUTE
@@ -235,7 +235,7 @@ static bool may_come(uint64_t handle) {
 }
 
 static bool is_answered(const struct frame *frame) {
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && frame->args[0];
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && frame->args[0];
 }
 
 typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);

@@ -106,14 +106,14 @@ static bool undress(struct frame *frame, struct dressed *dressed) {
     hook_undress(dressed->members);
     hook_relaxed_mode(mode);
     hook_end_turn(&dressed->turn);
-    if ((CUresult)frame->rax != CUDA_SUCCESS && has_probes(dressed->members)) {
-        frame->rax = hook_call_again(frame);
+    if ((CUresult)frame->result != CUDA_SUCCESS && has_probes(dressed->members)) {
+        frame->result = hook_call_again(frame);
         strip_all(dressed->members, refused);
     }
     if (!has_probes(dressed->members))
         hook_let_set_go(&dressed->set);
     hook_call_without_buffers(frame);
-    return (CUresult)frame->rax == CUDA_SUCCESS;
+    return (CUresult)frame->result == CUDA_SUCCESS;
 }
 
 static void give_up(struct dressed *dressed) {
@@ -205,7 +205,7 @@ void hook_before_exec_update(struct frame *frame) {
 void hook_after_exec_update(struct frame *frame) {
     struct dressed *dressed = (struct dressed *)frame->note;
     if (!dressed) { // then it has no probes any more
-        if (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS)
+        if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame->args[0]);
         return;
     }
@@ -315,7 +315,7 @@ void hook_before_exec_gone(struct frame *frame) {
 
 void hook_after_exec_gone(struct frame *frame) {
     struct prepared *graph = NULL;
-    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
+    if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS)
         hook_mark_exec_going(frame->args[0], false);
     else if (hook_probing && (graph = hook_take_off(frame->args[0], true)))
         hook_release_prepared(graph);
@@ -390,11 +390,11 @@ static void after_kernel(struct frame *frame) {
         return;
     struct prepared *graph = changed->graph;
     frame->args[2] = changed->params;
-    if ((CUresult)frame->rax != CUDA_SUCCESS && changed->member.save) {
+    if ((CUresult)frame->result != CUDA_SUCCESS && changed->member.save) {
         hook_strip_member(&changed->member, "the driver refused its node with probes");
-        frame->rax = hook_call_again(frame);
+        frame->result = hook_call_again(frame);
     }
-    if ((CUresult)frame->rax == CUDA_SUCCESS && hook_own_members(graph)) {
+    if ((CUresult)frame->result == CUDA_SUCCESS && hook_own_members(graph)) {
         struct member *member = hook_find_member(graph, changed->member.named), was = *member;
         *member = changed->member;
         changed->member.save = NULL;
@@ -482,7 +482,7 @@ void hook_after_exec_node(struct frame *frame) {
 // cuGraphNodeSetEnabled(exec, node, enabled)
 void hook_after_node_enabled(struct frame *frame) {
     struct prepared *graph =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_take_prepared(frame->args[0]) : NULL;
+        hook_probing && (CUresult)frame->result == CUDA_SUCCESS ? hook_take_prepared(frame->args[0]) : NULL;
     if (!graph)
         return;
     if (graph->updated)

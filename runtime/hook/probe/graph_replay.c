@@ -224,7 +224,7 @@ void hook_after_replay(struct frame *frame) {
     struct prepared *graph = (struct prepared *)frame->note;
     if (!graph)
         return;
-    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
     if (done && !graph->captured)

@@ -119,7 +119,7 @@ static void forget_launch(const struct frame *frame) {
 
 static void count_reason(const struct frame *frame) {
     struct probed *probed = hook_find_probed(frame->launch.function);
-    if ((CUresult)frame->rax != CUDA_SUCCESS)
+    if ((CUresult)frame->result != CUDA_SUCCESS)
         forget_launch(frame);
     else
         hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function),
@@ -246,7 +246,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     if (save->unpacked)
         restore_arguments(frame, save);
     if (!slab) { // it has no probes
-        if (!save->unpacked && (CUresult)frame->rax == CUDA_SUCCESS)
+        if (!save->unpacked && (CUresult)frame->result == CUDA_SUCCESS)
             hook_count_need(save->probed->function, save->needed);
         else if (!save->unpacked)
             forget_launch(frame);
@@ -254,7 +254,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
         return;
     }
     restore_arguments(frame, save);
-    if ((CUresult)frame->rax == CUDA_SUCCESS) {
+    if ((CUresult)frame->result == CUDA_SUCCESS) {
         frame->probed = true;
         if (hook_settings.benchmark)
             hook_benchmarked(save, hook_stream_of(frame));
@@ -265,11 +265,11 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     }
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
-    CUresult status = (CUresult)frame->rax;
+    CUresult status = (CUresult)frame->result;
     // For whatever reason: the program's own is launched in its place, and fails as it would have.
-    frame->rax = hook_call_again(frame);
+    frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
-    if ((CUresult)frame->rax == CUDA_SUCCESS) {
+    if ((CUresult)frame->result == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_mark_unfit(save->probed, &frame->launch, status);
     } else
@@ -353,11 +353,11 @@ uint64_t hook_call_again(const struct frame *frame) {
 
 // The first try frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
-    for (int i = 0; i < 2 && hook_probing && (CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY; i++) {
+    for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
             hook_drain_all(MEMORY_NEEDED);
         if (hook_give_slabs_back())
-            frame->rax = hook_call_again(frame);
+            frame->result = hook_call_again(frame);
     }
 }
 

@@ -293,11 +293,11 @@ void hook_before_unload(struct frame *frame) {
 
 void hook_after_unload(struct frame *frame) {
     struct probed *probed;
-    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS) {
+    if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS) {
         hook_object_open(frame->args[0]);
         hook_mark_going(frame->args[0], false);
     }
-    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
+    while (hook_probing && (CUresult)frame->result == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         unload(probed);
         hook_relaxed_mode(mode);
@@ -368,7 +368,7 @@ static _Atomic bool *taken_flag(uint64_t module, const char *name) {
 // cuModuleGetGlobal, cuLibraryGetGlobal
 void hook_after_variable(struct frame *frame) {
     const char *name = (const char *)frame->args[3];
-    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS
+    struct flag *flag = name && (CUresult)frame->result == CUDA_SUCCESS
                             ? find_flag(hook_whole_module(frame->args[2]), name)
                             : NULL;
     if (flag)

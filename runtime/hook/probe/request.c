@@ -45,7 +45,7 @@ static void look_up(uint64_t handle, const char *name, bool waits) {
 
 static uint64_t out(const struct frame *frame) {
     const uint64_t *handle = (const uint64_t *)frame->args[0];
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && handle ? *handle : 0;
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && handle ? *handle : 0;
 }
 
 // cuModuleGetFunction, cuLibraryGetKernel
@@ -68,7 +68,7 @@ static void look_up_all(struct frame *frame, const char *counter, const char *na
     CUresult (*count_of)(unsigned *, uint64_t) = hook_driver_function(counter);
     CUresult (*name_of)(const char **, uint64_t) = hook_driver_function(namer);
     unsigned count = 0;
-    if (!hook_probing || (CUresult)frame->rax != CUDA_SUCCESS || !handles || !count_of || !name_of ||
+    if (!hook_probing || (CUresult)frame->result != CUDA_SUCCESS || !handles || !count_of || !name_of ||
         count_of(&count, frame->args[2]))
         return;
     for (unsigned i = 0; i < count && i < (unsigned)frame->args[1]; i++) {

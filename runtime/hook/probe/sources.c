@@ -194,7 +194,7 @@ static struct loaded *new_loaded(const struct frame *frame) {
 void hook_after_load_image(struct frame *frame) {
     const void *given = (const void *)frame->args[1];
     struct loaded *loaded =
-        (CUresult)frame->rax == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
+        (CUresult)frame->result == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
     char buffer[4096];
@@ -250,7 +250,7 @@ static const char *read_file(struct loaded *loaded, const char *path) {
 void hook_after_load_file(struct frame *frame) {
     const char *path = (const char *)frame->args[1];
     struct loaded *loaded =
-        (CUresult)frame->rax == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
+        (CUresult)frame->result == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
     loaded->refused = hook_is_closed(path) ? CLOSED : read_file(loaded, path);
@@ -379,14 +379,14 @@ static struct link **find_link(uint64_t state) {
 }
 
 static bool is_done(const struct frame *frame) {
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && frame->args[0];
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && frame->args[0];
 }
 
 // cuLinkCreate, whose state is its last argument.
 void hook_after_link_begun(struct frame *frame) {
     const uint64_t *state = (const uint64_t *)frame->args[3];
     struct link *link =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && state ? calloc(1, sizeof(*link)) : NULL;
+        hook_probing && (CUresult)frame->result == CUDA_SUCCESS && state ? calloc(1, sizeof(*link)) : NULL;
     if (!link)
         return;
     pthread_mutex_lock(&links_lock);
@@ -469,7 +469,7 @@ void hook_after_link(struct frame *frame) {
 void hook_after_link_end(struct frame *frame) {
     pthread_mutex_lock(&links_lock);
     struct link **at = find_link(frame->args[0]);
-    if (frame->args[0] && (CUresult)frame->rax == CUDA_SUCCESS && *at)
+    if (frame->args[0] && (CUresult)frame->result == CUDA_SUCCESS && *at)
         drop(at);
     pthread_mutex_unlock(&links_lock);
 }

@@ -85,7 +85,7 @@ struct launch {
 // A stub's stack frame while the real function runs.
 struct frame {
     uint64_t args[6];
-    uint64_t rax, rdx;
+    uint64_t result, rdx;
     unsigned char xmm[8][16];
     struct slot *slot;
     struct row *row;
