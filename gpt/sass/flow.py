@@ -1,4 +1,4 @@
-"""Which registers a probe may write at a place in a kernel.
+"""Find registers that a probe may write at a place in a kernel.
 
 A register is free there if it's dead and nothing is in flight for it.
 
@@ -46,7 +46,7 @@ def unpack(mask: int) -> Registers:
 
 
 class _Step(NamedTuple):
-    """What an instruction means for its registers, as masks of all files."""
+    """An instruction's effect on registers, as masks of all files."""
 
     reads: int
     writes: int

@@ -1,6 +1,6 @@
 """Control flow of a kernel: the stretches of code that run from start to end, and which can follow which.
 
-A kernel is one section of code. Functions that it calls may stand in the same section, behind it.
+A kernel is one section of code. The section may also hold functions that the kernel calls.
 
 Warps make this harder than on a CPU. Lanes that part at a branch wait for each other at a BSYNC:
 
@@ -10,9 +10,9 @@ Warps make this harder than on a CPU. Lanes that part at a branch wait for each 
     BSYNC B0        wait until each of B0's lanes has come to a BSYNC B0 (or left by EXIT or BREAK)
     L:              go on together
 
-A BSYNC goes on at the label of the BSSY that filled its barrier. Usually that's the next instruction. Where it isn't,
-the label must be found: it's that of any BSSY on the same barrier that reaches the BSYNC. A barrier may also be saved
-in a register and written back (BMOV); then it may be any.
+A BSYNC goes on at the label of the BSSY that filled its barrier. Usually that's the next instruction, but not always, so
+every BSSY on the same barrier that reaches the BSYNC adds its label. A barrier may also be saved in a register and
+written back (BMOV); then any label is possible.
 
 A RET goes back to behind the calls of the functions that it ends. Where no call in this section leads to it, it may go
 back to behind any call.
@@ -79,7 +79,7 @@ class Graph:
 def is_conditional(one: Instruction) -> bool:
     """Return whether an EXIT, RET or jump may also go on to the next instruction.
 
-    A branch that is anything but a plain one counts as conditional: BRA.DIV, or one that asks a uniform predicate.
+    A branch with any unusual bit counts as conditional: BRA.DIV, for example, or a branch on a uniform predicate.
     """
     low, mask = _SECOND
     rest = one.word & ~(CONTROL | 0xFFFF)
@@ -175,7 +175,7 @@ class _Builder:
             successors[number] |= found[number] or anywhere
 
     def _blocks_of(self, function: int, successors: list[set[int]]) -> set[int]:
-        """Return the blocks of a function without those of the functions that it calls."""
+        """Return the blocks of a function, without the functions that it calls."""
         seen: set[int] = set()
         left = [function]
         while left:

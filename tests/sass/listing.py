@@ -1,4 +1,4 @@
-"""What nvdisasm says of a cubin: for every instruction which registers it reads and writes, and which are live.
+"""Read nvdisasm's listing of a cubin: registers read, written and live, for every instruction.
 
 `nvdisasm -plr` prints a column for each register: `^` written, `v` read, `x` both, `:` live across.
 """
