@@ -1,4 +1,4 @@
-"""A few instructions as words, for tests of control flow and registers. The encodings are those of sm_90.
+"""A few instructions as words, for tests of control flow and registers. Encodings are sm_90's.
 
     program("start: MOV 4", "@0 BRA start", "EXIT")
 

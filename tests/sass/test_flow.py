@@ -1,4 +1,4 @@
-"""Which registers are live, and which are in flight: small programs, and nvdisasm's word on kernels of ours."""
+"""Live registers and registers in flight: small programs, and nvdisasm's word on kernels of ours."""
 
 from __future__ import annotations
 

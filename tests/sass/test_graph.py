@@ -1,4 +1,4 @@
-"""Which instructions can follow which."""
+"""Control flow: blocks, and the blocks that can follow each."""
 
 import pytest
 
