@@ -11,8 +11,8 @@ Warps make this harder than on a CPU. Lanes that part at a branch wait for each 
     L:              go on together
 
 A BSYNC goes on at the label of the BSSY that filled its barrier. Usually that's the next instruction, but not always.
-Every BSSY on the same barrier that reaches the BSYNC may be the one, so each label counts. A barrier may also be saved in a register and
-written back (BMOV); then any label is possible.
+Every BSSY on the same barrier that reaches the BSYNC may be the one, so each label counts. A barrier may also be saved
+in a register and written back (BMOV); then any label is possible.
 
 A RET goes back to behind the calls of the functions that it ends. Where no call in this section leads to it, it may go
 back to behind any call.
