@@ -113,20 +113,20 @@ void *hook_wrap(void *real, const char *symbol) {
 }
 
 void hook_on_get_proc_address(struct frame *frame) {
-    const char *name = (const char *)frame->args[0];
-    void **function = (void **)frame->args[1];
+    const char *name = (const char *)frame_arg(frame, 0);
+    void **function = (void **)frame_arg(frame, 1);
     if (!name || !function || !*function || !strcmp(name, "cuGetExportTable"))
         return;
     char symbol[NAME_BYTES];
     const char *exported = hook_driver_symbol(*function);
     snprintf(symbol, sizeof(symbol), "%s", exported ? exported : name);
     // A driver may hand out functions that it exports under no name.
-    if (!exported && !strcmp(name, "cuGetProcAddress") && frame->args[2] >= 12000)
+    if (!exported && !strcmp(name, "cuGetProcAddress") && frame_arg(frame, 2) >= 12000)
         strcat(symbol, "_v2");
     else if (!exported && strlen(name) < NAME_BYTES - 16) {
-        if ((int)frame->args[2] >= 3020 && hook_is_old(name))
+        if ((int)frame_arg(frame, 2) >= 3020 && hook_is_old(name))
             strcat(symbol, "_v2");
-        if (frame->args[3] & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+        if (frame_arg(frame, 3) & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
             strcat(symbol, "_ptsz");
     }
     *function = hook_wrap(*function, symbol);

@@ -115,7 +115,7 @@ static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread)
 
 void hook_before_replay(struct frame *frame) {
     frame->note = 0;
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
         return;
     const struct order *order = hook_order();

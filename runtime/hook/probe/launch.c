@@ -19,7 +19,7 @@ static bool is_dependent(const struct frame *frame) {
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
     if (frame->slot->special != SPECIAL_LAUNCH_EX ||
-        !hook_read((const void *)frame->args[0], &config, sizeof(config)))
+        !hook_read((const void *)frame_arg(frame, 0), &config, sizeof(config)))
         return false;
     for (uint32_t i = 0; config.attrs && i < config.numAttrs && i < 64 &&
                          hook_read(&config.attrs[i], &attribute, sizeof(attribute));
@@ -294,7 +294,7 @@ void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
     if (hook_probing)
-        hook_drain(frame->args[0], thread ? thread->tid : 0);
+        hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0);
 }
 
 // cuStreamBeginCapture, cuStreamBeginCaptureToGraph
@@ -304,7 +304,7 @@ void hook_before_capture(struct frame *frame) {
     if (!frame->note)
         return;
     const struct thread *thread = hook_this_thread();
-    hook_drain(frame->args[0], thread ? thread->tid : 0); // it cannot be while the stream is captured
+    hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0); // it cannot be while the stream is captured
     hook_hold_drains();
 }
 
@@ -343,12 +343,11 @@ void hook_end_probing(void) {
 uint64_t hook_call_again(const struct frame *frame) {
     typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
                              uint64_t, uint64_t, uint64_t, uint64_t);
-    const uint64_t *a = frame->args;
-    uint64_t s[6] = {0};
-    for (int i = 0; i < 6 && i < frame->slot->words; i++)
-        s[i] = frame->stack[i];
-    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
-                                              s[4], s[5]);
+    uint64_t a[12] = {0};
+    for (unsigned i = 0; i < 12 && i < frame_arg_count(frame); i++)
+        a[i] = frame_arg(frame, i);
+    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9],
+                                              a[10], a[11]);
 }
 
 // The first try frees only unused buffers.

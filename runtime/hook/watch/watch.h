@@ -105,6 +105,9 @@ struct frame {
     const void *outer; // the enclosing call, if this one was made in a signal handler, for example
 };
 
+// How many arguments a function may have, an upper bound. It reads no more of its caller's stack.
+static inline unsigned frame_arg_count(const struct frame *frame) { return 6 + (unsigned)frame->slot->words; }
+
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
     return index < 6 ? frame->args[index] : frame->stack[index - 6];
 }
