@@ -43,7 +43,7 @@ void hook_before_launch(struct frame *frame) {
 
 void hook_after_launch(struct frame *frame) {
     calls.after += frame->note == calls.before;
-    calls.failed += (CUresult)frame->rax != CUDA_SUCCESS;
+    calls.failed += (CUresult)frame->result != CUDA_SUCCESS;
 }
 
 __attribute__((destructor)) static void tell(void) {
