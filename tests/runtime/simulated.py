@@ -68,9 +68,11 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
                 f"-fsanitize={sanitizers}",
                 f"--param={param}",
                 f"-I{hooked.ROOT}/runtime",
+                f"-I{hooked.ARCH}",
                 "-Wl,-soname,libcuda.so.1",
             ]
-            cuda.c_compiler(*flags, quiet, *hooked.ROOT.glob("runtime/sim/*.c"), "-o", folder / "libcuda.so.1")
+            files = [*hooked.ROOT.glob("runtime/sim/*.c"), *hooked.ARCH.glob("sim/*.c")]
+            cuda.c_compiler(*flags, quiet, *files, "-o", folder / "libcuda.so.1")
     return folder
 
 

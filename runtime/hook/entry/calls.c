@@ -129,7 +129,7 @@ static inline void read_launch(struct row_launch *row, const struct launch *laun
 static uint64_t stack_words(const struct frame *frame) {
     if (LIKELY(frame->slot->words < STACK_WORDS))
         return (uint64_t)frame->slot->words;
-    uintptr_t start = (uintptr_t)frame->stack, end = start + STACK_WORDS * sizeof(uint64_t);
+    uintptr_t start = (uintptr_t)frame->registers.stack, end = start + STACK_WORDS * sizeof(uint64_t);
     if (LIKELY((start ^ (end - 1)) < 4096))
         return STACK_WORDS;
     char byte;
@@ -258,6 +258,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->counter = NULL;
     frame->thread = thread;
     frame->timed = NULL;
+    frame->note.kind = NOTE_NONE;
     frame->probed = false;
     frame->off = frame->flags & SLOT_UNCOUNTED;
     frame->outer = hook_calling > (const void *)frame ? hook_calling : NULL;

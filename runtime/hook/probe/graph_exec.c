@@ -161,7 +161,6 @@ static void install(uint64_t exec, const struct dressed *dressed, bool updated) 
 // cuGraphInstantiate(&exec, graph, flags), once with a pointer in place of the flags;
 // cuGraphInstantiateWithParams(&exec, graph, params)
 void hook_before_instantiate(struct frame *frame) {
-    frame->note = 0;
     if (!hook_probing || !frame_arg(frame, 0) || !hook_find_probe_calls())
         return;
     uint64_t flags = frame_arg(frame, 2);
@@ -171,11 +170,12 @@ void hook_before_instantiate(struct frame *frame) {
     else if (flags >= MOST_FLAGS)
         flags = 0;
     const char *refuse = flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL;
-    frame->note = (uint64_t)dress(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse});
+    frame_leave_note(frame, NOTE_DRESSED,
+                     dress(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse}));
 }
 
 void hook_after_instantiate(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed)
         return;
     if (undress(frame, dressed))
@@ -200,11 +200,12 @@ void hook_before_exec_update(struct frame *frame) {
         wanted.replaced += graph->sets[i].slab ? graph->sets[i].slab->size : 0;
     if (graph)
         hook_put_prepared(graph);
-    frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(&wanted) : 0;
+    if (hook_probing && hook_find_probe_calls())
+        frame_leave_note(frame, NOTE_DRESSED, dress(&wanted));
 }
 
 void hook_after_exec_update(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed) { // then it has no probes any more
         if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame_arg(frame, 0));
@@ -219,7 +220,6 @@ void hook_after_exec_update(struct frame *frame) {
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph), and its like
 void hook_before_child(struct frame *frame, uint64_t graph) {
-    frame->note = 0;
     struct prepared *found = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!found)
         return;
@@ -240,7 +240,7 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
         hook_put_prepared(found);
     else
         dressed->graph = found, dressed->node = frame_arg(frame, 1);
-    frame->note = (uint64_t)dressed;
+    frame_leave_note(frame, NOTE_DRESSED, dressed);
 }
 
 void hook_take_back_copies(struct prepared *graph, const struct written *written) {
@@ -288,7 +288,7 @@ static bool exchange(struct dressed *dressed) {
 }
 
 void hook_after_child(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed)
         return;
     struct prepared *graph = dressed->graph;
@@ -356,7 +356,6 @@ static void place_member(struct prepared *graph, const struct member *old, struc
 
 // Replace a node's parameters, which are at `given` inside the memory that argument 2 points to.
 static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *kernel, bool has_kernel) {
-    frame->note = 0;
     struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     const struct member *old = graph ? hook_find_member(graph, frame_arg(frame, 1)) : NULL;
     struct changed *changed = old && !graph->updated ? calloc(1, sizeof(*changed)) : NULL;
@@ -382,11 +381,11 @@ static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *ke
     hook_relaxed_mode(mode);
     changed->graph = graph;
     changed->params = frame_arg(frame, 2);
-    frame->note = (uint64_t)changed;
+    frame_leave_note(frame, NOTE_CHANGED, changed);
 }
 
 static void after_kernel(struct frame *frame) {
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed)
         return;
     struct prepared *graph = changed->graph;
@@ -408,13 +407,12 @@ static void after_kernel(struct frame *frame) {
 
 // cuGraphExecKernelNodeSetParams(exec, node, params)
 void hook_before_exec_kernel(struct frame *frame) {
-    frame->note = 0;
     bool has_kernel = strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams") != 0;
     CUDA_KERNEL_NODE_PARAMS params = {0};
     if (hook_read((const void *)frame_arg(frame, 2), &params,
                   has_kernel ? sizeof(params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern)))
         before_kernel(frame, &params, has_kernel);
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed || !changed->member.save)
         return;
     changed->given.kernel = hook_probed_params(&changed->member);
@@ -450,7 +448,6 @@ void hook_before_exec_set(struct frame *frame) {
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_before_exec_node(struct frame *frame) {
     CUgraphNodeParams copy, *params = &copy;
-    frame->note = 0;
     if (!hook_read((const void *)frame_arg(frame, 2), &copy, sizeof(copy)))
         return;
     if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
@@ -462,7 +459,7 @@ void hook_before_exec_node(struct frame *frame) {
     if (params->type != CU_GRAPH_NODE_TYPE_KERNEL)
         return;
     before_kernel(frame, &params->kernel, true);
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed || !changed->member.save)
         return;
     changed->given = *params;
@@ -471,13 +468,8 @@ void hook_before_exec_node(struct frame *frame) {
 }
 
 void hook_after_exec_node(struct frame *frame) {
-    if (!frame->note)
-        return;
-    const CUgraphNodeParams *params = (const void *)frame_arg(frame, 2); // of the program's type in any case
-    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        hook_after_child(frame);
-    else
-        after_kernel(frame);
+    hook_after_child(frame); // each looks at its own note only
+    after_kernel(frame);
 }
 
 // cuGraphNodeSetEnabled(exec, node, enabled)
@@ -514,7 +506,6 @@ void hook_before_packed(struct frame *frame) {
     CUgraphNodeParams copy = {0}, *params = &copy;
     CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (void *)params;
     size_t size = any ? sizeof(*params) : whole ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern);
-    frame->note = 0;
     if (!hook_probing || !hook_read((const void *)frame_arg(frame, argument), &copy, size) ||
         (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra || kernel->kernelParams)
         return;
@@ -537,11 +528,11 @@ void hook_before_packed(struct frame *frame) {
     unpacked->argument = argument;
     unpacked->params = frame_arg(frame, argument);
     frame_set_arg(frame, argument, (uint64_t)&unpacked->given);
-    frame->note = (uint64_t)unpacked;
+    frame_leave_note(frame, NOTE_UNPACKED, unpacked);
 }
 
 void hook_after_packed(struct frame *frame) {
-    struct unpacked *unpacked = (struct unpacked *)frame->note;
+    struct unpacked *unpacked = frame_note(frame, NOTE_UNPACKED);
     if (!unpacked)
         return;
     frame_set_arg(frame, unpacked->argument, unpacked->params);

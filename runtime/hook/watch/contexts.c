@@ -50,7 +50,7 @@ void hook_on_context_made(struct frame *frame) {
 // The call may end a context, so read its GPU times first.
 void hook_before_context_gone(struct frame *frame) {
     struct thread *thread = hook_this_thread();
-    frame->note = hook_object_generation();
+    frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
     if (thread)
         hook_gpu_read(thread);
     hook_forget_streams(0);
@@ -58,14 +58,14 @@ void hook_before_context_gone(struct frame *frame) {
 
 // cuCtxDestroy
 void hook_on_context_destroyed(struct frame *frame) {
-    hook_object_context_gone(frame_arg(frame, 0), frame->note);
+    hook_object_context_gone(frame_arg(frame, 0), frame->note.number);
 }
 
 // cuDevicePrimaryCtxReset
 void hook_on_context_reset(struct frame *frame) {
     uint32_t device = (uint32_t)frame_arg(frame, 0);
     if (device < MAX_DEVICES)
-        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note);
+        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note.number);
 }
 
 // cuDevicePrimaryCtxRelease

@@ -165,9 +165,11 @@ void hook_on_library_module(struct frame *frame) {
 
 // cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may be given the handle
 // before this one is back.
-void hook_before_gone(struct frame *frame) { frame->note = hook_object_generation(); }
+void hook_before_gone(struct frame *frame) {
+    frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
+}
 
-void hook_on_gone(struct frame *frame) { hook_object_gone(frame_arg(frame, 0), frame->note); }
+void hook_on_gone(struct frame *frame) { hook_object_gone(frame_arg(frame, 0), frame->note.number); }
 
 // Functions
 
