@@ -74,7 +74,7 @@ $(RUNTIME)/python/%: %
 	@cp $< $@
 
 # What weaves and assembles kernels: what is kept of other code is not used.
-WEAVER = $(sort $(wildcard runtime/host/*.h) $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
+WEAVER = $(sort $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
 
 $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
 	@echo "cc $@"
@@ -106,7 +106,8 @@ $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/com
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
 # What makes host code of PTX: what is kept of another generator is not used.
-GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
+HOST = $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h
+GENERATOR = $(sort $(HOST) $(wildcard gpt/asm/host/*.py gpt/ptx/*))
 
 $(RUNTIME)/sim/libcuda.so.1: $(call arch_files,sim) $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/sim/renamed.h $(GENERATOR) \
     $(wildcard runtime/common/*.[ch]) $(HEADERS)
@@ -133,7 +134,7 @@ $(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) $(HEADERS)
 	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) $(OLD_LIBS) -o $@
 
 # gpt-asm compiles with these.
-$(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
+$(RUNTIME)/host/abi.h: $(HOST)
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 
