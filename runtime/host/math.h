@@ -2,10 +2,11 @@
 // everything else that code of gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off, and
 // linked with -lm.
 //
-// NaN: an f32 result is the canonical 0x7fffffff. PTX does not say which one an f64 result is: as on an H200
-// it is the operand that is one, quiet, or 0xfff8000000000000: of several the second, in fma then the third,
-// in div the first. .ftz flushes what is read and the result. Approximate functions are computed in double
-// and rounded: they are within every bound that the manual states, but have other bits than hardware has.
+// NaN: an f32 result is the canonical 0x7fffffff. PTX doesn't say which NaN an f64 result is. We do what an
+// H200 does: it's the operand that is a NaN, made quiet, or 0xfff8000000000000 if none is. If several are,
+// the second wins, in fma before the third; in div the first wins. .ftz flushes operands and result.
+// Approximate functions are computed in double and rounded: they keep every bound in the manual, but their
+// bits differ from hardware's.
 //
 // The rounding modes that are not C's, and .ftz near the least normal number, are up to the processor
 // (arch_math.h).
