@@ -12,8 +12,8 @@ READY := $(VENV)/.ready
 # later versions have in libc come from two other libraries before.
 RUNTIME := gpt/_runtime
 
-# What the runtime knows about a processor. Another one is another folder (runtime/arch/README.md).
-ARCH ?= x86_64
+# The processor: a folder of runtime/arch, whose README.md says how to add one.
+ARCH := x86_64
 arch_files = $(wildcard runtime/arch/$(ARCH)/$(1)/*.[cS])
 CFLAGS ?= -O2 -g
 RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime -Iruntime/arch/$(ARCH) $(CFLAGS)

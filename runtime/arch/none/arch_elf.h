@@ -7,11 +7,13 @@
 #include <elf.h>
 
 #if defined(__x86_64__)
+#define ARCH_NAME "x86_64"
 #define ARCH_ELF_MACHINE EM_X86_64
 #elif defined(__aarch64__)
+#define ARCH_NAME "aarch64"
 #define ARCH_ELF_MACHINE EM_AARCH64
 #else
-#error "which e_machine do ELF files of this processor have?"
+#error "what is this processor called, and which e_machine do its ELF files have?"
 #endif
 #define ARCH_JUMP_SLOT ~0u
 #define ARCH_GLOB_DAT ~0u

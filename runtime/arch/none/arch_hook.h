@@ -25,11 +25,11 @@ static inline uint64_t arch_caller(const struct arch_registers *registers) {
 
 static inline bool arch_has_clock(void) {
     return false;
-} // but that of clock_gettime, which a signal's handler may call
+} // clock_gettime does, which a signal's handler may call too
 
 static inline uint64_t arch_clock(void) { return 0; }
 
-// Safe in a signal's handler: what is added is never lost, and no two callers get the same.
+// A signal's handler may come in between: no addition is lost, and no two callers get the same.
 static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
     return __atomic_fetch_add(pointer, by, __ATOMIC_RELAXED);
 }

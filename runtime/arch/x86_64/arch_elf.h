@@ -5,6 +5,7 @@
 
 #include <elf.h>
 
+#define ARCH_NAME "x86_64"
 #define ARCH_ELF_MACHINE EM_X86_64
 #define ARCH_JUMP_SLOT R_X86_64_JUMP_SLOT
 #define ARCH_GLOB_DAT R_X86_64_GLOB_DAT

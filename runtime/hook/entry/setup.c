@@ -28,7 +28,7 @@ static const char *why_unwatched(void) {
     return hook_stub_of(hook_slots) ? NULL : UNKNOWN_PROCESSOR;
 }
 
-// In the trace; what holds for every program is said by the command that gpt-hook started, too.
+// Write it to the trace. A build without stubs is worth a message too, once: from gpt-hook's own command.
 static void say_unwatched(const char *why) {
     const char *root = getenv("GPT_HOOK_REPORT");
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"), .text = hook_str(why));

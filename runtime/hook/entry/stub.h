@@ -73,8 +73,7 @@ void hook_leave(struct frame *frame);
 uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
 
 // The rest is in runtime/arch.
-void *
-hook_stub_of(const struct slot *slot); // NULL where there are none: the program gets the driver's functions
+void *hook_stub_of(const struct slot *slot); // NULL in a build without stubs
 bool hook_is_stub(const void *address);
 void hook_resolve(void);     // what an unresolved slot holds in place of the real function
 void hook_give_answer(void); // stands for the real function where a handler has answered

@@ -103,7 +103,7 @@ struct note {
     };
 };
 
-// A stub's stack frame while the real function runs. The stub keeps what may hold an argument or a result in
+// A stub's stack frame while the real function runs. The stub keeps argument and result registers in
 // `registers` (arch_hook.h), of which everybody else uses the functions below.
 struct __attribute__((aligned(16))) frame {
     uint64_t result;
@@ -151,7 +151,7 @@ static inline void frame_leave_note(struct frame *frame, enum note_kind kind, co
     frame->note = (struct note){pointer ? kind : NOTE_NONE, {.pointer = pointer}};
 }
 
-// Return what was left, or NULL if it's of another kind.
+// Return the note, or NULL if it has another kind.
 static inline void *frame_note(const struct frame *frame, enum note_kind kind) {
     return frame->note.kind == kind ? (void *)frame->note.pointer : NULL;
 }
