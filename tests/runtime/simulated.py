@@ -67,8 +67,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
                 '-DGPT_GENERATOR="sanitized"',
                 f"-fsanitize={sanitizers}",
                 f"--param={param}",
-                f"-I{hooked.ROOT}/runtime",
-                f"-I{hooked.ARCH}",
+                *hooked.INCLUDE,
                 "-Wl,-soname,libcuda.so.1",
             ]
             files = [*hooked.ROOT.glob("runtime/sim/*.c"), *hooked.ARCH.glob("sim/*.c")]

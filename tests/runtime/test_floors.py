@@ -16,7 +16,7 @@ FILES = {path.stem: path for path in sorted((RUNTIME / "hook").glob("**/*.c"))}
 
 
 FOLDERS = [*(f"hook/{name}" for name in FLOORS), "common", "launcher", "follow", "sim", "replace", "cudart"]
-FLAGS = ["-w", "-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", f"-I{RUNTIME}", f"-I{hooked.ARCH}"]
+FLAGS = ["-w", "-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", *hooked.INCLUDE]
 VERSIONS = ['-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"', '-DGPT_GENERATOR="0"']
 
 
@@ -65,7 +65,7 @@ CIRCLES = {
     "hook/probe": [
         "attributes buffers drain graph_nodes graph_replay kernels launch load measure request sources",
     ],
-    "hook/entry": ["calls control decode intercept libc processes setup stub stub_address"],  # the stub calls hook_enter
+    "hook/entry": ["calls control decode intercept libc processes setup stub stub_address"],  # by hook_enter
     "sim": [
         "attributes block build capture check code context copy cubin declared demand device environment event exec "
         "fatbin function graph graph_memory heap host image lanes launch link memory module object occupancy "

@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "abi/cuda.h"
-#include "build_id.h"
 #include "arch_elf.h"
+#include "build_id.h"
 #include "hook/write/write.h"
 #include "watch.h"
 
@@ -115,7 +115,8 @@ static void record_library(const struct library *library) {
     uint64_t gpu = gpu_bytes(seen.file);
     HOOK_WRITE(library, .path = hook_str(library->path), .type = GPT_STR("elf"),
                .size = (uint64_t)status.st_size, .build_id = hook_str(*build_id ? build_id : NULL),
-               .machine = GPT_STR(ARCH_NAME), .gpu = {gpu != 0, gpu}, .replaces = hook_str(library->replaces));
+               .machine = GPT_STR(ARCH_NAME), .gpu = {gpu != 0, gpu},
+               .replaces = hook_str(library->replaces));
 }
 
 static void set_segments(struct library *library, uint64_t mapping) {
