@@ -108,7 +108,7 @@ def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Resize the ranges of functions in `.debug_frame`. Relocations without addends (sm_80) get their addresses here too.
+    """Resize the ranges of functions in `.debug_frame`. Addresses without a relocation's addend (sm_80) move too.
 
     To be called first, while relocations and symbols say where the functions were.
     """
