@@ -129,9 +129,9 @@ class CubinEditor:
             out.setdefault(names[start:end], number)
         return out
 
-    def build(self) -> bytes:
-        """Return the edited cubin."""
-        return self._layout.build(self.sections, self.content)
+    def build(self, *, tight: bool = False) -> bytes:
+        """Return the edited cubin. If `tight`, bytes that nothing names are left out."""
+        return self._layout.build(self.sections, self._contents, tight)
 
 
 def table_of(content: Data, dtype: np.dtype) -> np.ndarray:

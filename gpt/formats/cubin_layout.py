@@ -14,7 +14,7 @@ comes out byte for byte, and a kernel with one more parameter has the file offse
     headers         0x1120     0x1220
 
 - Bytes between two sections are padding if they're zeros and no more than the alignment needs. Others (nvcc leaves some
-  before `.strtab`) are a part of their own and stay.
+  before `.strtab`) are a part of their own, and stay unless the file shall be `tight`.
 - Sections that name the same bytes (`.nv.constant4` and its Mercury twin) are one part. If they overlap otherwise, or
   if only one of them is edited, the cubin is refused.
 - Sections without bytes in the file, and segments without sections, follow the part before them. Other segments begin
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,6 +40,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHT_NOBITS
 
 SECTION, SEGMENT = elftables.SECTION.dtype, elftables.SEGMENT.dtype
+Contents = Mapping[int, bytes | bytearray]  # of sections that were edited
 SHT_NULL = 0
 MAX_SEGMENTS = 64  # 6 are usual
 MAX_ALIGN = 1 << 12  # code needs 128
@@ -80,11 +81,11 @@ class Layout:
         self._find_tables()
         self._parts = self._find_parts()
 
-    def build(self, sections: np.ndarray, content_of: Callable[[int], Data]) -> bytes:
-        """Return the cubin with these sections and contents. Sets their offsets and sizes."""
+    def build(self, sections: np.ndarray, contents: Contents, tight: bool) -> bytes:
+        """Return the cubin with these section headers and contents. Sets their offsets and sizes."""
         out = bytearray(self.data[:EHDR_SIZE])
         for part in self._parts:
-            content = self._content(part, content_of)
+            content = b"" if tight and self._is_unnamed(part) else self._content(part, contents)
             out += bytes(-len(out) % self._align(part, sections))
             part.start = len(out)
             out += content
@@ -98,7 +99,8 @@ class Layout:
         segments = self._segments.copy()
         for segment in segments:
             self._move(segment)
-        struct.pack_into("<Q", out, 40, self._headers.start)
+        if len(sections):
+            struct.pack_into("<Q", out, 40, self._headers.start)
         out[self._headers.start : self._headers.end] = sections.tobytes()
         if len(segments):
             struct.pack_into("<Q", out, 32, self._program_headers.start)
@@ -139,24 +141,28 @@ class Layout:
             end = part.old_end
         return parts
 
+    def _is_unnamed(self, part: _Part) -> bool:
+        return not part.sections and part is not self._headers and part is not self._program_headers
+
     def _align(self, part: _Part, sections: np.ndarray) -> int:
         """Return the alignment of a part in the output: what its sections ask, where the original complied."""
         if not part.sections:
-            tables = self._headers, self._program_headers
-            return HEADERS_ALIGN if part in tables and part.offset % HEADERS_ALIGN == 0 else 1
+            return 1 if self._is_unnamed(part) or part.offset % HEADERS_ALIGN else HEADERS_ALIGN
         align = max(int(sections["align"][number]) for number in part.sections)
         if align > MAX_ALIGN:
             raise CannotEdit(f"an alignment of {align}")
         return align if align and part.offset % align == 0 else 1
 
-    def _content(self, part: _Part, content_of: Callable[[int], Data]) -> Data:
+    def _content(self, part: _Part, contents: Contents) -> Data:
         """Return the bytes of a part as they are by now."""
-        if not part.sections:
-            return self.data[part.offset : part.old_end]
-        first, *others = (content_of(number) for number in part.sections)
-        if any(other != first for other in others):
+        original = self.data[part.offset : part.old_end]
+        edited = [contents[number] for number in part.sections if number in contents]
+        if not edited:
+            return original
+        others = edited[1:] if len(edited) == len(part.sections) else [*edited[1:], bytes(original)]
+        if any(other != edited[0] for other in others):
             raise CannotEdit("two sections share their bytes, and one of them changes")
-        return first
+        return edited[0]
 
     def _place_empty(self, sections: np.ndarray) -> None:
         """Place the sections that have no bytes in the file."""

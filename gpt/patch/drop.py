@@ -127,7 +127,7 @@ class _Dropping:
         self.symbols[self.lost] = np.zeros(1, SYMBOL)
         for number in self.gone:
             self.cubin.remove(number)
-        return self.cubin.build()
+        return self.cubin.build(tight=True)
 
     def _owned(self, code: set[int]) -> set[int]:
         """Return the code sections, the sections that belong to them, and the relocations of all of these."""
