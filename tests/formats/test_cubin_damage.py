@@ -34,6 +34,10 @@ def content_of(section):
     return int(cubin.original["offset"][cubin.numbers[section]])
 
 
+def number_of(section):
+    return CubinEditor(compiled("sm_90")).numbers[section]
+
+
 def with_content(section, at, form, value):
     """The same, with another value in the contents of a section."""
     data = bytearray(compiled("sm_90"))
@@ -52,7 +56,7 @@ REFUSED = {
     "program headers end beyond the cubin": lambda: with_field(None, 32, 1 << 40),
     "an alignment of 4294967296": lambda: with_field(b".text.one", "align", 1 << 32),
     "a symbol table without names": lambda: with_field(b".symtab", "link", 0xFFFF, "<I"),
-    "a name without an end": lambda: with_field(b".symtab", "link", CubinEditor(compiled("sm_90")).numbers[b".text.one"], "<I"),
+    "a name without an end": lambda: with_field(b".symtab", "link", number_of(b".text.one"), "<I"),
     "0 symbol tables": lambda: with_field(b".symtab", "type", 1, "<I"),
     "2 symbol tables": lambda: with_field(b".strtab", "type", 2, "<I"),
     "no names of sections": lambda: with_field(None, 62, 0xFFF0, "<H"),
