@@ -52,7 +52,7 @@ def find_closed_kernel(names: Iterable[str]) -> str | None:
 
 
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
-    """Return whether a file is a closed library. `tables` are those of an ELF file of the host."""
+    """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
     table = read_table()
     names = [PurePath(source.name).name]
     if tables:

@@ -14,7 +14,7 @@ comes out byte for byte, and a kernel with one more parameter has the file offse
     headers         0x1120     0x1220
 
 - Bytes between two sections are padding if they're zeros and no more than the alignment needs. Others (nvcc leaves some
-  before `.strtab`) are a part of their own, and stay unless the file shall be `tight`.
+  before `.strtab`) are a part of their own, and stay unless `tight` is set.
 - Sections that name the same bytes (`.nv.constant4` and its Mercury twin) are one part. If they overlap otherwise, or
   if only one of them is edited, the cubin is refused.
 - Sections without bytes in the file, and segments without sections, follow the part before them. Other segments begin

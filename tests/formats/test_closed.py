@@ -1,4 +1,4 @@
-"""Closed code is told by what's in a file, whatever the file is called, and open code isn't taken for it.
+"""Closed code is found under any file name, and open code isn't taken for it.
 
 Of NVIDIA's libraries the containers and the names of symbols are read, nothing else.
 """
@@ -23,6 +23,7 @@ CLOSED = [
     "_ZN8cusparse15csrmm_v3_kernelIiEEvT_",
     "sm90_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_cublas",
     "nvjet_hsh_128x128_64x4",
+    "_Z11regular_fftILj8E3EPTILj8EEEvT_",
     "ampere_fp16_s16816gemm_fp16_128x64_ldg8_nn",
     "ampere_sgemm_128x64_nn",
     "_ZN5cudnn3ops10scalePackdIfEEvPT_",
@@ -84,7 +85,7 @@ def test_the_table_is_sorted_and_says_nothing_twice():
 
 
 def share(path):
-    """How many of the elements with kernels are closed by these alone, and how many there are."""
+    """Count the elements that are closed by their kernels' names alone, and all that have kernels."""
     with open(path, "rb") as file:
         source = Source(str(path), file.fileno())
         found = [placed for placed in parse_image(source).iter_elements() if placed.element.type == "cubin"]

@@ -39,7 +39,7 @@ def number_of(section):
 
 
 def with_content(section, at, form, value):
-    """The same, with another value in the contents of a section."""
+    """A cubin of ours with another value in the contents of a section."""
     data = bytearray(compiled("sm_90"))
     struct.pack_into(form, data, content_of(section) + at, value)
     return bytes(data)
