@@ -17,7 +17,7 @@
 // A slot's flags change while calls are in progress, when recording is switched on or off. A stub decides by the flags
 // that it read first whether the call is watched.
 
-#include "stub.h"
+#include "hook/entry/stub.h"
 
     .text
 
@@ -75,7 +75,7 @@ hook_stubs_end:
     movq %rcx, FRAME_ARGS + 24(%rsp)
     movq %r8, FRAME_ARGS + 32(%rsp)
     movq %r9, FRAME_ARGS + 40(%rsp)
-    movq %rax, FRAME_RAX(%rsp)
+    movq %rax, FRAME_RESULT(%rsp)
     movq %r11, FRAME_SLOT(%rsp)
     .endm
 
@@ -92,7 +92,7 @@ hook_stubs_end:
     movq FRAME_ARGS + 24(\frame), %rcx
     movq FRAME_ARGS + 32(\frame), %r8
     movq FRAME_ARGS + 40(\frame), %r9
-    movq FRAME_RAX(\frame), %rax
+    movq FRAME_RESULT(\frame), %rax
     movq FRAME_SLOT(\frame), %r11
     .endm
 
@@ -195,11 +195,11 @@ full:
     jmp 8f
 7:  call *FRAME_REAL(%r10)
     leaq -FRAME_SIZE(%rbp), %rsp
-8:  movq %rax, FRAME_RAX(%rsp)
+8:  movq %rax, FRAME_RESULT(%rsp)
     movq %rdx, FRAME_RDX(%rsp)
     movq %rsp, %rdi
     call hook_leave
-    movq FRAME_RAX(%rsp), %rax
+    movq FRAME_RESULT(%rsp), %rax
     movq FRAME_RDX(%rsp), %rdx
     movaps FRAME_XMM(%rsp), %xmm0   // of no meaning where the function has no such result
     movaps FRAME_XMM + 16(%rsp), %xmm1
