@@ -6,7 +6,7 @@
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
-line in the file. The weaver (gpt/probe/weave) goes from there:
+line in the file. The weaver (gpt/probe/ptx) goes from there:
 
     positions.find_sites(Body(module, function, statements), probe.positions) -> [Site]
                                                the matching statements, as indices into

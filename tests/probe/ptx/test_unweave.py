@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.weave.weave import MARK, LeftAlone, unweave, weave
+from gpt.probe.ptx.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import scan_module
-from tests.probe.weave.woven import HEAD, REGISTERS, kernel, simple
+from tests.probe.ptx.woven import HEAD, REGISTERS, kernel, simple
 from tests.tiers import examples
 
 STATEMENTS = [

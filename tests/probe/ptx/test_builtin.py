@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpt.probe import verify
+from gpt.probe.ptx.weave import LeftAlone, unweave, weave
 from gpt.probe.read import load
-from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import prune
 from tests import cuda

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpt.probe.model import Field, Map
-from gpt.probe.weave.emit import Condition, Emitter
+from gpt.probe.ptx.emit import Condition, Emitter
 
 BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpt.probe.ptx.weave import LeftAlone, weave
 from gpt.probe.verify import verify
-from gpt.probe.weave.weave import LeftAlone, weave
-from tests.probe.weave.woven import HEAD, assembled, check, kernel, lines, probe, simple
+from tests.probe.ptx.woven import HEAD, assembled, check, kernel, lines, probe, simple
 
 
 @pytest.mark.parametrize(

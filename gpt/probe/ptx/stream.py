@@ -11,8 +11,8 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.keep import keep, keeping
 from gpt.probe.model import ProbeFile
-from gpt.probe.weave.save import PlacedMap
-from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
+from gpt.probe.ptx.save import PlacedMap
+from gpt.probe.ptx.weave import NO_PLACE, LeftAlone, Woven, weave
 from gpt.ptx.head import read_head
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module

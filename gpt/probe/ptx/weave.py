@@ -20,8 +20,8 @@ from gpt.base.errors import GptError
 from gpt.probe.forms import find_lack
 from gpt.probe.model import ProbeFile, Save
 from gpt.probe.positions import LEAVES
-from gpt.probe.weave.calls import LeftAlone, in_front, pass_state, propagate
-from gpt.probe.weave.edits import (
+from gpt.probe.ptx.calls import LeftAlone, in_front, pass_state, propagate
+from gpt.probe.ptx.edits import (
     AFTER,
     BEFORE,
     DECLARE,
@@ -35,15 +35,15 @@ from gpt.probe.weave.edits import (
     marked,
     unweave,
 )
-from gpt.probe.weave.emit import Condition, Emitter
-from gpt.probe.weave.fetch import CannotProbe, Fetcher, ProbeSite
-from gpt.probe.weave.lower import Lowering
-from gpt.probe.weave.match import Matched, PlacedSnippet, Survey, Surveyed
-from gpt.probe.weave.registers import Names
-from gpt.probe.weave.save import PlacedMap, find_addresses
-from gpt.probe.weave.state import State
-from gpt.probe.weave.template import Shapes, Template, TemplateShape
-from gpt.probe.weave.variables import SharedVariable, Variables
+from gpt.probe.ptx.emit import Condition, Emitter
+from gpt.probe.ptx.fetch import CannotProbe, Fetcher, ProbeSite
+from gpt.probe.ptx.lower import Lowering
+from gpt.probe.ptx.match import Matched, PlacedSnippet, Survey, Surveyed
+from gpt.probe.ptx.registers import Names
+from gpt.probe.ptx.save import PlacedMap, find_addresses
+from gpt.probe.ptx.state import State
+from gpt.probe.ptx.template import Shapes, Template, TemplateShape
+from gpt.probe.ptx.variables import SharedVariable, Variables
 from gpt.ptx import tree
 from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room

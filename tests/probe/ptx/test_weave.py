@@ -6,11 +6,11 @@ import re
 import pytest
 
 from gpt.base.errors import MalformedError
-from gpt.probe.weave.weave import LeftAlone, unweave, weave
+from gpt.probe.ptx.weave import LeftAlone, unweave, weave
 from gpt.ptx.prune import pruned
 from gpt.ptx.scan import scan_module
 from tests import cuda
-from tests.probe.weave.woven import HEAD, SAVES, assembled, check, half_written, kernel, lines, probe, simple
+from tests.probe.ptx.woven import HEAD, SAVES, assembled, check, half_written, kernel, lines, probe, simple
 
 
 def test_parameters_go_behind(tmp_path):

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gpt.probe.ptx.weave import LeftAlone, unweave, weave
 from gpt.probe.read.load import find_probe, load_probes
-from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from gpt.ptx.prune import blanked, prune, pruned
 from gpt.ptx.scan import scan_module
 from tests import cuda
-from tests.probe.weave import modules
+from tests.probe.ptx import modules
 from tests.tiers import full
 
 POINTERS = {"pointers", "targets"}  # kernels that call through a pointer are left alone

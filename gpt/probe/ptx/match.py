@@ -11,9 +11,9 @@ from gpt.base.errors import MalformedError
 from gpt.probe.forms import counts
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet, names_of
 from gpt.probe.positions import Body, Site, falls_through, find_sites
+from gpt.probe.ptx.emit import Emitter
+from gpt.probe.ptx.template import Shapes, Template, TemplateShape
 from gpt.probe.verify import find_misfit
-from gpt.probe.weave.emit import Emitter
-from gpt.probe.weave.template import Shapes, Template, TemplateShape
 from gpt.ptx import tree
 from gpt.ptx.parse import parse_statement
 from gpt.ptx.registers import Registers

@@ -32,8 +32,8 @@ from functools import partial
 from typing import NamedTuple
 
 from gpt.base.patterns import compiled
-from gpt.probe.weave.calls import LeftAlone, in_front
-from gpt.probe.weave.edits import ADDRESS, DECLARE, Insertions
+from gpt.probe.ptx.calls import LeftAlone, in_front
+from gpt.probe.ptx.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens
 from gpt.ptx.prune import iter_sums
 from gpt.ptx.quick import parse_declaration

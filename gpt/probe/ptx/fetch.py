@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpt.probe.model import OPERANDS, Snippet, names_of
 from gpt.probe.operands import Bound, Descriptor, LowBits, Partial
-from gpt.probe.weave.emit import Condition, Emitter
+from gpt.probe.ptx.emit import Condition, Emitter
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, SPECIAL, integer
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 
 from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_of, type_of_name
-from gpt.probe.weave.emit import Condition
-from gpt.probe.weave.fetch import CannotProbe, Fetcher
-from gpt.probe.weave.registers import Names, part_name
-from gpt.probe.weave.save import PlacedMap, find_leader, save
+from gpt.probe.ptx.emit import Condition
+from gpt.probe.ptx.fetch import CannotProbe, Fetcher
+from gpt.probe.ptx.registers import Names, part_name
+from gpt.probe.ptx.save import PlacedMap, find_leader, save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 

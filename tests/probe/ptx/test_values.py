@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from gpt.probe.ptx.weave import LeftAlone, weave
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
-from gpt.probe.weave.weave import LeftAlone, weave
-from tests.probe.weave.woven import HEAD, check, kernel, lines, probe, simple
+from tests.probe.ptx.woven import HEAD, check, kernel, lines, probe, simple
 
 
 def test_a_guard_holds_for_the_probe(tmp_path):

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from gpt.probe.ptx.weave import LeftAlone, unweave, weave
 from gpt.probe.read.load import find_probe, load_probes
-from gpt.probe.weave.weave import LeftAlone, unweave, weave
 from tests import cuda
-from tests.probe.weave.woven import HEAD, check, kernel, lines, probe, simple
+from tests.probe.ptx.woven import HEAD, check, kernel, lines, probe, simple
 
 
 def counts(woven):

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from gpt.base.errors import GptError
 from gpt.base.patterns import compiled
-from gpt.probe.weave.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
-from gpt.probe.weave.match import Surveyed
-from gpt.probe.weave.state import State
+from gpt.probe.ptx.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
+from gpt.probe.ptx.match import Surveyed
+from gpt.probe.ptx.state import State
 from gpt.ptx import tokens
 from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import GptError
+from gpt.probe.ptx.weave import MARK, LeftAlone, unweave, weave
 from gpt.probe.read.load import parse_toml
-from gpt.probe.weave.weave import MARK, LeftAlone, unweave, weave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from tests import cuda

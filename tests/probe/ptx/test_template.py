@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
 from gpt.probe.operands import bind
+from gpt.probe.ptx.template import _COUNT, Shapes, Template, TemplateShape
+from gpt.probe.ptx.weave import LeftAlone, weave
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
-from gpt.probe.weave.template import _COUNT, Shapes, Template, TemplateShape
-from gpt.probe.weave.weave import LeftAlone, weave
 from gpt.ptx.quick import parse_instruction
 from gpt.ptx.registers import Registers
 from gpt.ptx.scan import scan_statements
-from tests.probe.weave.woven import check, kernel, lines, probe, simple
+from tests.probe.ptx.woven import check, kernel, lines, probe, simple
 from tests.tiers import examples
 
 REGISTER = st.integers(1, 8).map("%rd{}".format)
@@ -213,7 +213,7 @@ def test_shapes_change_nothing(instructions, snippet, when):
     data = kernel("\n/*cut*/\n".join(["", *instructions, "ret;"]))
     found = []
     for shapes in (Shapes, Alone):
-        with mock.patch("gpt.probe.weave.weave.Shapes", shapes):
+        with mock.patch("gpt.probe.ptx.weave.Shapes", shapes):
             try:
                 woven = weave(data, "k", [file])
                 found.append((pieces(woven.data), sorted(woven.misfits), woven.sites))

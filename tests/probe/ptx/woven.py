@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
+from gpt.probe.ptx.weave import MARK, unweave, weave
 from gpt.probe.read.load import parse_toml
-from gpt.probe.weave.weave import MARK, unweave, weave
 from tests import cuda
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from gpt.probe.weave.weave import LeftAlone, weave
-from tests.probe.weave.woven import check, kernel, lines, probe
+from gpt.probe.ptx.weave import LeftAlone, weave
+from tests.probe.ptx.woven import check, kernel, lines, probe
 
 REGISTERS = ".reg .b8 %c<4>; .reg .b16 %h<9>;"
 LATEST = ".version 8.6\n.target sm_100\n.address_size 64\n"
