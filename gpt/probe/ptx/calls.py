@@ -12,10 +12,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from gpt.base.errors import GptError
 from gpt.base.patterns import compiled
+from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.ptx.edits import CALL_IN, CALL_OUT, DECLARE, STATE_IN, STATE_OUT, Insertions
-from gpt.probe.ptx.match import Surveyed
+from gpt.probe.ptx.function import PtxFunction
 from gpt.probe.ptx.state import State
 from gpt.ptx import tokens
 from gpt.ptx.params import room
@@ -27,13 +27,9 @@ _CALL = compiled(  # the name in the place of the function
 )
 
 
-class LeftAlone(GptError):
-    """A kernel can't be probed; the text says why."""
-
-
-def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) -> None:
+def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> None:
     """Find the functions that need the state: they have probes, or call a function that does. Raises LeftAlone."""
-    waiting = [f for f in functions if f.uses and f is not entry]
+    waiting = [f for f in functions if f.uses and not f.is_kernel]
     if not waiting:
         return
     callers = defaultdict(list)
@@ -48,7 +44,7 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
     others = _other_uses(module, functions)
     for function in functions:
         name = function.item.name
-        if not function.stateful or function is entry:
+        if not function.stateful or function.is_kernel:
             continue
         reason, params = others.get(name, ""), parse_params(module, function.item) or ()
         if any(s.word == ".reg" for p in params for s in p.specifiers):
@@ -56,10 +52,10 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
         elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to come last
             reason = reason or "whose arguments vary in number"
         if reason:
-            raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
+            raise LeftAlone(f"probes in function '{name}', {reason}", kernel)
 
 
-def _other_uses(module: Module, functions: Sequence[Surveyed]) -> dict[str, str]:
+def _other_uses(module: Module, functions: Sequence[PtxFunction]) -> dict[str, str]:
     """Return the functions named anywhere but in a declaration, an alias or a known call, with the place."""
     own = {function.item: function for function in functions}
     found: dict[str, str] = {}
@@ -85,17 +81,17 @@ def _defined(module: Module, name: str) -> str:
     return module.aliases.get(name, name)
 
 
-def _calls(module: Module, function: Surveyed) -> dict[int, str]:
+def _calls(module: Module, function: PtxFunction) -> dict[int, str]:
     """Return the numbers of the statements that call a function by name, with the names."""
     found = {}
-    for number in function.body.numbers("call"):
+    for number in function.numbers("call"):
         statement = function.statements[number]
         if match := _CALL.match(module.skeleton, statement.start, statement.end):
             found[number] = match[1]
     return found
 
 
-def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, state: State, to: Insertions) -> None:
+def pass_state(module: Module, functions: Sequence[PtxFunction], state: State, to: Insertions) -> None:
     """Add the parameter to functions, prototypes and calls, and store and load the registers."""
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
@@ -104,12 +100,10 @@ def pass_state(module: Module, functions: Sequence[Surveyed], entry: Surveyed, s
             to.add(at, DECLARE, [f"{before}.param .b64 {state.prefix}in{after}"])
     for function in functions:
         if function.stateful:
-            _pass_on(module, function, function is entry, stateful, state, to)
+            _pass_on(module, function, stateful, state, to)
 
 
-def _pass_on(
-    module: Module, function: Surveyed, is_entry: bool, stateful: set[str], state: State, to: Insertions
-) -> None:
+def _pass_on(module: Module, function: PtxFunction, stateful: set[str], state: State, to: Insertions) -> None:
     used, code, statements, body = function.shared, function.code, function.statements, function.item.body + 1
     for number, name in _calls(module, function).items():
         if _defined(module, name) in stateful:
@@ -117,9 +111,9 @@ def _pass_on(
             to.add(at, CALL_IN, [f"{before}%{state.prefix}state{after}"])
             to.add(in_front(statements, number), STATE_OUT, state.store(used, code))
             to.add(statements[number].end, CALL_OUT, state.load(used, code))
-    for number in function.body.numbers("ret") if not is_entry else ():
+    for number in function.numbers("ret") if not function.is_kernel else ():
         to.add(in_front(statements, number), CALL_IN, state.store(used, code))
-    if is_entry:
+    if function.is_kernel:
         to.add(body, STATE_IN, state.begin(code))
         return
     to.add(function.item.end - 1, CALL_IN, state.store(used, code))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.probe.ptx.emit import Emitter
-from gpt.probe.ptx.registers import Names
-from gpt.probe.ptx.save import PlacedMap
+from gpt.probe.lower.emit import Emitter
+from gpt.probe.lower.registers import Names
+from gpt.probe.plan.maps import PlacedMap
 from gpt.ptx.types import SIZES
 
 

@@ -1,225 +1,47 @@
-"""Weave the modules of a stream: emit a module for each kernel with probes, and one for the kernels without."""
+"""Weave the PTX of a stream."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from difflib import unified_diff
-from pathlib import Path
 from typing import Any
 
-from gpt.base.errors import GptError, MalformedError
-from gpt.base.keep import keep, keeping
-from gpt.probe.model import ProbeFile
-from gpt.probe.ptx.save import PlacedMap
-from gpt.probe.ptx.weave import NO_PLACE, LeftAlone, Woven, weave
+from gpt.probe.plan.stream import Weaving
+from gpt.probe.plan.woven import Woven
+from gpt.probe.ptx.weave import weave
 from gpt.ptx.head import read_head
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
-from gpt.stream import records
-from gpt.stream.stage import Stage
-
-NAMED = 3  # kernels that a message lists
-
-Records = Iterator[dict[str, Any]]
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+class PtxWeaving(Weaving[Module]):
+    """Weaves the probes into the kernels of `ptx` records. `count` and `relocatable` are options of `weave`."""
 
+    kind = "ptx"
 
-def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
-    """Make the record of a woven kernel's map."""
-    return records.make(
-        "map",
-        id=id_,
-        name=placed.map.name,
-        type=placed.type,
-        level=placed.map.level,
-        capacity=placed.capacity,
-        stride=placed.map.stride,
-        fields=placed.fields(),
-        wanted=placed.wanted if placed.counted and placed.type != "log" else None,
-        callback=placed.callback,
-        keeps=placed.keeps,
-    )
+    def __init__(self, *args: Any, count: bool, relocatable: bool) -> None:
+        super().__init__(*args)
+        self.count, self.relocatable = count, relocatable
 
+    def read(self, data: bytes, name: str) -> Module:
+        """Scan a module."""
+        module = scan_module(data, name)
+        read_head(module)
+        return module
 
-def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a record with some values replaced, its known keys in canonical order, then unknown ones."""
-    declared = records.KINDS[record["kind"]]
-    made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
-    return made | {key: value for key, value in record.items() if key not in declared}
+    def kernels(self, module: Module) -> list[str]:
+        """Return the names of its entries."""
+        return [item.name for item in module.entries]
 
+    def weave(self, module: Module, kernel: str) -> Woven:
+        """Weave the probes into a kernel, alone in its module."""
+        return weave(pruned(module, [kernel]), kernel, self.files, count=self.count, relocatable=self.relocatable)
 
-class Weaving:
-    """One run: each `ptx` record becomes one for each of its kernels."""
+    def prune(self, module: Module, kernels: list[str]) -> bytes:
+        """Return a module with what these kernels need."""
+        return prune(module, kernels)
 
-    def __init__(
-        self,
-        stage: Stage,
-        files: list[ProbeFile],
-        keep: list[str],
-        drop: list[str],
-        verified: bool,
-        count: bool,
-        relocatable: bool,
-    ) -> None:
-        self._stage = stage
-        self._files = files
-        self._keep, self._drop = keep, drop
-        self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
-        self._verified = verified
-        self._count = count
-        self._relocatable = relocatable
-        self._modules = self._maps = 0  # last ids
-        self._seen = self._kernels = 0  # modules and kernels of the segment
-        self._names: list[str] = []  # some of the excluded kernels
-        self._wanted = self._woven = False  # whether any kernel was so far
-        self._refused = False  # a kernel was left alone in which something may match
-        self._matched: Counter[tuple[str, str]] = Counter()
-        self._told: set[str] = set()
-        self._faults: set[str] = set()  # reasons of kernels that were left alone with an error
-
-    def handle(self, record: dict[str, Any]) -> Records:
-        """Yield a record, or the records that replace a module."""
-        if record["kind"] == "end":
-            yield from self._report()
-        if record["kind"] == "ptx":
-            yield from self._module(record)
-        else:
-            yield record
-
-    def _module(self, record: dict[str, Any]) -> Records:
-        name = str(record.get("module", ""))
-        fault = records.check(record)
-        try:
-            if fault:
-                raise MalformedError(fault, name)
-            module = scan_module(record["data"], name)
-            read_head(module)
-        except GptError as error:
-            yield record if fault else self._numbered(record)
-            yield self._stage.error(error, ref=name)
-            return
-        self._seen += 1
-        left: dict[str, str] = {}
-        names = [item.name for item in module.entries if item.name in record.get("only", [item.name])]
-        self._idle = {part: None for part in self._idle if not any(part in name for name in names)}
-        self._names += [name for name in names if not self._wants(name)][: NAMED - len(self._names)]
-        for kernel in filter(self._wants, names):
-            self._kernels += 1
-            self._wanted = True
-            yield from self._kernel(record, module, kernel, left)
-        if left or not (module.entries or self._keep):
-            yield from self._pass(record, module, left)
-
-    def _wants(self, name: str) -> bool:
-        kept = not self._keep or any(part in name for part in self._keep)
-        return kept and not any(part in name for part in self._drop)
-
-    def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
-        """Weave a kernel; if it's left alone, add the reason to `left`."""
-        try:
-            original = pruned(module, [kernel])
-            woven = weave(original, kernel, self._files, count=self._count, relocatable=self._relocatable)
-        except LeftAlone as error:
-            left[kernel] = error.fact
-            self._refused |= error.fact != NO_PLACE
-            return
-        except GptError as error:
-            left[kernel] = error.fact
-            self._refused = True
-            self._faults.add(error.fact)
-            yield self._stage.error(error, ref=kernel)
-            return
-        for fact in woven.misfits:
-            yield from self._tell(f"{fact}; left alone there", kernel)
-        yield from self._records(record, original.text.encode("latin-1"), woven)
-
-    def _records(self, record: dict[str, Any], original: bytes, woven: Woven) -> Records:
-        self._woven = True
-        if keeping():
-            yield from self._keep_texts(record["data"], original, woven)
-        for site in woven.sites:
-            self._matched[site.probe, site.position] += site.matched
-        first, self._maps = self._maps, self._maps + len(woven.maps)
-        if len(woven.data) + len(original) > records.MAX_RECORD - (1 << 20):
-            original = b""
-        ptx = self._numbered(record, kernels=[woven.kernel], data=woven.data, original=original or None)
-        yield ptx
-        for id_, placed in enumerate(woven.maps, first):
-            yield make_map(id_, placed)
-        yield records.make(
-            "kernel",
-            id=ptx["id"],
-            name=woven.kernel,
-            params=[_present(param._asdict()) for param in woven.params],
-            added=[_present(param._asdict()) | {"map": first + place} for place, param in enumerate(woven.added)],
-            cluster=woven.cluster,
-            maps=list(range(first, self._maps)),
-            sites=[site._asdict() for site in woven.sites if site.matched],
-            variables=[_present(variable._asdict()) for variable in woven.variables] or None,
-            table=woven.table,
-            verified=int(self._verified),
-        )
-
-    def _keep_texts(self, whole: bytes, original: bytes, woven: Woven) -> Records:
-        texts = {"original.ptx": whole, "pruned.ptx": original, "probed.ptx": woven.data}
-        before, after = (text.decode("latin-1").splitlines(keepends=True) for text in (original, woven.data))
+    def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
+        """Return the texts, and what weaving changed."""
+        before, after = (text.decode("latin-1").splitlines(keepends=True) for text in (woven.original, woven.data))
         diff = "".join(unified_diff(before, after, "pruned.ptx", "probed.ptx"))
-        try:
-            keep(woven.kernel, woven.data, texts | {"probes.diff": diff.encode("latin-1")})
-        except OSError as error:
-            yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
-
-    def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
-        """Yield the kernels without probes, unchanged."""
-        names = list(left)
-        everything = len(names) == len(module.entries)
-        ptx = self._numbered(record, kernels=names, data=record["data"] if everything else prune(module, names))
-        yield ptx
-        for name, reason in left.items():
-            yield records.make("kernel", id=ptx["id"], name=name, reason=reason)
-        for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
-            kernels = [name for name, why in left.items() if why == reason]
-            more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""
-            yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
-
-    def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
-        """Give a module the next id, since one module may become several."""
-        number, self._modules = self._modules, self._modules + 1
-        return _with(record, id=number, **values)
-
-    def _tell(self, fact: str, where: str) -> Records:
-        """Yield a warning, unless it was given before."""
-        if f"{where}: {fact}" not in self._told:
-            self._told.add(f"{where}: {fact}")
-            yield self._stage.warn(where, fact)
-
-    def _report(self) -> Records:
-        """Yield warnings for probes and options that matched nothing in the segment."""
-        if not self._seen:
-            return
-        if not self._kernels:
-            if self._names and not self._wanted:
-                there = ", ".join(self._names)
-                yield self._stage.error(GptError(f"--kernel and --filter leave no kernel: there are {there}"))
-            elif not self._names:
-                yield from self._tell("no kernel", "")
-            return
-        if self._idle:
-            yield from self._tell(f"matches no kernel: '{':'.join(self._idle)}'", "-k")
-        for file in self._files:
-            places = [(f"{Path(file.path).stem}.{p.name}", str(at)) for p in file.probes for at in p.positions]
-            places = [place for place in places if place[1] != "kernel"]
-            if places and not self._refused and not any(self._matched[place] for place in places):
-                where = ":".join(dict.fromkeys(position for _, position in places))
-                fact = f"matches nothing: '{where}'"
-                if self._woven:
-                    yield from self._tell(fact, file.path)
-                else:
-                    yield self._stage.error(GptError(fact, file.path))
-        self._matched.clear()
-        self._seen = self._kernels = 0
-        self._refused = False
+        return super().texts(whole, woven) | {"probes.diff": diff.encode("latin-1")}

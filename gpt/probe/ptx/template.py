@@ -1,63 +1,33 @@
-"""Instructions of one shape: alike but for their registers, offsets and the labels they go to, so that the code for
-one is that for all.
-
-A kernel may have hundreds of loads in a dozen shapes. Each shape is parsed, bound and lowered once, with slots for its
-registers, offsets and labels, which are filled in for each instruction. A slot is a character outside Latin-1. Modules
-are Latin-1 and code from probes is ASCII, so nothing in them can be mistaken for a slot.
-"""
+"""Find the faces of a module's instructions: those of one shape are parsed and bound once. gpt/probe/face.py."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from gpt.base.patterns import compiled
-from gpt.probe.operands import Bound, bind
-from gpt.ptx import tokens, tree
+from gpt.probe.face import FIRST_SLOT, SLOTS, Face
+from gpt.probe.operands import bind
+from gpt.ptx import tokens
 from gpt.ptx.quick import parse_instruction
 
 _GOES = "|".join(rf"(?<=\bbra{uni}[ \t]{{{blanks}}})" for uni in ("", r"\.uni") for blanks in (1, 2))
 _PARTS = compiled(  # the parts that become slots
     rf"({tokens.REGISTER}|(?<=\+)-?+\d++(?=\])|(?:{_GOES}){tokens.IDENTIFIER})", re.ASCII
 )
-_FIRST, _COUNT = 0xE000, 6400  # the private use area
-_SLOT = re.compile(f"%?([{chr(_FIRST)}-{chr(_FIRST + _COUNT - 1)}])")
-
-
-class Template:
-    """A text with slots."""
-
-    def __init__(self, text: str) -> None:
-        self._parts = _SLOT.split(text)
-        self._slots = [ord(slot) - _FIRST for slot in self._parts[1::2]]
-
-    def fill(self, values: Sequence[str]) -> str:
-        """Fill in the values of the slots, by number."""
-        parts = self._parts.copy()
-        parts[1::2] = [values[slot] for slot in self._slots]
-        return "".join(parts)
-
-
-@dataclass(frozen=True, eq=False)
-class TemplateShape:
-    """An instruction with slots, its helpers, and the types of slots that are registers."""
-
-    instruction: tree.Instruction
-    bound: Bound
-    types: dict[str, str | None]
 
 
 class Shapes:
     """The shapes of a module's instructions."""
 
     def __init__(self) -> None:
-        self._found: dict[str, TemplateShape] = {}
+        self._found: dict[str, Face] = {}
 
-    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[TemplateShape, list[str]]:
-        """Return the shape of an instruction and the values of its slots. Raises MalformedError without the location.
+    def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Face, list[str]]:
+        """Return the face of an instruction and the values of its slots. Raises MalformedError without the location.
 
         Special registers and variables have no type in `types`, and so no slots.
         """
@@ -68,9 +38,9 @@ class Shapes:
             slot = slots.get(part)
             if slot is None:
                 type_ = types[part] if part[0] == "%" else ""
-                if type_ is None or (not type_ and part[0] == "%") or len(slots) == _COUNT:
+                if type_ is None or (not type_ and part[0] == "%") or len(slots) == SLOTS:
                     continue
-                slot = slots[part] = f"{type_}{chr(_FIRST + len(slots))}"
+                slot = slots[part] = f"{type_}{chr(FIRST_SLOT + len(slots))}"
             parts[place] = slot
         key = "".join(parts)
         found = self._found.get(key)
@@ -79,8 +49,8 @@ class Shapes:
         return found, list(slots)
 
 
-def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> TemplateShape:
-    """Make the shape of an instruction whose `parts` have these slots. It's parsed with unique words and numbers in
+def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> Face:
+    """Make the face of an instruction whose `parts` have these slots. It's parsed with unique words and numbers in
     their place, and the resulting tokens become the slots.
     """
     stem = next(stem for number in itertools.count() if (stem := f"98765432{number:03}") not in text)
@@ -92,7 +62,7 @@ def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[st
         if sign:
             typed[tokens[word]] = types[part]
     instruction = _with_slots(parse_instruction("".join(words.get(part, part) for part in parts)), tokens)
-    return TemplateShape(instruction, bind(instruction), typed)
+    return Face(instruction, bind(instruction), typed)
 
 
 def _with_slots(node: Any, tokens: Mapping[str, str]) -> Any:

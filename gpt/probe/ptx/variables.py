@@ -32,7 +32,9 @@ from functools import partial
 from typing import NamedTuple
 
 from gpt.base.patterns import compiled
-from gpt.probe.ptx.calls import LeftAlone, in_front
+from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.plan.woven import SharedVariable
+from gpt.probe.ptx.calls import in_front
 from gpt.probe.ptx.edits import ADDRESS, DECLARE, Insertions
 from gpt.ptx import tokens
 from gpt.ptx.prune import iter_sums
@@ -53,20 +55,6 @@ _DERIVED = compiled(r"\s*(?:@!?%[\w$]+\s+)?(?:add|sub|mov|cvta)\.\S*\s+(%[\w$]+)
 _REGISTER = compiled(r"%[\w$]+", re.ASCII)
 _BRACKETS = compiled(r"\[[^\[\]]*\]", re.ASCII)
 _MOVED = compiled(rf"\bmov\.[bus]64\s+{tokens.NAME}\s*,\s*({tokens.NAME})\s*[;+]", re.ASCII)
-
-
-class SharedVariable(NamedTuple):
-    """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
-
-    One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
-    bytes, None if the module does not say.
-    """
-
-    name: str
-    space: str
-    size: int | None
-    offset: int | None
-    copy: str | None
 
 
 class _Declared(NamedTuple):
@@ -103,13 +91,13 @@ class Variables:
         self._check()
 
     @property
-    def all(self) -> list[SharedVariable]:
-        """All variables; complete after `share`."""
+    def shared(self) -> tuple[list[SharedVariable], str | None]:
+        """All variables, and the table if there is one; complete after `share`."""
         found = [SharedVariable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
         for name in self._constants:
             copy = "always" if name in self._foreign else "taken"
             found.append(SharedVariable(name, "const", self._sizes[name], None, copy))
-        return found
+        return found, self.table if self._offsets else None
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Rewrite lines of a probe, in which `mov.u64 REGISTER, VARIABLE` takes an address, to use the table."""

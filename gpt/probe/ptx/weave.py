@@ -12,15 +12,24 @@ and the probes' shared registers in local memory (state.py), and passes its addr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpt.base.errors import GptError
-from gpt.probe.forms import find_lack
+from gpt.probe.face import Template
+from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.lower.fetch import CannotProbe, Fetcher
+from gpt.probe.lower.registers import Names
+from gpt.probe.lower.save import find_addresses
+from gpt.probe.lower.snippet import Lowering
 from gpt.probe.model import ProbeFile, Save
-from gpt.probe.positions import LEAVES
-from gpt.probe.ptx.calls import LeftAlone, in_front, pass_state, propagate
+from gpt.probe.plan.function import Block, Place, PlacedSnippet
+from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.plan import Plan
+from gpt.probe.plan.woven import Woven
+from gpt.probe.ptx.calls import in_front, pass_state, propagate
 from gpt.probe.ptx.edits import (
     AFTER,
     BEFORE,
@@ -35,48 +44,20 @@ from gpt.probe.ptx.edits import (
     marked,
     unweave,
 )
-from gpt.probe.ptx.emit import Condition, Emitter
-from gpt.probe.ptx.fetch import CannotProbe, Fetcher, ProbeSite
-from gpt.probe.ptx.lower import Lowering
-from gpt.probe.ptx.match import Matched, PlacedSnippet, Survey, Surveyed
-from gpt.probe.ptx.registers import Names
-from gpt.probe.ptx.save import PlacedMap, find_addresses
+from gpt.probe.ptx.function import PtxFunction
+from gpt.probe.ptx.params import declare, extended
 from gpt.probe.ptx.state import State
-from gpt.probe.ptx.template import Shapes, Template, TemplateShape
-from gpt.probe.ptx.variables import SharedVariable, Variables
-from gpt.ptx import tree
+from gpt.probe.ptx.template import Shapes
+from gpt.probe.ptx.variables import Variables
 from gpt.ptx.attributes import block_of, cluster_of
-from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
-from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
 from gpt.stream.records import MAX_RECORD
 
-__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
-NO_PLACE = "no probe applies to it"
-NO_SAVE = "no probe that saves applies to it"
+__all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel; the rest is for names and parameters
-
-
-@dataclass(frozen=True)
-class Woven:
-    """A kernel with probes. `added` are the parameters for the addresses of the maps' buffers, in the order of `maps`.
-
-    `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts clusters. `variables` are shared with
-    the program's module; `table` is the name of the table for their addresses, if there is one.
-    """
-
-    kernel: str
-    data: bytes
-    params: list[Param]
-    added: list[Param]
-    cluster: list[int] | None
-    maps: list[PlacedMap]
-    sites: list[Matched]
-    misfits: list[str]
-    variables: list[SharedVariable]
-    table: str | None
+ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
 def weave(
@@ -125,58 +106,42 @@ class _Weaver:
         self.check()
         self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
         self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
-        places = itertools.count()
-        self.maps = [  # for each file, by name
-            {
-                map_.name: PlacedMap(
-                    map_, f"{self.prefix}map_{next(places)}", count, file.script, not file.replaces(map_)
-                )
-                for map_ in file.maps
-            }
-            for file in files
-        ]
         self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
         self.known = block_of(module, item)
-        self.survey = Survey(module, item, files, Shapes(), self.new_code)
-        for names, zeros in zip(self.names, map(self.survey.zeros, range(len(files))), strict=True):
-            names.zeros = zeros
-        self.entry = self.survey.entry
-        self.insertions = Insertions()
+        shapes = Shapes()
+        self.functions = [
+            PtxFunction(module, one, shapes) for one in module.functions if one.kind == "func" or one is item
+        ]
+        self.entry = next(function for function in self.functions if function.is_kernel)
+        self.plan = Plan(kernel, self.functions, files, self.prefix, count)
+        for number, names in enumerate(self.names):
+            names.zeros = self.plan.find_zeros(number)
 
     def run(self) -> Woven:
-        survey, module = self.survey, self.module
-        maps, state, kept = self.lower_all()
-        while survey.drop_unfit():  # the others don't need their code
-            self.insertions = Insertions()
-            for function in survey.functions:
-                function.forget(self.new_code())
-            maps, state, kept = self.lower_all()
-        if not any(site.woven for site in survey.matched):
-            reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"{NO_SAVE if survey.is_mute else NO_PLACE}{reason}", self.kernel)
+        plan, module = self.plan, self.module
+        maps, state, kept = plan.settle(self.lower_all)
         if self.entry not in kept:
             kept.append(self.entry)
-        state.hold([function.shared for function in kept if function is not self.entry])
-        pass_state(module, kept, self.entry, state, self.insertions)
-        self.declare_parameters(maps)
+        state.hold([function.shared for function in kept if not function.is_kernel])
+        pass_state(module, kept, state, self.insertions)
+        declare(module, self.entry.item, [placed.param for placed in maps], self.insertions)
         for function in kept:
             self.declare_registers(function, state)
-        params, added = self.parameters(len(maps))
-        self.variables.share(self.insertions, {f.item: f.statements for f in survey.functions})
-        data, variables = self.insertions.text(module.text), self.variables.all
-        table = self.variables.table if any(v.offset is not None for v in variables) else None
-        cluster = cluster_of(module, self.entry.item)
-        return Woven(self.kernel, data, params, added, cluster, maps, survey.matched, survey.misfits, variables, table)
-
-    def parameters(self, count: int) -> tuple[list[Param], list[Param]]:
-        """Return the kernel's own parameters and `count` more."""
-        module = self.module
-        own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
-        params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
-        if count and addresses_after(plain, count)[-1].offset + 8 > limit(module.version):
-            raise LeftAlone(f"no room for {count} more parameters", self.kernel)
-        return params, addresses_after(params, count)
+        params, added = extended(module, self.entry.item, len(maps))
+        self.variables.share(self.insertions, {f.item: f.statements for f in self.functions})
+        return Woven(
+            self.kernel,
+            self.insertions.text(module.text),
+            module.text.encode("latin-1"),
+            params,
+            added,
+            maps,
+            plan.matched,
+            plan.misfits,
+            cluster_of(module, self.entry.item),
+            *self.variables.shared,
+        )
 
     def check(self) -> None:
         """Raise LeftAlone for modules that can't be probed."""
@@ -191,76 +156,52 @@ class _Weaver:
                 f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
             )
 
-    def check_age(self, maps: Iterable[PlacedMap]) -> None:
-        """Raise LeftAlone if the module's PTX version or target is too old for its probes."""
-        age = self.module.version, self.module.target
-        for number, snippet in self.survey.snippets:
-            if lack := find_lack(snippet, *age):
-                raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
-        for placed in maps:
-            if placed.type == "total" and age[1] < 60 and any(f.type == "f64" for f in placed.map.fields):
-                raise LeftAlone(f"a total of type f64 needs sm_60, and it is for sm_{age[1]}", self.kernel)
-
     # Lowering
 
-    def new_code(self) -> Emitter:
-        """Return an emitter for values kept throughout a function."""
-        return Emitter(f"{self.prefix}f_", known=self.known)
-
-    def lower_all(self) -> tuple[list[PlacedMap], State, list[Surveyed]]:
+    def lower_all(self) -> tuple[list[PlacedMap], State, list[PtxFunction]]:
         """Insert the code of all probes. Return the maps in use, the state, and the changed functions."""
-        saved = self.survey.saved
-        maps = [
-            placed for number, maps in enumerate(self.maps) for name, placed in maps.items() if (number, name) in saved
-        ]
+        self.insertions = Insertions()
+        for function in self.functions:
+            function.begin(Emitter(f"{self.prefix}f_", known=self.known))
+        maps = self.plan.used_maps
         state = State(self.prefix, self.names, maps)
-        self.check_age(maps)
-        propagate(self.module, self.survey.functions, self.entry)
-        kept = [function for function in self.survey.functions if function.uses or function.stateful]
+        self.plan.check_age(self.module.version, self.module.target)
+        propagate(self.module, self.functions, self.kernel)
+        kept = [function for function in self.functions if function.uses or function.stateful]
         for function in kept:
             self.lower(function, state)
         return maps, state, kept
 
-    def lower(self, function: Surveyed, state: State) -> None:
-        """Insert the code of a function's probes. Snippets at one place share a block; equal blocks are made once."""
+    def lower(self, function: PtxFunction, state: State) -> None:
+        """Insert the code of a function's probes; equal blocks are made once."""
         sampled = self.sampled(function)
         addresses, finding = self.addresses(function)
-        spots: dict[tuple[int, int, TemplateShape | None], list[PlacedSnippet]] = {}
-        for use in function.uses:
-            offset, order = _offset(function, use)
-            spots.setdefault((offset, order, use.shape), []).append(use)
-        blocks: dict[tuple[object, ...], _Insertion] = {}
-        for (offset, order, shape), uses in spots.items():
-            key = (shape, *[(id(use.snippet), use.site.position.kind) for use in uses])
-            block = blocks.get(key)
-            if block is None:
+        made: dict[tuple[object, ...], _Insertion] = {}
+        for block in function.blocks():
+            found = made.get(block.key)
+            if found is None:
                 code = Emitter(self.prefix, self.redux, self.known)
-                code.addresses = addresses if order == KERNEL_EXIT else {}
-                block = blocks[key] = self.block(function, state, code, uses, sampled)
-            for use, misfit in zip(uses, block.misfits, strict=True):
-                if misfit is None:
-                    self.survey.done(use)
-                else:
-                    self.survey.misfit(use, misfit)
-            values = uses[0].values
-            if before := block.before.fill(values):
-                self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
-            self.insertions.put(offset, order, block.text.fill(values))
+                code.addresses = addresses if block.place.kind == "exit" else {}
+                found = made[block.key] = self.block(function, state, code, block, sampled)
+            for use, misfit in zip(block.uses, found.misfits, strict=True):
+                self.plan.note(use, misfit)
+            values = block.uses[0].values
+            if before := found.before.fill(values):
+                self.insertions.put(in_front(function.statements, block.place.number), KEEP, before)
+            self.insertions.put(_offset(function, block.place), ORDER[block.place.kind], found.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
                 raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
-    def block(
-        self, function: Surveyed, state: State, code: Emitter, uses: Sequence[PlacedSnippet], sampled: Sampled
-    ) -> _Insertion:
+    def block(self, function: PtxFunction, state: State, code: Emitter, block: Block, sampled: Sampled) -> _Insertion:
         """Return the code of the snippets at one place, with slots for the parts of the instruction."""
         before, text = "", ""
         misfits: list[str | None] = []
         is_labelled = False
-        for number, use in enumerate(uses):
+        for number, use in enumerate(block.uses):
             lowering = self.lowering(function, state, code, use, f"${self.prefix}{number}", sampled)
             try:
-                kept, lines = lowering.run(use.probe, use.when, use.snippet)
+                kept, lines = lowering.run()
             except CannotProbe as error:
                 lowering.drop()
                 misfits.append(str(error))
@@ -274,33 +215,22 @@ class _Weaver:
         return _Insertion(Template(before), Template(text), misfits)
 
     def lowering(
-        self, function: Surveyed, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
+        self, function: PtxFunction, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
     ) -> Lowering:
         """Return the Lowering of a snippet into `code`, with labels that begin with `label`."""
-        instruction, bound, slots = None, None, dict[str, str | None]()
-        if use.shape:
-            instruction, bound, slots = use.shape.instruction, use.shape.bound, use.shape.types
+        slots = use.face.types if use.face else {}
 
         def type_of(name: str) -> str | None:
             return slots[name] if name in slots else function.types[name]
 
         def base(placed: PlacedMap) -> str:
-            if function is self.entry:
-                return code.once("b64", "ld.param.u64", f"[{placed.param}]")
-            return state.base(placed, code)
+            return _base(code, placed) if function.is_kernel else state.base(placed, code)
 
-        site = ProbeSite(
-            instruction,
-            bound,
-            guard=_guard(use),
-            sampled=sampled.get(use.probe.sample),
-            overwrite=use.site.position.kind == "kernel",
-            no_pred=use.probe.no_pred,
-        )
         return Lowering(
-            Fetcher(code, function.code, type_of, site),
+            Fetcher(code, function.code, type_of, use),
+            sampled.get(use.probe.sample),
             self.names[use.file],
-            self.maps[use.file],
+            self.plan.maps[use.file],
             base,
             label,
             used=function.used.setdefault(use.file, set()),
@@ -312,52 +242,36 @@ class _Weaver:
         path = self.files[use.file].path
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
 
-    def sampled(self, function: Surveyed) -> Sampled:
+    def sampled(self, function: PtxFunction) -> Sampled:
         """Compute once, at the entry, the conditions for the blocks and warps that run probes with `sample`."""
         found: Sampled = {}
         code = function.code
         for sample in dict.fromkeys(use.probe.sample for use in function.uses if use.probe.sample):
-            level, every = sample
-            unit = code.unit(level)
-            if every & (every - 1):
-                rest = code.make("b64", "rem.u64", unit, every)
-            else:  # a power of two
-                rest = code.make("b64", "and.b64", unit, every - 1)
-            found[sample] = Condition(code.make("pred", "setp.eq.u64", rest, 0))
+            found[sample] = code.sampled(*sample)
         self.insertions.add(function.item.body + 1, ENTRY, code.take())
         return found
 
-    def addresses(self, function: Surveyed) -> tuple[dict[str, str], list[str]]:
+    def addresses(self, function: PtxFunction) -> tuple[dict[str, str], list[str]]:
         """Return the addresses that the kernel's exits save to, and the lines that compute them at the entry. There the
         program's own instructions hide the latency; at an exit nothing does.
         """
-        if function is not self.entry:  # the state has its addresses
+        if not function.is_kernel:  # the state has its addresses
             return {}, []
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
-        maps = [self.maps[file][name] for file, name in saves if name in self.maps[file]]
-        return find_addresses(function.code, maps), function.code.take()
+        maps = [self.plan.maps[file][name] for file, name in saves if name in self.plan.maps[file]]
+        return find_addresses(function.code, maps, partial(_base, function.code)), function.code.take()
 
     # Declarations
 
-    def declare_parameters(self, maps: Iterable[PlacedMap]) -> None:
-        """Add the maps' addresses to the kernel's parameters in all of its declarations."""
-        parameters = [f".param .u64 {placed.param}" for placed in maps]
-        for item in self.module.items if parameters else ():
-            if item.kind == "entry" and item.name == self.kernel:
-                at, before, after = room(self.module, item)
-                lines = [f", {text}" if number else f"{before}{text}" for number, text in enumerate(parameters)]
-                lines[-1] += after
-                self.insertions.add(at, DECLARE, lines)
-
-    def declare_registers(self, function: Surveyed, state: State) -> None:
+    def declare_registers(self, function: PtxFunction, state: State) -> None:
         """Declare the registers that probes use in a function; in the kernel, initialize them too."""
         lines, initial = function.code.declarations(), []
         for number, used in function.used.items():
             names = self.names[number]
             for name in sorted(used):
                 lines.append(f".reg .{names.types[name]} {names.names[name]};")
-                if name in names.initial and function is self.entry:
+                if name in names.initial and function.is_kernel:
                     initial.append(state.initial(names, name))
         self.insertions.add(function.item.body + 1, DECLARE, lines + initial)
 
@@ -369,30 +283,17 @@ def _undefined(module: Module) -> str | None:
     return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
 
 
-def _guard(use: PlacedSnippet) -> tree.Guard | None:
-    """Return the guard for a snippet. After a jump only threads that didn't take it remain, so the guard is negated; a
-    snippet at the exit of a kernel or function runs before the instruction and keeps it.
-    """
-    instruction = use.shape.instruction if use.shape else None
-    if not instruction or not instruction.guard:
-        return None
-    others = use.when == "after" and use.site.kind == "instruction" and instruction.opcode in LEAVES
-    return tree.Guard(instruction.guard.register, instruction.guard.negated != others)
+def _base(code: Emitter, placed: PlacedMap) -> str:
+    """Load the address of a map's buffer in the kernel."""
+    return code.once("b64", "ld.param.u64", f"[{placed.param}]")
 
 
-def _offset(function: Surveyed, use: PlacedSnippet) -> tuple[int, int]:
-    """Return a snippet's offset in the text, and its order there."""
-    site = use.site
-    if site.kind in ("instruction", "line"):
-        if use.when == "before":
-            return in_front(function.statements, site.first), BEFORE
-        return function.statements[site.last].end, AFTER
-    exit_ = KERNEL_EXIT if site.position.kind == "kernel" else LEAVE
-    match site.kind:
+def _offset(function: PtxFunction, place: Place) -> int:
+    """Return the offset of a place in the text."""
+    statements = function.statements
+    match place.kind:
         case "entry":
-            return function.item.body + 1, ENTRY
-        case "exit":
-            return in_front(function.statements, site.first), exit_
-        case "end":
-            return function.item.end - 1, exit_
-    return function.statements[site.first].end, LABEL
+            return function.item.body + 1
+        case "after" | "label":
+            return statements[place.number].end
+    return in_front(statements, place.number) if place.number < len(statements) else function.item.end - 1

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.probe.face import SLOTS, Face, Template
 from gpt.probe.operands import bind
-from gpt.probe.ptx.template import _COUNT, Shapes, Template, TemplateShape
+from gpt.probe.ptx.template import Shapes
 from gpt.probe.ptx.weave import LeftAlone, weave
 from gpt.probe.read.load import find_probe, load_probes
 from gpt.probe.verify import verify
@@ -175,10 +176,10 @@ def test_a_probe_says_nothing_that_is_not_ascii():
 
 def test_an_instruction_of_more_registers_than_there_are_slots():
     """As nobody writes one; what has no slot stands for itself."""
-    registers = [f"%v{n}" for n in range(_COUNT + 9)]
+    registers = [f"%v{n}" for n in range(SLOTS + 9)]
     text = f"mov.b32 {{{', '.join(registers)}}}, %r1;"
-    shape, values = Shapes().find(text, Registers(*scan_statements(f".reg .b32 %v<{_COUNT + 9}>, %r<2>;")))
-    assert Template(str(shape.instruction)).fill(values) == text and len(values) == _COUNT
+    shape, values = Shapes().find(text, Registers(*scan_statements(f".reg .b32 %v<{SLOTS + 9}>, %r<2>;")))
+    assert Template(str(shape.instruction)).fill(values) == text and len(values) == SLOTS
 
 
 class Alone:
@@ -186,7 +187,7 @@ class Alone:
 
     def find(self, text, types):
         instruction = parse_instruction(text)
-        return TemplateShape(instruction, bind(instruction), {}), []
+        return Face(instruction, bind(instruction), {}), []
 
 
 CONSTANT = st.sampled_from([*NUMBERS, "57344", "0xE000", "16", "8"])

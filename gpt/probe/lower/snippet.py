@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gpt.probe.model import COUNTS, HELPERS, Line, Probe, Save, Snippet, names_of, type_of_name
-from gpt.probe.ptx.emit import Condition
-from gpt.probe.ptx.fetch import CannotProbe, Fetcher
-from gpt.probe.ptx.registers import Names, part_name
-from gpt.probe.ptx.save import PlacedMap, find_leader, save
+from gpt.probe.lower.emit import Condition
+from gpt.probe.lower.fetch import CannotProbe, Fetcher
+from gpt.probe.lower.registers import Names, part_name
+from gpt.probe.lower.save import find_leader, save
+from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
+from gpt.probe.plan.maps import PlacedMap
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
@@ -25,13 +26,15 @@ _WORD = re.compile(r"\W", re.ASCII)
 class Lowering:
     """One snippet at one site. `run` returns the lines to put before the instruction, and the lines of the snippet.
 
-    `base` returns the register with the address of a map's buffer. `used` collects the file's registers that the
+    `sampled` is the condition under which its probe runs at all, if it has a `sample`. `base` returns the register with
+    the address of a map's buffer. `used` collects the file's registers that the
     snippet uses, `shared` the registers that outlive it. A line is a text and its line number in the probe file.
     """
 
     def __init__(
         self,
         read: Fetcher,
+        sampled: Condition | None,
         names: Names,
         maps: dict[str, PlacedMap],
         base: Callable[[PlacedMap], str],
@@ -39,25 +42,24 @@ class Lowering:
         used: set[str],
         shared: set[str],
     ) -> None:
-        self.read, self.code, self.site = read, read.code, read.site
+        self.read, self.code, self.use, self.sampled = read, read.code, read.use, sampled
         self.names, self.maps, self.base = names, maps, base
         self.label, self.used, self.shared = label, used, shared
         self.values: dict[str, str] = {}  # helpers fetched so far
         self.parts: dict[str, str] = {}
         self.labels: dict[str, int] = {}
 
-    def run(self, probe: Probe, when: str, snippet: Snippet) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    def run(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """Lower a snippet. Raises CannotProbe."""
-        self.own = self.names.own.get((probe.name, when), set())
-        code, read = self.code, self.read
-        if when == "after" and self.site.instruction:
-            read.keep(snippet, self.site.instruction)
+        code, read, probe, snippet = self.code, self.read, self.use.probe, self.use.snippet
+        self.own = self.names.own.get((probe.name, self.use.when), set())
+        read.keep()
         before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
-        guard = None if self.site.no_pred else read.guard(self.site.guard)
-        read.condition = code.both(self.site.sampled, guard)
+        guard = None if probe.no_pred else read.guard()
+        read.condition = code.both(self.sampled, guard)
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
             self.values[helper] = read.helper(helper)
-        if when == "after" and self.site.overwrite and read.condition is None:
+        if self.use.when == "after" and self.use.replaces and read.condition is None:
             self._find_leaders(snippet)
         done: list[tuple[str, int]] = []
         for number, line in enumerate(snippet.lines):
@@ -84,7 +86,7 @@ class Lowering:
         """Lower an operand of a snippet's instruction. `plain` operands (of mov) may be special registers."""
         match operand:
             case tree.Name("PRED", ()):
-                return self.code.positive(self.read.guard(self.site.guard))
+                return self.code.positive(self.read.guard())
             case tree.Name(name, ()) if name in TIMES:
                 return TIMES[name] if plain else self.code.make("b64", "mov.u64", TIMES[name])
             case tree.Name(name, ()) if name in self.values:
@@ -92,7 +94,7 @@ class Lowering:
                 wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
                 return self.code.make("b64", "cvt.u64.u32", value) if wide else value
             case tree.Name(name, parts) if name in HELPERS:
-                bound, element = self.site.bound, "".join(parts)
+                bound, element = self.read.bound, "".join(parts)
                 source = bound.operand(name, element) if bound and HELPERS[name] is None else None
                 if bound is None or source is None:
                     raise CannotProbe(f"has no {operand}")
@@ -134,7 +136,7 @@ class Lowering:
             return None
         if guard.register != "PRED":
             return Condition(self._register(guard.register), guard.negated)
-        found = self.read.guard(self.site.guard)
+        found = self.read.guard()
         if found is None:
             return Condition(self.code.positive(None), guard.negated)
         return Condition(found.register, found.negated != guard.negated)
@@ -196,7 +198,7 @@ class Lowering:
             before + values,
             [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,
-            overwrite=self.site.overwrite and placed.map.capacity == 1,
+            overwrite=self.use.replaces and placed.map.capacity == 1,
         )
 
     def _added(self, value: tree.Operand, type_: str) -> str:

@@ -143,6 +143,15 @@ class Emitter:
         wide = self.once("b64", "cvt.u64.u32", number)
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
 
+    def sampled(self, level: str, every: int) -> Condition:
+        """Return the condition that this thread's block or warp is one in `every` that runs a probe."""
+        unit = self.unit(level)
+        if every & (every - 1):
+            rest = self.make("b64", "rem.u64", unit, every)
+        else:  # a power of two
+            rest = self.make("b64", "and.b64", unit, every - 1)
+        return Condition(self.make("pred", "setp.eq.u64", rest, 0))
+
     def element(self, level: str, size: int, base: str) -> str:
         """Compute the address of this thread's, warp's or block's element in an array with elements of `size` bytes."""
         return self.once("b64", "mad.lo.u64", self.unit(level), size, base)

@@ -6,12 +6,13 @@ If an instruction overwrites a value that the snippet `after` needs, it's copied
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from gpt.probe.model import OPERANDS, Snippet, names_of
-from gpt.probe.operands import Bound, Descriptor, LowBits, Partial
-from gpt.probe.ptx.emit import Condition, Emitter
+from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.model import names_of
+from gpt.probe.operands import Descriptor, LowBits, Partial
+from gpt.probe.plan.function import PlacedSnippet
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, SPECIAL, integer
 
@@ -20,21 +21,6 @@ Types = Callable[[str], str | None]  # types of the program's registers
 
 class CannotProbe(Exception):
     """A snippet can't run at a site, which is then left alone; the text says why."""
-
-
-@dataclass(frozen=True)
-class ProbeSite:
-    """The site of a snippet: the instruction with its helpers, and the conditions under which the probe runs.
-
-    With `overwrite`, a record saved here replaces an earlier one in a map of capacity 1.
-    """
-
-    instruction: tree.Instruction | None = None
-    bound: Bound | None = None
-    guard: tree.Guard | None = None
-    sampled: Condition | None = None
-    overwrite: bool = False
-    no_pred: bool = False
 
 
 class _Held(NamedTuple):
@@ -49,52 +35,35 @@ class Fetcher:
     instruction. Methods raise CannotProbe.
     """
 
-    def __init__(self, code: Emitter, outer: Emitter, types: Types, site: ProbeSite) -> None:
-        self.code, self.outer, self.types, self.site = code, outer, types, site
+    def __init__(self, code: Emitter, outer: Emitter, types: Types, use: PlacedSnippet) -> None:
+        self.code, self.outer, self.types, self.use = code, outer, types, use
+        self.bound = use.face.bound if use.face else None
         self.condition: Condition | None = None  # where the snippet runs
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
 
     # Before the instruction
 
-    def keep(self, snippet: Snippet, instruction: tree.Instruction) -> None:
-        """Copy the values that the instruction overwrites if the snippet needs them."""
-        bound = self.site.bound
-        if not bound or not instruction.operands:
+    def keep(self) -> None:
+        """Copy the values that the instruction overwrites if the snippet after it needs them."""
+        if self.use.when == "before" or not self.use.face:
             return
-        first = instruction.operands[0]
-        written = dict.fromkeys(() if isinstance(first, tree.Address) else names_of(first))
-        asked: set[str] = set()
-        for helper in snippet.helpers & (OPERANDS - {"OUT"}):
-            for source in self._sources(helper, bound):
-                asked |= set(names_of(source))
-        if instruction.guard:
-            asked.add(instruction.guard.register)
-        for name in (name for name in written if name in asked):
+        for name in self.use.face.find_overwritten(self.use.snippet):
             type_ = self._type(name)
             kind = "pred" if type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
             self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
 
-    def _sources(self, helper: str, bound: Bound) -> list[tree.Operand]:
-        match helper:
-            case "ADDR":
-                return [bound.address] if bound.address else []
-            case "BYTES":
-                found = bound.bytes.read if isinstance(bound.bytes, Partial) else bound.bytes
-                return [] if found is None or isinstance(found, int) else [found]
-            case "FLOPS":
-                return [bound.flops.register] if isinstance(bound.flops, Descriptor) else []
-        operand = bound.operand(helper)
-        return [operand] if operand else []
-
-    def guard(self, guard: tree.Guard | None) -> Condition | None:
-        """Return the instruction's guard with its value before the instruction."""
-        return Condition(self.copies.get(guard.register, guard.register), guard.negated) if guard else None
+    def guard(self) -> Condition | None:
+        """Return the guard that the snippet runs under, with its value before the instruction."""
+        guard = self.use.face.instruction.guard if self.use.face else None
+        if not guard:
+            return None
+        return Condition(self.copies.get(guard.register, guard.register), guard.negated != self.use.inverts_guard)
 
     # Helpers
 
     def helper(self, name: str) -> str:
         """Return a register or constant with the value of a helper that has a type of its own."""
-        code, bound = self.code, self.site.bound
+        code, bound = self.code, self.bound
         match name:
             case "SMID" | "LANEID":
                 return code.special(f"%{name.lower()}")

@@ -14,58 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.model import Field, Map
-from gpt.probe.ptx.emit import Condition, Emitter
-
-BUDGET = 64 << 20  # default bytes of a log
-KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedMap:
-    """A map of a kernel; the parameter `param` has its buffer's address. With `counted`, records are only counted."""
-
-    map: Map
-    param: str
-    counted: bool = False
-    callback: str | None = None
-    may_fill: bool = False  # the array may be full when a record is saved
-
-    @property
-    def type(self) -> str:
-        """array, total or log."""
-        return "log" if self.map.capacity is None else self.map.type
-
-    @property
-    def capacity(self) -> int:
-        """The number of records per unit, or in the log."""
-        return 0 if self.counted else self.wanted
-
-    @property
-    def keeps(self) -> str | None:
-        """The value for a `map` record: what an array or log keeps if the lowest bits of its address ask for it."""
-        if self.type == "log":
-            return "all" if self.capacity else None
-        return "last" if self.may_fill and self.type == "array" and not self.counted else None
-
-    @property
-    def wanted(self) -> int:
-        """The same, or None if records are only counted."""
-        if self.map.capacity is None:
-            return max(0, ((self.map.budget or BUDGET) - 8) // (8 + self.map.stride))
-        return self.map.capacity
-
-    @property
-    def unit_size(self) -> int:
-        """The size of a unit in bytes: its count and its slots."""
-        return 8 + self.capacity * self.map.stride
-
-    def fields(self) -> list[dict[str, object]]:
-        """The fields for a `map` record."""
-        return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
+from gpt.probe.plan.maps import PlacedMap
 
 
 class _Stored(NamedTuple):
@@ -127,7 +80,7 @@ def save(
     _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
-def find_addresses(code: Emitter, maps: Iterable[PlacedMap]) -> dict[str, str]:
+def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
     """Registers with the address of this thread's, warp's or block's element of each array among a kernel's maps, by
     the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of more has
     64 GB; not if records are counted only, which takes half.
@@ -138,8 +91,7 @@ def find_addresses(code: Emitter, maps: Iterable[PlacedMap]) -> dict[str, str]:
     for placed in maps:
         if placed.type != "log" and placed.map.level in levels:
             number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
-            base = code.once("b64", "ld.param.u64", f"[{placed.param}]")
-            found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base)
+            found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base(placed))
     return found
 
 
