@@ -6,7 +6,7 @@
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
-line in the file. From there, gpt/probe/plan decides what goes where, gpt/probe/lower makes PTX of a snippet's body,
+line in the file. From there, gpt/probe/plan places the snippets, gpt/probe/lower turns their bodies into PTX,
 and a back end, such as gpt/probe/ptx, weaves it in. These need:
 
     positions.matches(position, head) -> bool  whether a position means an instruction

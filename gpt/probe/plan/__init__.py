@@ -1,4 +1,4 @@
-"""What is woven into a kernel and where, for any instruction set.
+"""Plan the weaving of probes into a kernel, for any instruction set.
 
     function.Function                          a function of the program, which a back end derives its own from
     plan.Plan(kernel, functions, files, ..)    the probes' snippets at their sites, the maps in use, what to report

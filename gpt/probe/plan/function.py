@@ -2,7 +2,7 @@
 
 A back end derives its own Function. A statement, of whatever class, has a `kind` (`instruction`, `label` or something
 else), a `head`, and a `guard`, empty if it has none. The head of an instruction is the opcode of its face with its
-modifiers, as `ld.global.v4.u32`, and that of a label is its name.
+modifiers, such as `ld.global.v4.u32`; the head of a label is its name.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Key(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where code goes. `kind` is entry; before or after the statement with this `number`; label (after it); or in front
-    of a statement that leaves the function: exit for code of a `kernel` position, leave for other code. At the end of
-    a function, that number is the number of statements.
+    """A place for code. `kind` is entry; before or after the statement with this `number`; label (after it); or in
+    front of a statement that leaves the function: exit for code of a `kernel` position, leave for other code. At the
+    end of a function, `number` is the number of statements.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 class PlacedSnippet(NamedTuple):
     """A snippet at a place, not lowered yet. `file` is the number of its file.
 
-    `face` is that of the instruction there, if it is one, and `values` are what its slots hold.
+    If there's an instruction, `face` is its face, and `values` fill the slots.
     """
 
     file: int
@@ -69,7 +69,7 @@ class PlacedSnippet(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where its code goes."""
+        """The place for its code."""
         site = self.site
         if site.kind in ("instruction", "line"):
             return Place(self.when, site.first if self.when == "before" else site.last)
@@ -79,7 +79,7 @@ class PlacedSnippet(NamedTuple):
 
     @property
     def inverts_guard(self) -> bool:
-        """Whether its code runs where the instruction's guard doesn't hold: after a jump, only threads that didn't take
+        """True if its code runs where the instruction's guard doesn't hold: after a jump, only threads that didn't take
         it remain. A snippet at the exit of a kernel or function runs before the instruction and keeps the guard.
         """
         is_jump = self.face is not None and self.face.instruction.opcode in LEAVES
@@ -87,7 +87,7 @@ class PlacedSnippet(NamedTuple):
 
     @property
     def replaces(self) -> bool:
-        """Whether a record that it saves to a map of capacity 1 replaces the one before."""
+        """True if a record that it saves to a map of capacity 1 replaces the one before."""
         return self.site.position.kind == "kernel"
 
 
@@ -99,7 +99,7 @@ class Block(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Blocks of a function with equal keys have the same code, but for what the slots hold."""
+        """Blocks of a function with equal keys have the same code, with other values in the slots."""
         return (self.uses[0].face, *[(id(use.snippet), use.site.position.kind) for use in self.uses])
 
 

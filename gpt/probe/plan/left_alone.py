@@ -1,4 +1,4 @@
-"""Why a kernel is left alone."""
+"""Reasons for leaving a kernel alone."""
 
 from __future__ import annotations
 

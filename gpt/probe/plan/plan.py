@@ -1,7 +1,7 @@
-"""A kernel's plan: which snippets go where, which maps they need, and what came of each probe.
+"""A kernel's plan: which snippets go where, which maps they need, and how many sites each probe got.
 
-A back end makes the plan of the kernel's functions, and has `settle` call its lowering. What a snippet needs of an
-instruction may turn out to be missing only when it's lowered; the back end reports that by `note`, the plan drops the
+A back end makes the plan of the kernel's functions, and has `settle` call its lowering. Sometimes only lowering
+shows that an instruction lacks something that a snippet needs. The back end reports that by `note`, the plan drops the
 probe there, and the rest is lowered again.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 class Plan:
     """The probes of `files` in a kernel's functions. With `count`, records are only counted; `prefix` begins the names
-    of the parameters for maps. `maps` are those of each file by name, `misfits` what to warn of.
+    of the parameters for maps. `maps` has each file's maps by name; `misfits` are the warnings to give.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class Woven:
     table: str | None = None
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
-        """Make the kernel's record. `id_` is its module's, `first` that of the first of its maps, which are counted."""
+        """Make the kernel's record. `id_` is the id of its module; its maps have ids from `first` on."""
         return records.make(
             "kernel",
             id=id_,

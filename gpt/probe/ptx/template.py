@@ -1,4 +1,4 @@
-"""Find the faces of a module's instructions: those of one shape are parsed and bound once. gpt/probe/face.py."""
+"""Find the faces of a module's instructions: each shape is parsed and bound once (gpt/probe/face.py)."""
 
 from __future__ import annotations
 

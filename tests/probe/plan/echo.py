@@ -28,7 +28,7 @@ from gpt.probe.plan.stream import Weaving
 from gpt.probe.plan.woven import Woven
 from gpt.ptx.tree import Address, Expression, Guard, Instruction, Name, Number
 
-FACES = {  # opcode -> that of its face, and the types of its operands; `offset` and `label` are no registers
+FACES = {  # opcode -> the face's opcode, and the types of the operands; `offset` and `label` are no registers
     "LOAD4": ("ld.global.b32", ("b32", "b64", "offset")),
     "LOAD8": ("ld.global.b64", ("b64", "b64", "offset")),
     "STORE4": ("st.global.b32", ("b64", "b32", "offset")),
@@ -139,7 +139,7 @@ def weave(listing, kernel, files):
 
 
 def lower(plan, function, listing, names):
-    """A function as text, with what is woven in after a plus."""
+    """Return a function as text; lines that begin with a plus are woven in."""
     code: dict[Place, list[str]] = {}
     for block in function.blocks():
         for use in block.uses:
@@ -161,7 +161,7 @@ def lower(plan, function, listing, names):
 
 
 def describe(use, shared):
-    """What a snippet reads and saves, and which registers of its file outlive it."""
+    """Say what a snippet reads and saves, and which registers of its file outlive it."""
     saves = [save.map for save in use.snippet.saves if save.last]
     said = [f"{use.probe.name}: {use.when} {use.site.position}"]
     said += [f"reads {' '.join(sorted(use.snippet.helpers))}"] if use.snippet.helpers else []
@@ -171,8 +171,8 @@ def describe(use, shared):
 
 
 def lower_snippet(plan, names, use):
-    """The body as PTX, with the listing's registers and constants: the copies made before the instruction, the rest,
-    and the registers that outlive it.
+    """Lower a body to PTX, with the listing's registers and constants. Return the copies made before the instruction,
+    the rest, and the registers that outlive it.
     """
     code, shared = Emitter("t_"), set()
     sampled = code.sampled(*use.probe.sample) if use.probe.sample else None
