@@ -11,9 +11,9 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Names:
-    """The names of a probe file's registers in the program."""
+    """The names of a probe file's registers in the program. `zeros` are those that are always 0."""
 
-    def __init__(self, file: ProbeFile, prefix: str) -> None:
+    def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
         self.types = {register.name: register.type for register in file.registers}
         for map_ in file.maps:  # values that partial SAVEs keep for the last one
             for number, field in enumerate(map_.fields):
@@ -28,7 +28,7 @@ class Names:
             self.names[name] = plain
         self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
         self.own = find_own_registers(file)
-        self.zeros: set[str] = set()  # registers that are always 0
+        self.zeros = zeros
 
 
 def part_name(map_: str, number: int) -> str:

@@ -11,6 +11,13 @@ from gpt.probe.plan.maps import PlacedMap
 from gpt.stream import records
 
 
+def addresses_after(params: list[Param], count: int) -> list[Param]:
+    """Return `count` more parameters, which are addresses, after these."""
+    end = params[-1].offset + params[-1].size if params else 0
+    first = -(-end // 8) * 8
+    return [Param(first + 8 * number, 8, "u64") for number in range(count)]
+
+
 class Matched(NamedTuple):
     """A probe's position in a kernel: the number of matching places, and of places that were woven."""
 

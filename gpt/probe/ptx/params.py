@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpt.formats.params import Param, addresses_after
+from gpt.formats.params import Param
 from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.plan.woven import addresses_after
 from gpt.probe.ptx.edits import DECLARE, Insertions
 from gpt.ptx.params import layout, limit, reserved, room
 from gpt.ptx.quick import parse_params

@@ -105,7 +105,6 @@ class _Weaver:
         self.kernel = kernel
         self.check()
         self.prefix = next(p for n in itertools.count() if (p := f"gpt{n or ''}_") not in module.text)
-        self.names = [Names(file, f"{self.prefix}{number}_") for number, file in enumerate(files)]
         self.variables = Variables(module, kernel, self.prefix, relocatable)
         self.redux = has_redux(module)
         self.known = block_of(module, item)
@@ -115,8 +114,9 @@ class _Weaver:
         ]
         self.entry = next(function for function in self.functions if function.is_kernel)
         self.plan = Plan(kernel, self.functions, files, self.prefix, count)
-        for number, names in enumerate(self.names):
-            names.zeros = self.plan.find_zeros(number)
+        self.names = [
+            Names(file, f"{self.prefix}{number}_", self.plan.find_zeros(number)) for number, file in enumerate(files)
+        ]
 
     def run(self) -> Woven:
         plan, module = self.plan, self.module

@@ -7,7 +7,6 @@ import numpy
 
 try:
     import torch
-
     import xformers.ops  # noqa: F401 - it registers torch.ops.xformers
 except ImportError as error:  # without a GPU there may be no PyTorch
     torch, reason = None, error

@@ -15,7 +15,7 @@ import re
 from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
-from gpt.formats.params import Param, addresses_after
+from gpt.formats.params import Param
 from gpt.probe.face import FIRST_SLOT, Face, Template
 from gpt.probe.lower.emit import Emitter
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
@@ -25,7 +25,7 @@ from gpt.probe.operands import bind
 from gpt.probe.plan.function import Function, Place
 from gpt.probe.plan.plan import Plan
 from gpt.probe.plan.stream import Weaving
-from gpt.probe.plan.woven import Woven
+from gpt.probe.plan.woven import Woven, addresses_after
 from gpt.ptx.tree import Address, Expression, Guard, Instruction, Name, Number
 
 FACES = {  # opcode -> the face's opcode, and the types of the operands; `offset` and `label` are no registers
@@ -127,7 +127,7 @@ def weave(listing, kernel, files):
         if kind == "function" or name == kernel
     ]
     plan = Plan(kernel, functions, files, "echo_")
-    names = [Names(file, f"{number}_") for number, file in enumerate(files)]
+    names = [Names(file, f"{number}_", plan.find_zeros(number)) for number, file in enumerate(files)]
     text = plan.settle(lambda: "".join(lower(plan, function, listing, names) for function in functions))
     params = []
     for size in listing.functions[kernel][1]:
