@@ -11,7 +11,7 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Names:
-    """The names of a probe file's registers in the program. `zeros` are those that are always 0."""
+    """The names of a probe file's registers in the program; `zeros` are always 0."""
 
     def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
         self.types = {register.name: register.type for register in file.registers}
