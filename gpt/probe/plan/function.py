@@ -113,9 +113,9 @@ class Function(ABC):
         self.name, self.is_kernel, self.statements = name, is_kernel, statements
         self.uses: list[PlacedSnippet] = []
         heads: defaultdict[str, list[int]] = defaultdict(list)
+        self.others: defaultdict[str, list[int]] = defaultdict(list)  # statements by head that aren't instructions
         for number, statement in enumerate(statements):
-            if statement.kind == "instruction":
-                heads[statement.head].append(number)
+            (heads if statement.kind == "instruction" else self.others)[statement.head].append(number)
         self._opcodes: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
         for head, numbers in heads.items():
             self._opcodes[head.partition(".")[0]][head] = numbers

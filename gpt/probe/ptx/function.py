@@ -32,7 +32,7 @@ class PtxFunction(Function):
         self.statements: Sequence[Statement]
         super().__init__(item.name, item.kind == "entry", module.statements(item))
         self.module, self.item, self._shapes = module, item, shapes
-        self.types = Registers(module, (one for one in self.statements if one.head == ".reg"))
+        self.types = Registers(module, map(self.statements.__getitem__, self.others[".reg"]))
         self._faces: dict[int, tuple[Face, list[str]]] = {}
 
     def begin(self, code: Emitter) -> None:
