@@ -19,7 +19,7 @@ static bool is_dependent(const struct frame *frame) {
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
     if (frame->slot->special != SPECIAL_LAUNCH_EX ||
-        !hook_read((const void *)frame->args[0], &config, sizeof(config)))
+        !hook_read((const void *)frame_arg(frame, 0), &config, sizeof(config)))
         return false;
     for (uint32_t i = 0; config.attrs && i < config.numAttrs && i < 64 &&
                          hook_read(&config.attrs[i], &attribute, sizeof(attribute));
@@ -104,10 +104,8 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
 }
 
 // A launch without probes is counted once it has been made: the frame has the reason until then.
-static const uint64_t IS_REASON = 1ull << 63; // no pointer has this bit
-
 static void keep_reason(struct frame *frame, const char *reason) {
-    frame->note = *reason ? (uint64_t)reason | IS_REASON : 0;
+    frame_leave_note(frame, NOTE_REASON, *reason ? reason : NULL);
 }
 
 // What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
@@ -117,13 +115,12 @@ static void forget_launch(const struct frame *frame) {
         atomic_fetch_sub(&first->launches, 1);
 }
 
-static void count_reason(const struct frame *frame) {
+static void count_reason(const struct frame *frame, const char *reason) {
     struct probed *probed = hook_find_probed(frame->launch.function);
     if ((CUresult)frame->result != CUDA_SUCCESS)
         forget_launch(frame);
     else
-        hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function),
-                            (const char *)(frame->note & ~IS_REASON));
+        hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function), reason);
 }
 
 // The launch of a kernel that will have probes in a graph: the driver does not give back packed parameters of
@@ -136,7 +133,7 @@ static void unpack(struct frame *frame, struct probed *probed) {
     save->unpacked = true;
     save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
     pass_arguments(frame, launch->function, save->arguments, NULL);
-    frame->note = (uint64_t)save;
+    frame_leave_note(frame, NOTE_SAVE, save);
 }
 
 // Claim buffers as large as an earlier launch of the same kernel needed, or smaller ones if none are free in
@@ -166,7 +163,8 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     if (save && !hook_size_buffers(save, launch))
         reason = "its buffers are too large";
     if (!reason && hook_settings.memusage && is_known_need(save)) {
-        frame->note = (uint64_t)save; // it is counted once it has been made, and needs no probes for that
+        frame_leave_note(frame, NOTE_SAVE,
+                         save); // it is counted once it has been made, and needs no probes for that
         return;
     }
     struct slab *slab = NULL;
@@ -196,12 +194,11 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->offset = offset;
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     pass_arguments(frame, choice->handle, save->arguments, NULL);
-    frame->note = (uint64_t)save;
+    frame_leave_note(frame, NOTE_SAVE, save);
     save->prologue = hook_now() - begun;
 }
 
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
-    frame->note = 0;
     if (!hook_probing)
         return;
     uint64_t begun = hook_now(), context = hook_current_context();
@@ -234,14 +231,12 @@ static void write_launch(const struct frame *frame, struct save *save) {
 }
 
 __attribute__((weak)) void hook_after_launch(struct frame *frame) {
-    struct save *save = (struct save *)frame->note;
+    const char *reason = frame_note(frame, NOTE_REASON);
+    struct save *save = frame_note(frame, NOTE_SAVE);
+    if (reason)
+        count_reason(frame, reason);
     if (!save)
         return;
-    if (frame->note & IS_REASON) {
-        count_reason(frame);
-        return;
-    }
-    frame->note = 0;
     struct slab *slab = save->slab;
     if (save->unpacked)
         restore_arguments(frame, save);
@@ -294,29 +289,32 @@ void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
     if (hook_probing)
-        hook_drain(frame->args[0], thread ? thread->tid : 0);
+        hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0);
+}
+
+static void hold_drains(struct frame *frame) {
+    frame->note.kind = NOTE_DRAINS_HELD;
+    hook_hold_drains();
 }
 
 // cuStreamBeginCapture, cuStreamBeginCaptureToGraph
 void hook_before_capture(struct frame *frame) {
     atomic_store_explicit(&captures, true, memory_order_relaxed);
-    frame->note = hook_probing;
-    if (!frame->note)
+    if (!hook_probing)
         return;
     const struct thread *thread = hook_this_thread();
-    hook_drain(frame->args[0], thread ? thread->tid : 0); // it cannot be while the stream is captured
-    hook_hold_drains();
+    hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0); // it cannot be while the stream is captured
+    hold_drains(frame);
 }
 
 // cuStreamWaitEvent: by an event of a stream that is captured another one joins it.
 void hook_before_join(struct frame *frame) {
-    frame->note = hook_probing && atomic_load_explicit(&captures, memory_order_relaxed);
-    if (frame->note)
-        hook_hold_drains();
+    if (hook_probing && atomic_load_explicit(&captures, memory_order_relaxed))
+        hold_drains(frame);
 }
 
 void hook_after_capture(struct frame *frame) {
-    if (frame->note)
+    if (frame->note.kind == NOTE_DRAINS_HELD)
         hook_let_drain();
 }
 
@@ -343,12 +341,11 @@ void hook_end_probing(void) {
 uint64_t hook_call_again(const struct frame *frame) {
     typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
                              uint64_t, uint64_t, uint64_t, uint64_t);
-    const uint64_t *a = frame->args;
-    uint64_t s[6] = {0};
-    for (int i = 0; i < 6 && i < frame->slot->words; i++)
-        s[i] = frame->stack[i];
-    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
-                                              s[4], s[5]);
+    uint64_t a[12] = {0};
+    for (unsigned i = 0; i < 12 && i < frame_arg_count(frame); i++)
+        a[i] = frame_arg(frame, i);
+    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9],
+                                              a[10], a[11]);
 }
 
 // The first try frees only unused buffers.

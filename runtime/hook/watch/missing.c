@@ -250,21 +250,21 @@ void hook_on_failure(struct frame *frame) {
         return;
     if (!hook_this_thread())
         return;
-    if (kind == hook_on_module_image && frame->args[1] && status != CUDA_ERROR_NOT_FOUND) {
-        find_place((const void *)frame->args[1], &place);
+    if (kind == hook_on_module_image && frame_arg(frame, 1) && status != CUDA_ERROR_NOT_FOUND) {
+        find_place((const void *)frame_arg(frame, 1), &place);
         if (place.cut)
             tell(frame, &place, NULL);
-    } else if (kind == hook_on_module_file && frame->args[1] && none) {
-        place = (struct cut_image){.path = (const char *)frame->args[1]};
+    } else if (kind == hook_on_module_file && frame_arg(frame, 1) && none) {
+        place = (struct cut_image){.path = (const char *)frame_arg(frame, 1)};
         if (was_patched(place.path))
             tell(frame, &place, NULL);
-    } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame->args[2]) {
-        const char *kernel = (const char *)frame->args[2];
-        find_place(image_of(frame->args[1]), &place);
+    } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame_arg(frame, 2)) {
+        const char *kernel = (const char *)frame_arg(frame, 2);
+        find_place(image_of(frame_arg(frame, 1)), &place);
         if (place.cut && tell(frame, &place, kernel))
-            use(frame->args[1], kernel);
+            use(frame_arg(frame, 1), kernel);
     } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
-        uint64_t handle = kind ? frame->args[1] : frame->launch.function;
+        uint64_t handle = kind ? frame_arg(frame, 1) : frame->launch.function;
         find_place(image_of(handle), &place);
         if (place.cut)
             tell(frame, &place, ask_name(handle));

@@ -17,7 +17,7 @@
 // A slot's flags change while calls are in progress, when recording is switched on or off. A stub decides by the flags
 // that it read first whether the call is watched.
 
-#include "stub.h"
+#include "hook/entry/stub.h"
 
     .text
 

@@ -1,7 +1,7 @@
 // How the program begins on glibc before 2.34. The startup code of a later one asks for a later
 // __libc_start_main; the linker has it call this instead (--wrap).
 
-#if defined(__GLIBC__) && defined(__x86_64__)
+#ifdef __GLIBC__
 int gpt_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
                    void (*fini)(void), void (*end)(void), void *stack);
 int __wrap___libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void),
