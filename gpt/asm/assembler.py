@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gpt.asm.backend import AssembledModule, Options, Target
 from gpt.asm.backends import BACKENDS
@@ -27,8 +28,19 @@ class Assembler:
     def __init__(self, targets: Iterable[Target], options: Options, cache: Cache) -> None:
         """Raises MissingError if a back end lacks its tool."""
         self._targets = list(targets)
+        self._options = options
         self._cache = cache
         self._backends = {family: BACKENDS[family](options) for family in {one.family for one in self._targets}}
+
+    @property
+    def is_host(self) -> bool:
+        """True if all targets are this machine's processor."""
+        return all(target.family == "host" for target in self._targets)
+
+    @cached_property
+    def checker(self) -> Assembler:
+        """An assembler that only checks modules; this one if there are other targets than host."""
+        return Assembler(self._targets, replace(self._options, check=True), self._cache) if self.is_host else self
 
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:
         """Assemble a module, called `name` in messages.

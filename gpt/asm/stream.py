@@ -42,6 +42,7 @@ class Assembly:
     ) -> None:
         self._stage = stage
         self._assembler = assembler
+        self._host = assembler.is_host
         self._backlog = backlog
         self._compare = compare or original
         self._original = original
@@ -61,8 +62,16 @@ class Assembly:
             diag = self._stage.error(MalformedError(fault, str(record.get("module", ""))))
             yield from self._backlog.add([], lambda _: [record, diag], size)
             return
+        want = record.get("want") if self._host else None
+        if want in ("text", "outline"):
+            yield from self._backlog.add([], lambda _: self._begin(record), size)
+            return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
-        kernels = record.get("only", self._kernels)
+        kernels, assembler = record.get("only", self._kernels), self._assembler
+        if want == "load" and len(record["kernels"]) == 1:
+            kernels = record["kernels"]
+        elif want == "load":
+            assembler = assembler.checker
         try:
             texts = [_cut(text, record["module"], kernels) for text in texts]
             if limit := record.get("registers"):
@@ -70,17 +79,31 @@ class Assembly:
                 texts[0] = limit_registers(scan_module(texts[0], record["module"]), most)
         except GptError as error:
             diag = self._stage.error(type(error)(error.fact, error.where or record["module"]))
-            yield from self._backlog.add([], lambda _: [record, diag], size)
+            yield from self._backlog.add([], lambda _: [*self._begin(record), diag], size)
             return
-        targets = self._assembler.targets(record["data"])
-        jobs = [
-            partial(self._assembler.assemble, text, record["module"], target) for text in texts for target in targets
-        ]
+        try:
+            targets = assembler.targets(record["data"])
+        except MissingError:
+            if want != "load":
+                raise
+            targets = []  # the loader gets the outline, and asks for code later
+        jobs = [partial(assembler.assemble, text, record["module"], target) for text in texts for target in targets]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
+
+    def _begin(self, record: dict[str, Any]) -> Records:
+        """Yield a record and, if it asks for one, its outline."""
+        yield record
+        if self._host and record.get("want") in ("outline", "load"):
+            from gpt.asm.host.outline import read_outline
+
+            try:
+                yield records.make("outline", id=record["id"], **read_outline(record["data"], record["module"]))
+            except GptError as error:
+                yield from self._tell(error, record, set())
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
         """Yield the record and the results of its jobs: `count` with probes, and none or as many without."""
-        yield record
+        yield from self._begin(record)
         told: set[tuple[str, str]] = set()
         done = []
         reports: list[bytes] = []

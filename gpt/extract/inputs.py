@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpt.extract.kernels import KernelFinder
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries of the NVIDIA driver
-WISHES = ("only", "registers")  # keys of a module that are passed on to the stage that assembles its PTX
+WISHES = ("only", "registers", "want")  # keys of a module that are passed on to the stage that assembles its PTX
 BATCH = 4096  # names to demangle at a time, which takes 2 s at most
 
 Records = Iterator[Output]

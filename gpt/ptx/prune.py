@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from gpt.base.errors import GptError
@@ -88,36 +89,55 @@ def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:
     """Return these names and everything they use, directly or not, if the module declares or defines it."""
-    items: dict[str, list[Item]] = {}
-    for item in module.items:
-        if item.kind in _NAMING:
-            for name in item.names:
-                items.setdefault(name, []).append(item)
-    found: set[str] = set()
-    waiting = [name for name in names if name in items]
-    indirect = False
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            for item in items[name]:
-                words = _words(module, item)
-                waiting += (words & items.keys()) - found
+    return Uses(module).needed(names)
+
+
+class Uses:
+    """Finds what items of a module use. It answers for many kernels without reading an item twice."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._items: dict[str, list[Item]] = {}
+        self._known: dict[str, set[str]] = {}
+        for item in module.items:
+            if item.kind in _NAMING:
+                for name in item.names:
+                    self._items.setdefault(name, []).append(item)
+
+    def needed(self, names: Iterable[str]) -> set[str]:
+        """Return these names and everything they use, directly or not, if the module declares or defines it."""
+        found: set[str] = set()
+        waiting = [name for name in names if name in self._items]
+        indirect = False
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                words = self._words(name)
+                waiting += (words & self._items.keys()) - found
                 if INDIRECT in words and not indirect:
                     indirect = True
-                    waiting += _taken(module)
-    return found
+                    waiting += self._taken
+        return found
+
+    def _words(self, name: str) -> set[str]:
+        """Return the names that the items of a name mention, and INDIRECT."""
+        if name not in self._known:
+            words = set[str]().union(*(_words(self._module, item) for item in self._items[name]))
+            self._known[name] = {word for word in words if word in self._items or word == INDIRECT}
+        return self._known[name]
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        """The functions whose address an initial value holds or an instruction takes."""
+        module = self._module
+        functions = {item.name for item in module.items if item.kind == "func"}
+        found = set(_TAKEN.findall(module.skeleton))
+        return functions & found.union(*(_words(module, item) for item in module.items if item.kind == "variable"))
 
 
 def _words(module: Module, item: Item) -> set[str]:
     return set(module.skeleton[item.start : item.end].translate(_SPLIT).split())
-
-
-def _taken(module: Module) -> set[str]:
-    """Return the functions whose address an initial value holds or an instruction takes."""
-    functions = {item.name for item in module.items if item.kind == "func"}
-    found = set(_TAKEN.findall(module.skeleton))
-    return functions & found.union(*(_words(module, item) for item in module.items if item.kind == "variable"))
 
 
 def _gone(module: Module, kept: list[Item]) -> set[str]:

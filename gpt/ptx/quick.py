@@ -164,7 +164,12 @@ def _declarator(tokens: Stack) -> tree.Declarator:
     while _take(tokens, "["):
         dimensions.append(None if tokens[-1] == "]" else _plain(tokens))
         _check(tokens.pop() == "]")
-    return tree.Declarator(name, count, tuple(dimensions), _plain(tokens) if _take(tokens, "=") else None)
+    return tree.Declarator(name, count, tuple(dimensions), _value(tokens) if _take(tokens, "=") else None)
+
+
+def _value(tokens: Stack) -> tree.Operand:
+    """Parse an initial value: lists in braces, one for each dimension."""
+    return tree.Vector(_list(tokens, "}", _value)) if _take(tokens, "{") else _plain(tokens)
 
 
 def _parameter(tokens: Stack) -> tree.Parameter:

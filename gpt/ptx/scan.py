@@ -43,7 +43,7 @@ def _block(inner: str) -> str:
 
 
 _VALUE = r"\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+(?:\{[^;{}]*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}[^;{}]*+)*+\}"  # 4 dimensions
-_TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
+TO_SEMICOLON = rf"[^;{{}}]*+(?:{_VALUE}[^;{{}}]*+)*+;"
 _SPECIFIER = (
     rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{tokens.ARGUMENT}\s*+"
 )
@@ -60,7 +60,7 @@ _ITEM = compiled(
     | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
         (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
     | (?P<pragma> \.pragma\b (?:[^;{{}}]*+; | (?P<torn4>)))
-    | (?P<variable> (?:{_SPECIFIER}){{1,12}}+ (?P<vname>{_NAME}) (?:(?P<rest>{_TO_SEMICOLON}) | (?P<torn5>)))
+    | (?P<variable> (?:{_SPECIFIER}){{1,12}}+ (?P<vname>{_NAME}) (?:(?P<rest>{TO_SEMICOLON}) | (?P<torn5>)))
     | (?P<other> \.\w++[^\n;{{}}]*+;?+)
     | (?P<bad> \S)
     | \Z)""",
@@ -77,14 +77,14 @@ _POSITION = rf"\s++{_COUNT}\s++{_COUNT}(?:\s++{_COUNT})?+"
 _STATEMENT = compiled(
     rf"""\s*+(?:
       (?P<guard>{tokens.GUARD})?+ (?P<opcode>{tokens.OPCODE}{tokens.MODIFIERS})
-        (?![\w$.]|\s*+:(?!:)) {_TO_SEMICOLON}
+        (?![\w$.]|\s*+:(?!:)) {TO_SEMICOLON}
     | (?P<label> {_NAME}) \s*+ : (?!:)(?!\s*+\.(?:callprototype|branchtargets|calltargets)\b)
     | (?P<named> {_NAME}) \s*+ : \s*+ (?P<targets>{_WORD}) [^;{{}}]*+ ;
     | (?P<loc>\.loc){_POSITION}
         (?:\s*+,\s*+function_name\s++[^\s,]++(?:\s*+\+\s*+\d++)?+\s*+,\s*+inlined_at{_POSITION})?+
     | (?P<file>\.file)\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+
     | (?P<dwarf>@@DWARF)[^\n]*+
-    | (?P<directive>{_WORD}) {_TO_SEMICOLON}
+    | (?P<directive>{_WORD}) {TO_SEMICOLON}
     | (?P<open>\{{)
     | (?P<close>\}})
     | (?P<bad>\S)

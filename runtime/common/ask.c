@@ -116,26 +116,33 @@ static void say_where(struct value where, char *text, size_t room) {
         snprintf(text, room, "line %.*s: ", (int)(end - line - 1), line + 1);
 }
 
-static void read_answer(const struct gpt_bytes *records, const char *kind, struct gpt_outcome *outcome) {
+// Copies bytes, and puts a zero after them. False without memory.
+static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
+    gpt_empty(to);
+    if (gpt_add(to, data, size) && gpt_add(to, "", 1)) {
+        to->size--;
+        return true;
+    }
+    gpt_empty(to);
+    return false;
+}
+
+static void read_answer(const struct gpt_bytes *records, const char *want, struct gpt_outcome *outcome) {
     struct cursor cursor = {(unsigned char *)records->data, (unsigned char *)records->data + records->size,
                             false};
+    const char *makes = want && strcmp(want, GPT_WANT_LOAD) ? "ptx" : "object";
     char where[512];
-    bool told = false;
-    while (cursor.at < cursor.end) {
+    bool told = false, good = true;
+    while (good && cursor.at < cursor.end) {
+        const unsigned char *start = cursor.at;
         struct gpt_record record = gpt_read_record(&cursor);
         if (cursor.bad)
             break;
-        if (is(record.kind, kind) && record.data.type == BINARY) {
-            gpt_empty(&outcome->made);
-            if (gpt_add(&outcome->made, record.data.data, record.data.number) &&
-                gpt_add(&outcome->made, "", 1)) {
-                outcome->made.size--;
-                continue;
-            }
-            gpt_empty(&outcome->made);
-            snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
-            return;
-        } else if (is(record.kind, "diag") && is(record.level, "error") && !told) {
+        if (is(record.kind, makes) && record.data.type == BINARY)
+            good = copy(&outcome->made, record.data.data, record.data.number);
+        else if (is(record.kind, "outline"))
+            good = copy(&outcome->outline, start, (size_t)(cursor.at - start));
+        else if (is(record.kind, "diag") && is(record.level, "error") && !told) {
             told = true;
             outcome->status += !outcome->status;
             say_where(record.where, where, sizeof(where));
@@ -143,36 +150,36 @@ static void read_answer(const struct gpt_bytes *records, const char *kind, struc
                      record.text.type == TEXT ? (int)record.text.number : 0, record.text.data);
         }
     }
-    if (told || !outcome->made.data)
+    if (told || !good)
         gpt_empty(&outcome->made);
-    else
+    if (!good)
+        snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
+    if (outcome->made.data)
         *outcome->fault = '\0';
-    if (!outcome->made.data && !*outcome->fault)
+    else if (!*outcome->fault)
         snprintf(outcome->fault, sizeof(outcome->fault), "gpt-extract or gpt-asm ended without an answer");
 }
 
-void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
-             struct gpt_outcome *outcome) {
+void gpt_ask(const struct gpt_asked *asked, struct gpt_outcome *outcome) {
     struct gpt_bytes request = {0}, whole = {0}, output = {0};
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     *outcome = (struct gpt_outcome){.status = GPT_NO_STATUS};
-    struct gpt_asked asked = {.type = type, .image = image, .size = size, .kernel = kernel};
-    bool small = size < GPT_MOST, added = small && gpt_add_module(&request, &asked);
+    bool small = asked->size < GPT_MOST, added = small && gpt_add_module(&request, asked);
     if (!small || request.size > GPT_MOST) {
         outcome->status = 1;
         snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large: at most 64 MiB",
-                 size);
+                 (size_t)asked->size);
     } else if (!added) {
         outcome->status = 1;
         snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
-    } else if (!ask_supervisor(which, &request, &output, outcome)) {
+    } else if (!ask_supervisor(GPT_HOST, &request, &output, outcome)) {
         if (gpt_add_header(&whole) && gpt_add(&whole, request.data, request.size) && gpt_add_end(&whole))
-            gpt_run_alone(which, &whole, &output, outcome);
+            gpt_run_alone(GPT_HOST, &whole, &output, outcome);
         else
             snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
     }
-    read_answer(&output, gpt_lines[which].makes, outcome);
+    read_answer(&output, asked->want, outcome);
     gpt_empty(&request), gpt_empty(&whole), gpt_empty(&output);
     pthread_setcancelstate(before, NULL);
 }

@@ -73,10 +73,15 @@ struct gpt_asked {         // a request
     const void *image;     // NULL: it is in a file that goes with the request
     uint64_t offset, size; // where in that file; bytes of it
     const char *kernel;    // NULL: the whole image
+    const char *want;      // one of the following; NULL: code
     const char *arch;      // the device's architecture; NULL: not given
     unsigned registers;    // limit per thread; 0: no limit
     uint32_t module;       // its id in the trace of this process; 0: it has none
 };
+
+#define GPT_WANT_TEXT "text"       // the PTX
+#define GPT_WANT_OUTLINE "outline" // that, and what it declares
+#define GPT_WANT_LOAD "load"       // what it declares; and the code of its only kernel, or a check of all
 
 // The records that begin and end what a pipeline reads, the request, and a mark that comes back. False if a
 // record gets too large. The path of a request's file is added by who has it open.
@@ -97,10 +102,8 @@ struct gpt_record gpt_read_record(struct cursor *cursor); // sets `bad` if none 
 // pipeline.c
 
 enum gpt_pipeline {
-    GPT_HOST,   // an object for this machine, of a kernel of PTX
-    GPT_CHECK,  // an empty one, of PTX whose kernels can all be made
-    GPT_UNPACK, // the PTX in a fatbin
-    GPT_PROBE,  // a kernel with probes in it, as gpt-hook was asked for
+    GPT_HOST,  // code for this machine, and what there is to know of PTX before
+    GPT_PROBE, // a kernel with probes in it, as gpt-hook was asked for
     GPT_PIPELINES,
 };
 
@@ -108,7 +111,6 @@ extern const struct gpt_line {
     // What the shell runs, $1 and so on being gpt_stages, after them the architecture and the pipeline that
     // weaves probes. When the last stage has ended it writes its status to standard error, and ends the rest.
     const char *text;
-    const char *makes; // the kind of record whose payload is the answer; NULL: all records are
 } gpt_lines[GPT_PIPELINES];
 
 enum { GPT_STAGES = 2, GPT_WORDS = GPT_STAGES + 7 };
@@ -136,16 +138,16 @@ int gpt_become(const struct gpt_plan *plan); // what a child does, in a session 
 // ask.c
 
 struct gpt_outcome {
-    struct gpt_bytes made; // the payload of the last record of the kind that the pipeline makes
-    char fault[1024];      // why nothing was made
-    char note[256];        // what the user should know of the supervisor; said once
-    int status;            // of a pipeline that has ended
+    struct gpt_bytes made;    // the payload of the last `object`, or of the last `ptx` if that is wanted
+    struct gpt_bytes outline; // the last `outline` record
+    char fault[1024];         // why nothing was made
+    char note[256];           // what the user should know of the supervisor; said once
+    int status;               // of a pipeline that has ended
 };
 
-// Ask a pipeline; `type` is the image's. The outcome has a result or a fault. If the supervisor doesn't
-// answer, for whatever reason, this runs a pipeline of its own.
-void gpt_ask(enum gpt_pipeline which, const void *image, size_t size, const char *type, const char *kernel,
-             struct gpt_outcome *outcome);
+// Ask GPT_HOST about an image in memory. The outcome has a fault if nothing was made. If the supervisor
+// doesn't answer, for whatever reason, this runs a pipeline of its own.
+void gpt_ask(const struct gpt_asked *asked, struct gpt_outcome *outcome);
 
 // request.c
 

@@ -17,10 +17,8 @@
 const char *const gpt_stages[GPT_STAGES] = {"gpt-extract", "gpt-asm"};
 
 const struct gpt_line gpt_lines[GPT_PIPELINES] = {
-    [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host"), "object"},
-    [GPT_CHECK] = {EXTRACT " --ptx | " LAST(ASM " --arch host --check"), "object"},
-    [GPT_UNPACK] = {LAST(EXTRACT " --ptx"), "ptx"},
-    [GPT_PROBE] = {"GPT_ARCH=$3; export GPT_ARCH; " LAST("eval \"$4\""), NULL},
+    [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host")},
+    [GPT_PROBE] = {"GPT_ARCH=$3; export GPT_ARCH; " LAST("eval \"$4\"")},
 };
 
 void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,

@@ -68,7 +68,8 @@ bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
         .offset = {!asked->image, asked->offset}, .size = {!asked->image, asked->size},
         .data = {asked->image, inside}, .only = {asked->kernel ? &only : NULL, 1},
         .arch = {asked->arch, asked->arch ? strlen(asked->arch) : 0},
-        .registers = {asked->registers != 0, asked->registers}, .of = {of, (size_t)of_size});
+        .registers = {asked->registers != 0, asked->registers},
+        .want = {asked->want, asked->want ? strlen(asked->want) : 0}, .of = {of, (size_t)of_size});
 }
 
 // One more key of a map of a few.

@@ -51,8 +51,8 @@ bool worker_start(struct worker *worker, char **words) {
 // Whether a request has no other keys than ours have. A path in it would be opened for somebody who perhaps
 // can't open it.
 static bool are_keys_known(struct cursor cursor) {
-    static const char *const known[] = {"kind", "id",   "type", "offset",    "size",
-                                        "data", "only", "arch", "registers", "of"};
+    static const char *const known[] = {"kind", "id",   "type",      "offset", "size", "data",
+                                        "only", "arch", "registers", "want",   "of"};
     for (uint64_t left = read_value(&cursor).number; left; left--) {
         struct value name = take_value(&cursor);
         size_t i = 0, count = sizeof(known) / sizeof(*known);

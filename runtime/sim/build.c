@@ -23,26 +23,32 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
     gpt_sha256(all, strlen(all), key);
 }
 
-static CUresult make(enum gpt_pipeline which, const char *image, size_t size, const char *kernel,
-                     struct gpt_bytes *made) {
-    struct gpt_outcome answer;
-    gpt_ask(which, image, size, which == GPT_UNPACK ? "fatbin" : "ptx", kernel, &answer);
-    if (*answer.note)
-        sim_warn("%s", answer.note);
-    *made = answer.made;
-    if (made->data)
+// Ask gpt-asm. Says why if `wanted`, a part of the answer, isn't there.
+static CUresult ask(const struct gpt_asked *asked, struct gpt_outcome *answer,
+                    const struct gpt_bytes *wanted) {
+    gpt_ask(asked, answer);
+    if (*answer->note)
+        sim_warn("%s", answer->note);
+    if (wanted->data)
         return CUDA_SUCCESS;
+    gpt_empty(&answer->made), gpt_empty(&answer->outline);
     sim_say("%s%.512s%s%s",
-            kernel               ? "kernel '"
-            : which == GPT_CHECK ? "PTX"
-                                 : "compressed PTX",
-            kernel ? kernel : "", kernel ? "': " : ": ", answer.fault);
-    return answer.status < GPT_MISSING    ? CUDA_ERROR_INVALID_PTX
-           : answer.status == GPT_NOT_RUN ? CUDA_ERROR_OPERATING_SYSTEM
-                                          : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+            asked->kernel                 ? "kernel '"
+            : !strcmp(asked->type, "ptx") ? "PTX"
+                                          : "compressed PTX",
+            asked->kernel ? asked->kernel : "", asked->kernel ? "': " : ": ", answer->fault);
+    return answer->status < GPT_MISSING    ? CUDA_ERROR_INVALID_PTX
+           : answer->status == GPT_NOT_RUN ? CUDA_ERROR_OPERATING_SYSTEM
+                                           : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
 }
 
-CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
+static void keep_outline(const char *text, size_t size, const struct gpt_bytes *outline) {
+    char key[65];
+    name_code(text, size, "--outline", key);
+    gpt_keep("sim", key, outline);
+}
+
+CUresult sim_unpack(const struct fatbin_element *element, const char *want, char **text, size_t *size) {
     size_t whole = element->header_size + element->payload_size;
     struct fatbin_region head = {FATBIN_MAGIC, 1, sizeof(head), whole};
     char key[65], *fatbin = malloc(sizeof(head) + whole);
@@ -51,16 +57,48 @@ CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *s
     memcpy(fatbin, &head, sizeof(head));
     memcpy(fatbin + sizeof(head), element, whole);
     name_code(fatbin, sizeof(head) + whole, "", key);
-    struct gpt_bytes found = {0};
+    struct gpt_outcome answer = {0};
     CUresult status = CUDA_SUCCESS;
-    if (!gpt_get_kept("sim", key, &found)) {
-        status = make(GPT_UNPACK, fatbin, sizeof(head) + whole, NULL, &found);
+    if (!gpt_get_kept("sim", key, &answer.made)) {
+        struct gpt_asked asked = {
+            .type = "fatbin", .image = fatbin, .size = sizeof(head) + whole, .want = want};
+        status = ask(&asked, &answer, &answer.made);
         if (!status)
-            gpt_keep("sim", key, &found);
+            gpt_keep("sim", key, &answer.made);
+        if (answer.outline.data)
+            keep_outline(answer.made.data, answer.made.size, &answer.outline);
+        gpt_empty(&answer.outline);
     }
     free(fatbin);
-    *text = found.data, *size = found.size;
+    *text = answer.made.data, *size = answer.made.size;
     return status;
+}
+
+CUresult sim_find_outline(const char *text, size_t size, bool load, struct gpt_bytes *outline,
+                          struct gpt_bytes *made) {
+    char key[65];
+    name_code(text, size, "--outline", key);
+    if (gpt_get_kept("sim", key, outline))
+        return CUDA_SUCCESS;
+    struct gpt_outcome answer;
+    struct gpt_asked asked = {
+        .type = "ptx", .image = text, .size = size, .want = load ? GPT_WANT_LOAD : GPT_WANT_OUTLINE};
+    CUresult status = ask(&asked, &answer, &answer.outline);
+    if (!status)
+        gpt_keep("sim", key, &answer.outline);
+    *outline = answer.outline, *made = answer.made;
+    return status;
+}
+
+static const struct gpt_bytes good = {"", 1, 1}; // what is kept of a check
+
+void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made) {
+    char key[65];
+    bool one = code->entry_count == 1;
+    if (one && !made->size)
+        return;
+    name_code(code->text, code->text_size, one ? code->entries->name : "--check", key);
+    gpt_keep("sim", key, one ? made : &good);
 }
 
 static CUresult find(struct entry *entry, void **object) {
@@ -72,15 +110,17 @@ static CUresult find(struct entry *entry, void **object) {
         free(code.data);
         if (*object)
             return CUDA_SUCCESS;
-        code = (struct gpt_bytes){0};
     }
-    CUresult status = make(GPT_HOST, entry->text, entry->text_size, entry->name, &code);
+    struct gpt_outcome answer;
+    struct gpt_asked asked = {
+        .type = "ptx", .image = entry->text, .size = entry->text_size, .kernel = entry->name};
+    CUresult status = ask(&asked, &answer, &answer.made);
     if (status)
         return status;
-    *object = sim_open_object(code.data, code.size);
+    *object = sim_open_object(answer.made.data, answer.made.size);
     if (*object)
-        gpt_keep("sim", key, &code);
-    free(code.data);
+        gpt_keep("sim", key, &answer.made);
+    gpt_empty(&answer.made);
     return *object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
 
@@ -120,13 +160,19 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry) {
 // Check that host code can be made for all kernels. A good result is cached and not checked again.
 static CUresult check_all(const struct code *code) {
     char key[65];
-    struct gpt_bytes found = {0}, good = {"", 1, 1};
+    struct gpt_bytes found = {0};
     name_code(code->text, code->text_size, "--check", key);
     bool kept = gpt_get_kept("sim", key, &found);
-    CUresult status = kept ? CUDA_SUCCESS : make(GPT_CHECK, code->text, code->text_size, NULL, &found);
-    if (!kept && !status)
+    gpt_empty(&found);
+    if (kept)
+        return CUDA_SUCCESS;
+    struct gpt_outcome answer;
+    struct gpt_asked asked = {
+        .type = "ptx", .image = code->text, .size = code->text_size, .want = GPT_WANT_LOAD};
+    CUresult status = ask(&asked, &answer, &answer.made);
+    if (!status)
         gpt_keep("sim", key, &good);
-    free(found.data);
+    gpt_empty(&answer.made), gpt_empty(&answer.outline);
     return status;
 }
 

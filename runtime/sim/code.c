@@ -43,6 +43,13 @@ struct entry *sim_add_entry(struct code *code, const char *name) {
     return made;
 }
 
+void sim_set_sizes(struct entry *entry, size_t shared, size_t local) {
+    int *attributes = entry->attributes, dynamic = sim_attribute(8) - (int)shared;
+    attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] = (int)shared;
+    attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = (int)local;
+    attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = dynamic > 0 ? dynamic : 0;
+}
+
 // A block has no more threads than there are registers for.
 void sim_set_registers(struct entry *entry, unsigned long registers) {
     enum { WARP = 32, UNIT = 256, MOST = 255 };

@@ -84,7 +84,8 @@ static void read_symbol(const struct cubin *cubin, const Elf64_Sym *symbol, cons
             sim_add_variable(cubin->code,
                              (struct variable){.name = name,
                                                .size = symbol->st_size,
-                                               .initial = bytes ? bytes + symbol->st_value : NULL});
+                                               .initial = bytes ? bytes + symbol->st_value : NULL,
+                                               .initial_size = symbol->st_size});
     }
 }
 

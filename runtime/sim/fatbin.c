@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/broker.h"
 #include "image.h"
 
 // How well an element suits the device, as a driver chooses: a cubin of the same major version and the
@@ -97,30 +98,28 @@ CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, 
         best = sim_suits(at) > best ? sim_suits(at) : best;
     if (!best)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));) {
+    CUresult status = CUDA_SUCCESS;
+    for (const struct fatbin_element *at = NULL; !status && (at = next_element(region, at));) {
         if (sim_suits(at) != best)
             continue;
-        if (at->flags & FATBIN_PACKED && sim_runs) {
-            char *text;
-            size_t size;
-            CUresult status = sim_unpack(at, &text, &size);
-            const char *kept = status ? NULL : sim_keep_text(code, text, size);
-            if (status || !kept)
-                return status ? status : CUDA_ERROR_OUT_OF_MEMORY;
-            free(text);
-            sim_read_ptx(code, kept, size);
-            continue;
-        }
-        if (at->flags & FATBIN_PACKED) {
+        if (at->flags & FATBIN_PACKED && !sim_runs) {
             code->packed = true;
             continue;
         }
-        const char *bytes = sim_keep_text(code, (const char *)at + at->header_size, at->payload_size);
+        char *text = NULL;
+        size_t size = at->payload_size;
+        if (at->flags & FATBIN_PACKED && (status = sim_unpack(at, GPT_WANT_OUTLINE, &text, &size)))
+            return status;
+        const char *bytes = sim_keep_text(code, text ? text : (const char *)at + at->header_size, size);
+        free(text);
         if (!bytes)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        (at->kind == FATBIN_PTX ? sim_read_ptx : sim_read_cubin)(code, bytes, at->payload_size);
+        if (at->kind == FATBIN_PTX)
+            status = sim_read_ptx(code, bytes, size);
+        else
+            sim_read_cubin(code, bytes, size);
     }
-    return CUDA_SUCCESS;
+    return status;
 }
 
 CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
@@ -146,7 +145,7 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, c
         return take(data, (const char *)best + best->header_size, best->payload_size);
     char *text;
     size_t size;
-    CUresult status = sim_unpack(best, &text, &size);
+    CUresult status = sim_unpack(best, GPT_WANT_TEXT, &text, &size);
     if (!status) {
         status = take(data, text, size);
         free(text);

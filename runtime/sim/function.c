@@ -35,11 +35,6 @@ int sim_function_attribute(const struct function *function, int attribute) {
     if (is_there(function->kernel))
         return sim_function_attribute(function->kernel.object, attribute);
     struct entry *entry = function->entry;
-    bool depends = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ||
-                   attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ||
-                   attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    if (depends && entry && entry->text && !entry->measured)
-        sim_measure(((struct library *)function->object.owner)->code, entry->text, entry->text_size);
     if (entry && attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES) // the module's, as the bank of a cubin
         return (int)sim_constant_size(((struct library *)function->object.owner)->code);
     if (entry)

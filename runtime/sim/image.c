@@ -23,6 +23,7 @@ static void read_object(struct code *code, const struct host_module *module) {
                                                      .align = from->align,
                                                      .constant = from->space == HOST_CONST,
                                                      .initial = from->initial,
+                                                     .initial_size = from->size,
                                                      .addresses = from->addresses,
                                                      .address_count = from->address_count});
     }
@@ -60,10 +61,8 @@ static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wra
     if (status)
         return status;
     const char *kept = sim_keep_text(code, text, strlen(text));
-    if (kept)
-        sim_read_ptx(code, kept, strlen(text));
     free(text);
-    return kept ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return kept ? sim_read_ptx(code, kept, strlen(kept)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult read_image(struct code *code, const void *start, size_t room) {
@@ -111,10 +110,9 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
     const char *text = sim_keep_text(code, start, size);
     if (!text)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_read_ptx(code, text, size);
     code->text = text;
     code->text_size = size;
-    return CUDA_SUCCESS;
+    return sim_read_ptx(code, text, size);
 }
 
 CUresult sim_read_image(struct code **code, const void *start, size_t room) {

@@ -13,23 +13,9 @@ struct entry *sim_add_entry(struct code *code, const char *name);       // NULL 
 void sim_add_parameter(struct entry *entry, size_t index, size_t offset, size_t size);
 void sim_add_variable(struct code *code, struct variable variable);
 
-// ptx.c
-struct text { // PTX that is read
-    const char *at, *end;
-    const char *token;
-    size_t size; // of the token
-};
-bool sim_next_token(struct text *text); // false at the end
-bool sim_is_token(const struct text *text, const char *word);
-unsigned long sim_next_number(struct text *text);
-bool sim_is_word(char c);                      // whether a name may have it
-size_t sim_type_size(const struct text *text); // bytes of the type that the token names, or 0
-void sim_read_ptx(struct code *code, const char *start, size_t size);
-
-// declared.c: after .global or .const, up to the semicolon: [.align N] [.v4] .type name[N][N] = {...}, name
-// ...
-// Those of a `function`, if it is not NULL.
-void sim_read_variables(struct code *code, struct text *text, bool constant, const char *function);
+// outline.c
+CUresult sim_read_ptx(struct code *code, const char *text,
+                      size_t size); // the text must live as long as the code
 
 // cubin.c
 // Copy an ELF file, up to the end of its tables or of the readable memory. `room`: see sim_read_image.

@@ -3,6 +3,9 @@
 // another one defines loses its declaration, and of what several define as `.weak` the first stays. Cubins,
 // and files with only cubins, cannot be linked: the device runs none. A static library is taken for CUDA's
 // device runtime.
+//
+// This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. To link is
+// to cut out and rename pieces of several texts, and a request to gpt-asm holds one.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +40,46 @@ void sim_end_link(struct object *object) {
 
 // Reading PTX
 
+struct text { // PTX that is read
+    const char *at, *end;
+    const char *token;
+    size_t size; // of the token
+};
+
+static bool is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
+}
+
+// The next token: a word (with the dot or percent sign that it begins with), or one character. Returns false
+// at the end.
+static bool next_token(struct text *text) {
+    const char *at = text->at, *end = text->end;
+    for (;;) {
+        while (at < end && (unsigned char)*at <= ' ')
+            at++;
+        if (end - at < 2 || *at != '/' || (at[1] != '/' && at[1] != '*'))
+            break;
+        const char *stop = at[1] == '/' ? memchr(at, '\n', (size_t)(end - at))
+                                        : memmem(at + 2, (size_t)(end - at - 2), "*/", 2);
+        at = stop ? stop + (at[1] == '/' ? 1 : 2) : end;
+    }
+    text->token = at;
+    if (at < end && *at == '"') {
+        const char *stop = memchr(at + 1, '"', (size_t)(end - at - 1));
+        at = stop ? stop + 1 : end;
+    } else if (at < end)
+        for (at++; at < end && (is_word(text->token[0]) || text->token[0] == '.' || text->token[0] == '%') &&
+                   is_word(*at);)
+            at++;
+    text->size = (size_t)(at - text->token);
+    text->at = at;
+    return text->size;
+}
+
+static bool is_token(const struct text *text, const char *word) {
+    return text->size == strlen(word) && !memcmp(text->token, word, text->size);
+}
+
 static bool is_name(const struct text *reader) {
     char c = *reader->token;
     return c == '_' || c == '$' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -62,20 +105,19 @@ static bool read_declaration(struct text *reader, const struct part *part, struc
     bool function = false, named = false, in_value = false;
     int depth = 0;
     do {
-        bool opens = sim_is_token(reader, "{") || sim_is_token(reader, "(") || sim_is_token(reader, "[");
-        bool closes = sim_is_token(reader, "}") || sim_is_token(reader, ")") || sim_is_token(reader, "]");
-        if (sim_is_token(reader, ".extern"))
+        bool opens = is_token(reader, "{") || is_token(reader, "(") || is_token(reader, "[");
+        bool closes = is_token(reader, "}") || is_token(reader, ")") || is_token(reader, "]");
+        if (is_token(reader, ".extern"))
             symbol.linkage = EXTERN;
-        else if (sim_is_token(reader, ".weak") || sim_is_token(reader, ".common"))
+        else if (is_token(reader, ".weak") || is_token(reader, ".common"))
             symbol.linkage = WEAK;
-        else if (sim_is_token(reader, ".visible"))
+        else if (is_token(reader, ".visible"))
             symbol.linkage = VISIBLE;
-        else if (sim_is_token(reader, ".func") || sim_is_token(reader, ".entry") ||
-                 sim_is_token(reader, ".alias"))
+        else if (is_token(reader, ".func") || is_token(reader, ".entry") || is_token(reader, ".alias"))
             function = true;
-        else if (sim_is_token(reader, "="))
+        else if (is_token(reader, "="))
             in_value = true;
-        else if (sim_is_token(reader, ",") && !depth && !function)
+        else if (is_token(reader, ",") && !depth && !function)
             named = in_value = false;
         else if (!depth && !in_value && !named && is_name(reader)) {
             symbol.name = reader->token, symbol.size = reader->size;
@@ -87,8 +129,8 @@ static bool read_declaration(struct text *reader, const struct part *part, struc
             named = true;
         }
         depth += opens - closes;
-    } while (!(depth == 0 && (sim_is_token(reader, ";") || (function && sim_is_token(reader, "}")))) &&
-             sim_next_token(reader));
+    } while (!(depth == 0 && (is_token(reader, ";") || (function && is_token(reader, "}")))) &&
+             next_token(reader));
     for (size_t i = first; i < symbols->count; i++)
         symbols->all[i].end = reader->at;
     return true;
@@ -99,23 +141,23 @@ static bool read_part(const struct part *part, struct symbols *symbols, const ch
     struct text reader = {.at = part->text, .end = part->text + part->size};
     *header = part->text;
     *version = 0;
-    while (sim_next_token(&reader)) {
-        if (sim_is_token(&reader, ".version")) {
-            sim_next_token(&reader);
+    while (next_token(&reader)) {
+        if (is_token(&reader, ".version")) {
+            next_token(&reader);
             *version = 100 * atoi(reader.token);
-            sim_next_token(&reader);
+            next_token(&reader);
             *version += *reader.token == '.' ? atoi(reader.token + 1) : 0;
-        } else if (sim_is_token(&reader, ".target")) {
+        } else if (is_token(&reader, ".target")) {
             const char *line = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
             reader.at = line ? line : reader.end;
-        } else if (sim_is_token(&reader, ".address_size"))
-            sim_next_token(&reader);
-        else if (sim_is_token(&reader, ".file") || sim_is_token(&reader, ".pragma")) {
+        } else if (is_token(&reader, ".address_size"))
+            next_token(&reader);
+        else if (is_token(&reader, ".file") || is_token(&reader, ".pragma")) {
             const char *line = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
             reader.at = line ? line : reader.end;
             continue;
-        } else if (sim_is_token(&reader, ".section")) {
-            while (sim_next_token(&reader) && !sim_is_token(&reader, "}"))
+        } else if (is_token(&reader, ".section")) {
+            while (next_token(&reader) && !is_token(&reader, "}"))
                 ;
             continue;
         } else if (!read_declaration(&reader, part, symbols))
@@ -158,7 +200,7 @@ static void write_part(FILE *out, const struct symbols *symbols, const struct pa
                        int number) {
     struct text reader = {.at = from, .end = part->text + part->size};
     const char *written = from;
-    while (sim_next_token(&reader)) {
+    while (next_token(&reader)) {
         const struct symbol *left = NULL;
         for (size_t i = 0; i < symbols->count && !left; i++) {
             const struct symbol *symbol = &symbols->all[i];

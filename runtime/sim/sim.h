@@ -7,12 +7,12 @@
 //   range.c    the allocated memory; memory.c: device memory, pinned memory; pool.c, virtual.c: other ways to
 //              allocate; pointer.c: pointer attributes
 //   copy.c     copies and memsets
-//   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, ptx.c (declared.c reads its
-//              variables); code.c: the kernels and variables read from them
+//   image.c    images, and objects of gpt-asm; their kinds: fatbin.c, cubin.c, outline.c (what gpt-asm says
+//   of
+//              PTX); code.c: the kernels and variables read from them
 //   build.c    host code of PTX; cache.c keeps it, host.c loads it
 //   module.c   modules, libraries, kernels and functions; function.c: their attributes
 //   heap.c     malloc of device code
-//   demand.c   the memory that kernels declare
 //   link.c     linking PTX to PTX; devrt.c: our part of the device runtime; jit.c: compiler logs
 //   occupancy.c  how many blocks fit
 //   launch.c   launches
@@ -244,7 +244,6 @@ struct entry { // a kernel of an image
     size_t text_size;
     enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // of its host code
     CUresult fault;                                          // why it can't be compiled
-    bool measured;                                           // its memory is known
     void *object;                                            // its own object, or NULL: the image's
     const struct host_module *module;
     const struct host_kernel *kernel;
@@ -254,6 +253,7 @@ struct variable {
     size_t size, align;
     bool constant;
     const void *initial;                  // or NULL: zero
+    size_t initial_size;                  // the rest is zero
     const struct host_address *addresses; // addresses inside its value
     size_t address_count;
 };
@@ -266,9 +266,13 @@ struct code {
     struct block *blocks; // memory for all of this
     const char *text;     // if the image is PTX, or NULL
     size_t text_size;
+    const char *outline; // of the last PTX that was read: what gpt-asm says of it
+    size_t outline_size;
     void *object; // if the image is host code
 };
 void sim_release_code(struct code *code);
+void sim_set_sizes(struct entry *entry, size_t shared, size_t local); // of its static memory
+void sim_set_registers(struct entry *entry, unsigned long registers);
 
 // image.c
 // Read the code for this device from an image. `room` is the image's size, or SIZE_MAX if the program passed
@@ -290,11 +294,12 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry);
 // without the lock.
 CUresult sim_check_text(struct code *code);
 
-// ptx.c
+// outline.c
 CUresult sim_check_target(const struct code *code); // whether the PTX is for this device and a known version
 
-// Decompress the PTX in an element of a fatbin, to be freed. Call it without the lock.
-CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size);
+// Decompress the PTX in an element of a fatbin, to be freed. With GPT_WANT_OUTLINE, its outline goes into the
+// cache, else `want` is GPT_WANT_TEXT. Call it without the lock.
+CUresult sim_unpack(const struct fatbin_element *element, const char *want, char **text, size_t *size);
 
 // link.c
 // Link the PTX of a NULL-terminated list of fatbins into one text, to be freed. Call it without the lock.
@@ -305,10 +310,6 @@ void *sim_open_object(const char *bytes, size_t size); // without the lock; NULL
 const struct host_module *sim_module_of(void *object);
 void sim_describe_entry(struct entry *entry); // sets the attributes that its host code states
 
-// demand.c: shared and local memory of an entry, and of all entries of a text
-void sim_set_sizes(struct entry *entry, size_t shared, size_t local);
-void sim_set_registers(struct entry *entry, unsigned long registers);
-void sim_measure(struct code *code, const char *text, size_t size);
 void sim_close_later(void *object);
 void sim_close_objects(void); // without the lock
 

@@ -19,7 +19,7 @@ static void write_address(const struct variables *variables, const struct code *
     uint64_t value = to ? variables->addresses[to - code->variables] : host_address_of(address->symbol);
     if (to && to->constant && !address->generic)
         value -= variables->constant;
-    value = (value + (uint64_t)address->addend) >> 8 * (address->shift & 7);
+    value = (value + (uint64_t)address->addend) >> (address->shift & 63);
     if (address->size <= sizeof(value) && address->offset <= size && address->size <= size - address->offset)
         memcpy(memory + address->offset, &value, address->size);
 }
@@ -29,7 +29,7 @@ static void initialize(const struct variables *variables, const struct code *cod
         const struct variable *variable = &code->variables[i];
         char *memory = (char *)variables->addresses[i];
         if (variable->initial)
-            memcpy(memory, variable->initial, variable->size);
+            memcpy(memory, variable->initial, variable->initial_size);
         for (size_t k = 0; k < variable->address_count; k++)
             write_address(variables, code, memory, variable->size, &variable->addresses[k]);
     }

@@ -33,7 +33,7 @@ WRONG = [-1, -(1 << 63), 1.5, float("nan"), float("inf"), True, None, b"\xff", {
 TEXTS = ["", "\x1b[2J\u202e\n", "=1+1", "</script>", "x" * 3000, "\udcff", "9" * 400]
 KINDS = {*records.KINDS} - {  # of traces; the others are of streams of code
     "resume", "library_end", "element", "span", "trim", "trimmed", "recompressed", "tally", "repacked",
-    "patched", "ptx", "cubin", "object", "fatbin",
+    "patched", "ptx", "cubin", "object", "outline", "fatbin",
 }  # fmt: skip
 
 

@@ -207,6 +207,16 @@ def parse_ptx(data: bytes) -> None:
     parse.parse_module(data, "module")
 
 
+def outline_ptx(data: bytes) -> None:
+    """What the simulated device asks of PTX that a program loads: the record must be one that others can read."""
+    from gpt.asm.host.outline import read_outline
+
+    outline = records.make("outline", id=1, **read_outline(data, "m"))
+    if fault := records.check(outline):
+        raise Wrong(fault)
+    wire.pack(outline)
+
+
 def ptx_seeds(sample: Sample) -> list[bytes]:
     text = sample("ptx").read_bytes()
     return [text, (ROOT / "tests/ptx/shapes.ptx").read_bytes(), text.replace(b"\n", b"\r\n")]
@@ -281,6 +291,7 @@ READERS = [
     Target("file", samples("small", "cubin", "ptx"), extract_file("--scan"), quick=40),
     Target("ptx-text", ptx_seeds, refuses(read_ptx), ptx, quick=300),
     Target("ptx-scan", ptx_seeds, refuses(scan_ptx), ptx, quick=100),
+    Target("ptx-outline", ptx_seeds, refuses(outline_ptx), ptx, quick=60),
     Target("ptx-grammar", ptx_seeds, refuses(parse_ptx), ptx, quick=40),
     Target("ptx-weave", ptx_seeds, weave_ptx, ptx, quick=40),
     Target("probe-toml", probe_seeds(".toml"), refuses(load_probe(".toml")), probe, quick=100),

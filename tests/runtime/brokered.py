@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
     fread(text, 1, sizeof(text), fopen(argv[argc - 1], "r"));
     while (fgets(name, sizeof(name), stdin)) {
         name[strcspn(name, "\\n")] = 0;
-        gpt_ask(GPT_HOST, text, strlen(text), "ptx", name, &found);
+        gpt_ask(&(struct gpt_asked){.type = "ptx", .image = text, .size = strlen(text), .kernel = name}, &found);
         printf("%s%s\\n", found.note, found.fault);
         fflush(stdout);
         gpt_empty(&found.made);

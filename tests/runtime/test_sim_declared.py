@@ -18,7 +18,7 @@ DECLARED = """
 .visible .global .attribute(.managed) .align 8 .b64 managed = 9; .weak .global .u32 zero; .extern .global .u32 other[];
 .global .align 4 .b8 large[500000000];
 .global .u64 places[4] = {numbers+4*2, generic(numbers)-8, 0};
-.global .b8 bytes[3] = {0xFF(numbers), 0xFF00(numbers), 1};
+.global .u8 bytes[3] = {0xFF(numbers), 0xFF00(numbers), 1};
 .visible .entry k() { .reg .u64 %a<9>;
     .const .u32 constant = 6; call named, (%a0); mov.u64 %a1, numbers; mov.u64 %a1, floats; mov.u64 %a1, doubles;
     mov.u64 %a1, vector; mov.u64 %a1, rows; mov.u64 %a1, managed; mov.u64 %a1, lone; mov.u64 %a1, after; ret; }

@@ -135,10 +135,10 @@ def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
             assert memory.read() == [7]
     """
     kept = tmp_path / "cache" / "gpt" / "sim"
-    for does, count, env in [("load", 2, {}), ("launch", 3, {}), ("launch", 3, {"PATH": "/nowhere"})]:
+    for does, count, env in [("load", 4, {}), ("launch", 5, {}), ("launch", 5, {"PATH": "/nowhere"})]:
         done = sim_play(script, does, tmp_path / "one.ptx", tmp_path / "two.ptx", **env)
         assert (done.returncode, done.stderr) == (0, "")
-        assert len(list(kept.iterdir())) == count  # a kernel and a check; and a kernel of the second text
+        assert len(list(kept.iterdir())) == count  # two outlines, a kernel and a check; and a kernel of the second text
 
 
 def test_fatbins_are_loaded_lazily(sim_play, tmp_path):

@@ -70,6 +70,23 @@ def test_objects_of_the_machine_at_hand(cache):
     assert "cannot be packed" in asm(segment(), "--fatbin", arch="host").err
 
 
+def test_a_module_may_want_less_than_code_for_host(monkeypatch):
+    want = [asm(segment(ptx(7, RICH, kernels=["calls", "shares"], want=w)), arch="host") for w in ("text", "outline")]
+    assert [[r["kind"] for r in one.records] for one in want] == [
+        ["header", "ptx", "end"],
+        ["header", "ptx", "outline", "end"],
+    ]
+    (outline,) = want[1].kind("outline")
+    assert not records.check(outline) and [kernel["name"] for kernel in outline["kernels"]] == ["calls", "shares"]
+    both = asm(segment(ptx(7, RICH, kernels=["calls", "shares"], want="load")), arch="host")
+    assert both.kind("outline") == [outline] and [made["data"] for made in both.kind("object")] == [b""]
+    single = asm(segment(ptx(7, PLAIN, kernels=["plain"], want="load")), arch="host")
+    assert len(single.kind("outline")) == 1 and single.kind("object")[0]["data"][:4] == b"\x7fELF"
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    lacks = asm(segment(ptx(8, PLAIN.replace("plain", "other"), kernels=["other"], want="load")), arch="host")
+    assert (lacks.status, len(lacks.kind("outline")), lacks.kind("object")) == (0, 1, [])
+
+
 def test_cubins_and_kernels_follow_their_module():
     done = asm(segment(ptx(7, RICH), {"kind": "x-mine"}, ptx(9, PLAIN)), arch="sm_90,sm_80")
     assert (done.status, done.err) == (0, "")

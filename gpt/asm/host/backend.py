@@ -52,8 +52,7 @@ class Host:
     kind: ClassVar[str] = "object"
 
     def __init__(self, options: Options) -> None:
-        """Raises MissingError if there is no C compiler, or the runtime is not built."""
-        self._command, self._identity = find_compiler()
+        """Raises MissingError if the runtime is not built."""
         self._flags = [f"-O{LEVEL if options.level is None else min(options.level, 3)}", *FLAGS, *_machine()]
         if not (HEADERS / "abi.h").is_file():
             raise MissingError("not built: run 'make runtime'", str(HEADERS))
@@ -69,13 +68,14 @@ class Host:
         return HostTarget()
 
     def target_for(self, text: bytes, target: HostTarget) -> HostTarget:
-        """See backend.Backend."""
+        """See backend.Backend. Raises MissingError if there is no C compiler: for outlines nobody asks."""
+        find_compiler()
         return target
 
     def key(self, text: bytes, target: HostTarget) -> list[bytes]:
         """Return the compiler's version, its flags, and a hash of the headers and of the code that generates C."""
         flags = "--check" if self._checks else " ".join(self._flags)
-        return [self._identity.encode(), flags.encode(), _sources()]
+        return [find_compiler()[1].encode(), flags.encode(), _sources()]
 
     def make(self, text: bytes, name: str, target: HostTarget) -> AssembledModule:
         """Compile a module. Raises Faults if it contains something unsupported."""
@@ -97,10 +97,11 @@ class Host:
 
     def _compile(self, source: str, name: str) -> tuple[bytes, bytes]:
         """Return the shared object, and the command line with the compiler's output."""
-        tool = self._command[0]
+        words, _ = find_compiler()
+        tool = words[0]
         with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
             Path(folder, "module.c").write_text(source, "latin-1")
-            command = [*self._command, *self._flags, "-iquote", str(HEADERS), "module.c", "-o", "module.so", "-lm"]
+            command = [*words, *self._flags, "-iquote", str(HEADERS), "module.c", "-o", "module.so", "-lm"]
             try:
                 status, output = self._processes.run(command, folder)
             except TimeoutError:
@@ -117,6 +118,7 @@ class Host:
         return image, f"{shlex.join(command)}\n".encode() + output
 
 
+@cache
 def find_compiler() -> tuple[list[str], str]:
     """Return the words of the C compiler's command (`CC` or `cc`), and the first line of its `--version`.
 

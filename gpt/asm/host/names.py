@@ -182,7 +182,10 @@ def evaluate(node: tree.Operand | None) -> int:
         case tree.Prefixed(prefixes, operand):
             value = evaluate(operand)
             for prefix in reversed(prefixes):
-                value = _PREFIXES[re.sub(r"\s", "", prefix)](value)
+                operation = _PREFIXES.get(re.sub(r"\s", "", prefix))
+                if not operation:
+                    raise Unsupported(f"'{prefix}' in a constant")
+                value = operation(value)
             return value
         case tree.Expression(operands, operators):
             return _binary(list(operands), list(operators))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from gpt.asm.host.names import Unsupported, evaluate, float_bits
 from gpt.asm.host.table import TYPES
@@ -13,6 +14,7 @@ from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 WIDTHS = {".v2": 2, ".v4": 4}
 _DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that aren't of instructions only
 _MAX_VECTOR = 16  # bytes
+_MAX_VALUE = 64 << 20  # bytes of an initial value: lists may leave out as many elements as they like
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,11 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
         for dimension in declarator.dimensions[1:]:
             made.size *= evaluate(dimension)
     data = bytearray()
+    items = len(declarator.value.items) if isinstance(declarator.value, tree.Vector) else 1
     shape = [evaluate(dimension) for dimension in declarator.dimensions[1:]]
     shape += [_width(words)] if _width(words) > 1 and declarator.dimensions else []
+    if shape and items * prod(shape) * step > _MAX_VALUE:
+        raise Unsupported(f"variable '{name}' with an initial value of over {_MAX_VALUE >> 20} MiB")
     for value in _flat(declarator.value, shape, bool(declarator.dimensions) or _width(words) > 1):
         data += _datum(made, value, type_, len(data)) if value is not None else bytes(step)
     if len(data) > made.size:
