@@ -53,7 +53,7 @@ class Registers(NamedTuple):
     UP: int = 0
     B: int = 0
 
-    def __or__(self, other: Registers) -> Registers:  # type: ignore[override]
+    def __or__(self, other: Registers) -> Registers:
         return Registers(*(a | b for a, b in zip(self, other, strict=True)))
 
 
@@ -185,7 +185,7 @@ def parse_table(text: str) -> Table:
         if line.startswith("#"):
             made_with = made_with or line[1:].strip()
         elif found := _OPERAND.fullmatch(line):
-            operands.append(_parse_operand(*found.groups(), line=number))
+            operands.append(_parse_operand(found, number))
         elif line:
             if current:
                 opcodes[current[0]] = Opcode(*current, tuple(operands))
@@ -197,7 +197,8 @@ def parse_table(text: str) -> Table:
     return Table(arch_of(arch), made_with, opcodes)
 
 
-def _parse_operand(file: str, low: str, inverted: str, roles: str, line: int) -> Operand:
+def _parse_operand(operand: re.Match[str], line: int) -> Operand:
+    file, low, inverted, roles = operand.groups()
     counts = {"write": NEVER, "read": NEVER}
     end = 0
     for found in _ROLE.finditer(roles):

@@ -10,7 +10,7 @@ Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
 The hardware doesn't check whether an operand is ready: the compiler says so in the control part.
 
    105 - 108   stall: cycles until the next instruction may issue
-   109         hint: meant for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
+   109         hint: for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
    110 - 112   write barrier: 0-5, counted down when the result has arrived; 7 for none
    113 - 115   read barrier: the same for when the operands have been read
    116 - 121   wait mask: barriers that must be zero before this instruction issues

@@ -44,7 +44,7 @@ def test_selectors_choose_the_number_of_registers():
     table = parse_table(TEXT)
     for size, registers in ((4, 0b1), (5, 0b11), (6, 0b1111)):
         effect = table.effect(0x981 | 1 << 16 | 2 << 24 | size << 73)
-        assert effect.writes.R == registers << 1 and effect.reads.R == 0b1 << 2 and effect.exact
+        assert (effect.writes.R >> 1, effect.reads.R >> 2, effect.exact) == (registers, 0b1, True)
     assert table.effect(0x981 | 2 << 24 | 1 << 72).reads.R == 0b11 << 2
 
 

@@ -1,8 +1,8 @@
 """Where operands stand in a word, by turning one bit at a time.
 
-If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way around.
-So for each bit that changes a register, the difference says which bit of a number it is, and the number begins that
-many bits below. Nothing is assumed about where fields are.
+If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way
+around. So for each bit that changes a register, the difference says which bit of a number it is, and the number
+begins that many bits below. Nothing is assumed about where fields are.
 
 A field may be there in some forms of an instruction and not in others; `find_fields` returns all that were seen in any
 of the words.
@@ -105,7 +105,9 @@ def _moved(
         more, fewer = sorted((before, after), key=len, reverse=True)
         if len(more) != len(fewer) + 1:
             return
-        extra = next((index for index, pair in enumerate(zip(more, fewer)) if pair[0] != pair[1]), len(fewer))
+        extra = next(
+            (index for index, pair in enumerate(zip(more, fewer, strict=False)) if pair[0] != pair[1]), len(fewer)
+        )
         file, number = more[extra]
         none = (1 << sizes[file]) - 1
         old, new = (number, none) if more is before else (none, number)

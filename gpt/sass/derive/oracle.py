@@ -165,7 +165,7 @@ def _kind(text: str) -> str:
 def _leads_away(text: str) -> bool:
     """Whether a branch leads out of a section of two words: the liveness analysis wants a target that's there."""
     found = _DISTANCE.search(text)
-    return bool(found) and "BRA" in text and int(found[1], 16) not in (0, SIZE)
+    return found is not None and "BRA" in text and int(found[1], 16) not in (0, SIZE)
 
 
 def _iter_effects(listing: str) -> Iterator[tuple[dict[str, int], dict[str, int]]]:

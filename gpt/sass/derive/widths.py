@@ -86,10 +86,16 @@ class Samples:
         for one in self.fields:
             number = one.number(word)
             there = one in self.hidden or (one.file, number) in named
-            shape.append(tuple(_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:]))
+            writes, reads = (_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:])
+            shape.append((writes, reads))
         if self.call:  # what else is listed is a guess about the function
             return tuple((0, reads) for _, reads in shape)
-        if (left := _left(effect, word, self.fields, shape)):
+        left = _left(effect, word, self.fields, shape)
+        ours = {(one.file, one.number(word)) for one in self.fields}
+        for file, number in named:  # nvdisasm lists no UR0, but prints it
+            if (file, number) not in ours and number != (1 << self.sizes[file]) - 1:
+                left += f" names {file}{number}"
+        if left:
             self.unexplained.append(Unexplained(word, effect.text, left))
         return tuple(shape)
 
