@@ -1,4 +1,4 @@
-"""What differs between architectures, beside their instruction tables.
+"""Facts that differ between architectures, besides their instruction tables.
 
 Each fact can be seen in what ptxas makes of an empty kernel and of a kernel that loads a parameter;
 `gpt.sass.derive.facts` looks, and compares.

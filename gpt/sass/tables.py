@@ -63,7 +63,7 @@ class UnknownOpcodeError(MalformedError):
 
 @dataclass(frozen=True)
 class Count:
-    """How many registers an operand is, by the values of selector bits."""
+    """The number of registers of an operand, by the value of selector bits."""
 
     selectors: tuple[int, ...]  # bits of the word, lowest first
     numbers: tuple[int, ...]
@@ -99,7 +99,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Opcode:
-    """What a table says of an opcode."""
+    """An opcode, as in its table."""
 
     number: int
     name: str
@@ -109,7 +109,7 @@ class Opcode:
 
 
 class Effect(NamedTuple):
-    """What a word writes and reads, its guard included. `exact` if all its modifiers are known."""
+    """Registers that a word writes and reads, its guard included. `exact` if all its modifiers are known."""
 
     writes: Registers
     reads: Registers

@@ -114,7 +114,7 @@ def test_instructions_of_sm_90():
     assert (load.name, load.memory, load.variable, load.target) == ("LDG", "global", True, None)
     assert load.reads == Registers(R=0b1100, UR=0b110000) and load.writes == load.kills == Registers(R=0b10000)
     assert load.control.write_barrier == 2 and load.offset == 0
-    assert branch.name == "BRA" and branch.offset == 16 and code.targets == {0x70}
+    assert branch.name == "BRA" and branch.offset == 16 and code.targets == {0x60}
 
 
 @given(st.lists(st.sampled_from([LOAD, LOAD | 7 << 73, 0x803, 0xABC, 0x981 | 7 << 73]), max_size=30))

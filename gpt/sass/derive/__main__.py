@@ -35,7 +35,7 @@ COMPILED_AS = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 def find_tools(arch: str) -> tuple[str, str, str]:
     """Return ptxas, nvdisasm and their versions, for the table's title. Raises MissingError.
 
-    The wheels are preferred to what's on PATH: tables are compared with those that their pinned versions made.
+    The wheels are preferred to what's on PATH: their versions are pinned, and they made the committed tables.
     """
     given = os.environ.get("GPT_PTXAS")
     wheels = [path for place in _wheels() for path in sorted(place.glob("cu[0-9]*/bin/ptxas"), reverse=True)]
@@ -60,7 +60,12 @@ def derive(arch: str) -> tuple[str, list[str]]:
     target = COMPILED_AS.get(arch, arch)
     table, found = derive_table(target, *find_tools(target))
     left = {f"{one.word:032x} {one.text}: {one.registers}" for one in found.unexplained}
-    return dump_table(table), sorted(left)
+    omitted = sorted({f"{one.word & 0xFFF:03x}" for one in found.unexplained})
+    text = dump_table(table)
+    if omitted:  # see gpt/sass/derive/table.py
+        title, made_with, rest = text.split("\n", 2)
+        text = f"{title}\n{made_with}\n# left out: {' '.join(omitted)}\n{rest}"
+    return text, sorted(left)
 
 
 def main() -> int:

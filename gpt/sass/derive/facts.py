@@ -48,7 +48,7 @@ def find_facts(name: str, ptxas: str, nvdisasm: str) -> SassArch:
 
 
 def _branch(words: list[int], texts: list[str]) -> str:
-    """Return the form of a branch's distance: that of the branches in the kernel, one of which leads to itself."""
+    """Return the form of distance that fits all branches of the kernel; the last one jumps to itself."""
     branches = [
         (word, int(found[1], 16))
         for word, text in zip(words, texts, strict=True)

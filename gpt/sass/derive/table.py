@@ -3,7 +3,7 @@
 An opcode for which nvdisasm lists a register that no operand names is left out: better refused than wrong.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
-of one instruction. ptxas uses those that it finds useful, so the others are tried as well, with the words of a form
+of one instruction. ptxas uses some of them only, so the others are tried as well, with the words of a form
 that's known.
 """
 
@@ -118,7 +118,7 @@ class Derivation:
         self.oracle.texts([word for some in words.values() for word in some])
 
     def _other_forms(self, seeds: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Return words of opcodes that the test kernels don't have: those of another form."""
+        """Return words of opcodes that the test kernels have only in another form."""
         names: dict[int, set[str]] = defaultdict(set)
         for number, words in seeds.items():
             names[number & 0x1FF].update(_name(text) for text in self.oracle.texts(words) if text)
@@ -178,7 +178,7 @@ def _one_of_each(unexplained: list[Unexplained]) -> list[int]:
 
 
 def _choose(words: list[int]) -> list[int]:
-    """Return words with different modifiers, those that differ most first."""
+    """Return words with different modifiers, the most different first."""
     by_modifiers: dict[int, int] = {}
     for word in sorted(set(words)):
         key = word >> 72
@@ -192,7 +192,7 @@ def _choose(words: list[int]) -> list[int]:
 
 
 def _variety(word: int) -> int:
-    """How many different bytes stand where registers usually are."""
+    """Count the different bytes in the usual places of registers."""
     return len({word >> low & 0xFF for low in (16, 24, 32, 64)} - {0xFF, 0})
 
 
