@@ -1,4 +1,4 @@
-"""What differs between architectures, beside their instruction tables.
+"""Facts that differ between architectures, besides their instruction tables.
 
 Each fact can be seen in what ptxas makes of an empty kernel and of a kernel that loads a parameter;
 `gpt.sass.derive.facts` looks, and compares.
@@ -19,7 +19,7 @@ class SassArch:
     parameters: int  # where they begin in constant bank 0
     descriptor: int  # of global memory, 64 bits in constant bank 0
     stack_pointer: int  # its initial value in constant bank 0
-    entry: str  # the instruction that loads it, the first of every kernel that ptxas makes
+    entry: str  # what loads it, the first instruction of a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
     uniform_bits: int  # of a uniform register number; all bits set mean URZ
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
     proven: bool  # whether woven code has run on hardware
@@ -30,13 +30,12 @@ class SassArch:
         return {"R": 8, "UR": self.uniform_bits, "P": 3, "UP": 3, "B": 4}
 
 
-
 ARCHS = {
     arch.name: arch
     for arch in (
-        SassArch("sm_80", 0x160, 0x118, 0x28, "MOV", 6, "whole", False),
-        SassArch("sm_86", 0x160, 0x118, 0x28, "MOV", 6, "whole", False),
-        SassArch("sm_89", 0x160, 0x118, 0x28, "MOV", 6, "whole", False),
+        SassArch("sm_80", 0x160, 0x118, 0x28, "IMAD", 6, "whole", False),
+        SassArch("sm_86", 0x160, 0x118, 0x28, "IMAD", 6, "whole", False),
+        SassArch("sm_89", 0x160, 0x118, 0x28, "IMAD", 6, "whole", False),
         SassArch("sm_90", 0x210, 0x208, 0x28, "LDC", 6, "split", True),
         SassArch("sm_100", 0x380, 0x358, 0x37C, "LDC", 8, "split", False),
         SassArch("sm_120", 0x380, 0x358, 0x37C, "LDC", 8, "split", False),

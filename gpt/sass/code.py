@@ -1,4 +1,4 @@
-"""A section of code as a sequence of instructions: what graph and flow stand on.
+"""A section of code as a sequence of instructions, for control flow and liveness analysis.
 
     code = Code(section, table_of("sm_90"))
     code[3].name, code[3].reads.R, code[3].target
@@ -80,25 +80,25 @@ class Instruction:
 
     @property
     def exact(self) -> bool:
-        """Whether the table knows all its modifiers; if not, reads and writes are the most that they can be."""
+        """True if the table knows all modifiers. If not, reads and writes are the most that they can be."""
         return self._effect.exact
 
     @property
     def target(self) -> int | None:
-        """Where it jumps to, in bytes from the start of the section; None if it doesn't, or to no fixed place.
+        """The jump target, in bytes from the start of the section, or None if there's no fixed one.
 
-        It's also there for what leads there later (BSSY, WARPSYNC.COLLECTIVE).
+        BSSY and WARPSYNC.COLLECTIVE don't jump, but name a place where lanes meet later: that's their target.
         """
         return target_of(self.word, self.entry.target, self.offset) if self.entry.target else None
 
     @property
     def variable(self) -> bool:
-        """Whether its latency varies, so that only a barrier says when it's done."""
+        """True if the latency varies, so that only a barrier says when it's done."""
         return self.entry.variable
 
     @property
     def memory(self) -> str | None:
-        """Which memory it accesses: global, shared, local, generic, constant, texture, bulk, or None."""
+        """The memory that it accesses: global, shared, local, generic, constant, texture, bulk, or None."""
         return MEMORY.get(self.entry.name)
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from gpt.sass.tables import UNKNOWN, Count, Table
 
 @dataclass
 class Explained:
-    """How many words there were, and by opcode those that the table lacks or has no number of registers for."""
+    """Counts of words by opcode: all, not in the table, and with modifiers that the table doesn't know."""
 
     words: int = 0
     opcodes: Counter[int] = field(default_factory=Counter)
@@ -23,6 +23,8 @@ class Explained:
 
 def explain(table: Table, words: npt.NDArray[np.uint64], into: Explained) -> None:
     """Add words to the counts; they are rows of two numbers, as from `gpt.sass.words.words_array`."""
+    if not len(words):
+        return
     into.words += len(words)
     numbers = (words[:, 0] & np.uint64(0xFFF)).astype(np.int64)
     order = np.argsort(numbers, kind="stable")

@@ -53,7 +53,7 @@ class Registers(NamedTuple):
     UP: int = 0
     B: int = 0
 
-    def __or__(self, other: Registers) -> Registers:  # type: ignore[override]
+    def __or__(self, other: Registers) -> Registers:
         return Registers(*(a | b for a, b in zip(self, other, strict=True)))
 
 
@@ -63,7 +63,7 @@ class UnknownOpcodeError(MalformedError):
 
 @dataclass(frozen=True)
 class Count:
-    """How many registers an operand is, by the values of selector bits."""
+    """The number of registers of an operand, by the value of selector bits."""
 
     selectors: tuple[int, ...]  # bits of the word, lowest first
     numbers: tuple[int, ...]
@@ -99,7 +99,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Opcode:
-    """What a table says of an opcode."""
+    """An opcode, as in its table."""
 
     number: int
     name: str
@@ -109,7 +109,7 @@ class Opcode:
 
 
 class Effect(NamedTuple):
-    """What a word writes and reads, its guard included. `exact` if all its modifiers are known."""
+    """Registers that a word writes and reads, its guard included. `exact` if all its modifiers are known."""
 
     writes: Registers
     reads: Registers
@@ -185,7 +185,7 @@ def parse_table(text: str) -> Table:
         if line.startswith("#"):
             made_with = made_with or line[1:].strip()
         elif found := _OPERAND.fullmatch(line):
-            operands.append(_parse_operand(*found.groups(), line=number))
+            operands.append(_parse_operand(found, number))
         elif line:
             if current:
                 opcodes[current[0]] = Opcode(*current, tuple(operands))
@@ -197,7 +197,8 @@ def parse_table(text: str) -> Table:
     return Table(arch_of(arch), made_with, opcodes)
 
 
-def _parse_operand(file: str, low: str, inverted: str, roles: str, line: int) -> Operand:
+def _parse_operand(operand: re.Match[str], line: int) -> Operand:
+    file, low, inverted, roles = operand.groups()
     counts = {"write": NEVER, "read": NEVER}
     end = 0
     for found in _ROLE.finditer(roles):

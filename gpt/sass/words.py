@@ -2,7 +2,7 @@
 
 Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
 
-     0 -  11   opcode; the upper three bits say what kind of operand stands at bit 32
+     0 -  11   opcode; the upper three bits give the kind of operand at bit 32
     12 -  15   guard: a predicate, and whether it's negated. P7 is PT, always true
    105 - 125   control: what the hardware must wait for
    126 - 127   zero
@@ -10,15 +10,15 @@ Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
 The hardware doesn't check whether an operand is ready: the compiler says so in the control part.
 
    105 - 108   stall: cycles until the next instruction may issue
-   109         hint: meant for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
+   109         hint: for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
    110 - 112   write barrier: 0-5, counted down when the result has arrived; 7 for none
    113 - 115   read barrier: the same for when the operands have been read
    116 - 121   wait mask: barriers that must be zero before this instruction issues
    122 - 125   reuse: operands to keep in the register cache
 
 An instruction with a fixed latency needs nothing but stalls. One whose latency varies (memory, special functions)
-sets a barrier, and whoever reads the result waits for that barrier. Barriers are counters: two instructions may share
-one, and who waits for it then waits for both.
+sets a barrier, and an instruction that reads the result waits for that barrier. Barriers are counters: two instructions
+may share one, and a wait is then for both.
 
 Jumps hold the distance from the next instruction. There are three forms: `split` (units of 4 bytes, the low 8 bits
 at bit 16, 48 more from bit 34 on), `whole` (units of 4 bytes, 48 bits from bit 34 on) and `imm32` (bytes, at bit 32).
@@ -70,7 +70,7 @@ class Guard(NamedTuple):
 
     @property
     def always(self) -> bool:
-        """Whether all lanes take part."""
+        """True if all lanes take part."""
         return self.predicate == PT and not self.negated
 
 

@@ -60,7 +60,13 @@ def test_a_target_comes_back(word, form, place, target):
 
 
 def test_a_target_out_of_reach_is_refused():
-    for form, target in (("imm32", 1 << 31), ("imm32", -(1 << 32)), ("split", 1 << 60), ("split", 2), ("whole", 1 << 50)):
+    for form, target in (
+        ("imm32", 1 << 31),
+        ("imm32", -(1 << 32)),
+        ("split", 1 << 60),
+        ("split", 2),
+        ("whole", 1 << 50),
+    ):
         with pytest.raises(ValueError):
             with_target(0, form, 0, target + 16)
 

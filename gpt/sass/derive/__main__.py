@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpt.asm.find import Tools
 from gpt.asm.targets import GpuTarget
 from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError, MissingError
+from gpt.base.install import install_command
 from gpt.sass.arch import ARCHS
 from gpt.sass.derive.table import derive_table
 from gpt.sass.tables import dump_table
@@ -29,14 +33,26 @@ COMPILED_AS = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 
 
 def find_tools(arch: str) -> tuple[str, str, str]:
-    """Return ptxas, nvdisasm and their versions, for the table's title. Raises MissingError."""
-    ptxas = Tools(None).choose(None, GpuTarget(*parse_arch(arch)))
-    nvdisasm = Path(ptxas.path).with_name("nvdisasm")
-    if not nvdisasm.exists():
-        raise MissingError(f"no nvdisasm next to {ptxas.path}")
-    said = subprocess.run([str(nvdisasm), "--version"], capture_output=True, text=True, check=True).stdout
-    version = re.search(r"V(\d+\.\d+\.\d+)", said)
-    return ptxas.path, str(nvdisasm), f"{ptxas.name}, nvdisasm {version[1] if version else '?'}"
+    """Return ptxas, nvdisasm and their versions, for the table's title. Raises MissingError.
+
+    The wheels are preferred to what's on PATH: their versions are pinned, and they made the committed tables.
+    """
+    given = os.environ.get("GPT_PTXAS")
+    wheels = [path for place in _wheels() for path in sorted(place.glob("cu[0-9]*/bin/ptxas"), reverse=True)]
+    for path in [given] if given else [*map(str, wheels), None]:
+        ptxas = Tools(path).choose(None, GpuTarget(*parse_arch(arch)))
+        beside = Path(ptxas.path).with_name("nvdisasm")
+        nvdisasm = str(beside) if beside.exists() else shutil.which("nvdisasm")
+        if nvdisasm:
+            said = subprocess.run([nvdisasm, "--version"], capture_output=True, text=True, check=True).stdout
+            version = re.search(r"V(\d+\.\d+\.\d+)", said)
+            return ptxas.path, nvdisasm, f"{ptxas.name}, nvdisasm {version[1] if version else '?'}"
+    raise MissingError(f"no nvdisasm: {install_command('nvidia-cuda-nvdisasm')}")
+
+
+def _wheels() -> list[Path]:
+    spec = find_spec("nvidia")
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def derive(arch: str) -> tuple[str, list[str]]:
@@ -44,7 +60,12 @@ def derive(arch: str) -> tuple[str, list[str]]:
     target = COMPILED_AS.get(arch, arch)
     table, found = derive_table(target, *find_tools(target))
     left = {f"{one.word:032x} {one.text}: {one.registers}" for one in found.unexplained}
-    return dump_table(table), sorted(left)
+    omitted = sorted({f"{one.word & 0xFFF:03x}" for one in found.unexplained})
+    text = dump_table(table)
+    if omitted:  # see gpt/sass/derive/table.py
+        title, made_with, rest = text.split("\n", 2)
+        text = f"{title}\n{made_with}\n# left out: {' '.join(omitted)}\n{rest}"
+    return text, sorted(left)
 
 
 def main() -> int:

@@ -31,30 +31,24 @@ def find_facts(name: str, ptxas: str, nvdisasm: str) -> SassArch:
     oracle = Oracle(nvdisasm, name, cubin[:64])
     words = list(iter_code(cubin))
     texts = [text or "" for text in oracle.texts(words)]
-    entry = _search(r"(\w+) R1, c\[0x0\]\[(0x[0-9a-f]+)\]", texts[:1], "the stack pointer")
-    uniform = _search(r"LDG.* desc\[(UR\d+)\]\[", texts, "a load with a descriptor")
-    descriptor = _search(rf"64 {uniform[1]}, c\[0x0\]\[(0x[0-9a-f]+)\]", texts, "the descriptor")
-    other = {entry[2], descriptor[1]}
-    constants = [found for text in texts for found in re.findall(r"c\[0x0\]\[(0x[0-9a-f]+)\]", text)]
-    parameters = [found for found in constants if found not in other]
-    if not parameters:
-        raise GptError(f"{name}: no parameter is loaded")
-    load = next(word for word, text in zip(words, texts, strict=True) if text.startswith("LDG"))
-    wide = oracle.texts([with_bits(load, 32, 6, 63)])[0]
+    _, entry = _find(r"(\w+)\S* R1, .*c\[0x0\]\[(0x[0-9a-f]+)\]", texts[:1], "the stack pointer")
+    place, descriptor = _find(r"U?LDCU?\.64 (UR\d+), c\[0x0\]\[(0x[0-9a-f]+)\]", texts, "the descriptor")
+    _, parameter = _find(r"(LDC\.64|MOV) R[02-9], c\[0x0\]\[(0x[0-9a-f]+)\]", texts, "the parameter")
+    last = oracle.texts([with_bits(words[place], 16, 6, 63)])[0] or ""
     return SassArch(
         name,
-        min(int(found, 16) for found in parameters),
-        int(descriptor[1], 16),
-        int(entry[2], 16),
-        entry[1],
-        6 if "desc[URZ]" in (wide or "") else 8,
-        _branch(words, texts),
-        ARCHS[name].proven,
+        parameters=int(parameter[2], 16),
+        descriptor=int(descriptor[2], 16),
+        stack_pointer=int(entry[2], 16),
+        entry=entry[1],
+        uniform_bits=6 if " URZ," in last else 8,
+        branch=_branch(words, texts),
+        proven=ARCHS[name].proven,
     )
 
 
 def _branch(words: list[int], texts: list[str]) -> str:
-    """Return the form of a branch's distance: that of the branches in the kernel, one of which leads to itself."""
+    """Return the form of distance that fits all branches of the kernel; the last one jumps to itself."""
     branches = [
         (word, int(found[1], 16))
         for word, text in zip(words, texts, strict=True)
@@ -67,8 +61,8 @@ def _branch(words: list[int], texts: list[str]) -> str:
     raise GptError("branches in no form that's known")
 
 
-def _search(pattern: str, texts: list[str], what: str) -> re.Match[str]:
-    for text in texts:
-        if found := re.search(pattern, text):
-            return found
+def _find(pattern: str, texts: list[str], what: str) -> tuple[int, re.Match[str]]:
+    for place, text in enumerate(texts):
+        if found := re.match(pattern, text):
+            return place, found
     raise GptError(f"no instruction that loads {what}")

@@ -1,8 +1,8 @@
-"""Where operands stand in a word, by turning one bit at a time.
+"""Find the operands of an instruction word by flipping one bit at a time.
 
-If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way around.
-So for each bit that changes a register, the difference says which bit of a number it is, and the number begins that
-many bits below. Nothing is assumed about where fields are.
+If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way
+around. So for each bit that changes a register, the difference says which bit of a number it is, and the number
+begins that many bits below. Nothing is assumed about where fields are.
 
 A field may be there in some forms of an instruction and not in others; `find_fields` returns all that were seen in any
 of the words.
@@ -36,7 +36,7 @@ class Field(NamedTuple):
 
     @property
     def flip(self) -> int:
-        """What turns the bits into the number, and back."""
+        """Return a mask to XOR bits and number with."""
         return self.none if self.inverted else 0
 
     def number(self, word: int) -> int:
@@ -83,7 +83,7 @@ def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> 
     for file, low in sorted({vote[:2] for vote in votes}, key=lambda vote: (vote[1], vote[0])):
         places = [(file, low, place) in votes for place in range(sizes[file])]
         refused = [low + place not in legal for place in range(sizes[file])]
-        # One bit may be missing, and those that nvdisasm always refuses: a number may have to be a multiple of 8.
+        # One bit may be missing. Bits that are always refused count: a number may have to be a multiple of 8.
         if low >= FIRST and sum(places) > sizes[file] // 2 and sum(map(max, places, refused)) >= sizes[file] - 1:
             wrong, right = straight[file, low]
             fields.append(Field(file, low, sizes[file], wrong > right))
@@ -105,7 +105,9 @@ def _moved(
         more, fewer = sorted((before, after), key=len, reverse=True)
         if len(more) != len(fewer) + 1:
             return
-        extra = next((index for index, pair in enumerate(zip(more, fewer)) if pair[0] != pair[1]), len(fewer))
+        extra = next(
+            (index for index, pair in enumerate(zip(more, fewer, strict=False)) if pair[0] != pair[1]), len(fewer)
+        )
         file, number = more[extra]
         none = (1 << sizes[file]) - 1
         old, new = (number, none) if more is before else (none, number)

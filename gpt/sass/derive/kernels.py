@@ -107,8 +107,10 @@ class Kernel:
         self._lines += [*before, f"  {text}{'' if text.endswith('}') and text.startswith('{') else ';'}", *after]
 
     def _operand(self, letter: str, uniform: bool, register: str, before: list[str], after: list[str]) -> str:
-        kind = "pred" if letter in "pP" else {"A": "b64", "S": "b32", "L": "b32", "C": "b64"}.get(
-            letter, TYPES.get(letter.lower(), "")
+        kind = (
+            "pred"
+            if letter in "pP"
+            else {"A": "b64", "S": "b32", "L": "b32", "C": "b64"}.get(letter, TYPES.get(letter.lower(), ""))
         )
         self._declared.append(f"  .reg .{kind} {register};")
         at = self._offset = self._offset + 16
@@ -120,9 +122,7 @@ class Kernel:
         elif letter == "P":
             self._declared.append(f"  .reg .b32 {register}n;")
             after += [f"  selp.b32 {register}n, 1, 0, {register};", f"  st.global.b32 [%out+{at}], {register}n;"]
-        elif letter in "ASCL":
-            before.append(f"  {load}.{kind} {register}, {place};")
-        elif letter.islower():
+        elif letter in "ASCL" or letter.islower():
             before.append(f"  {load}.{kind} {register}, {place};")
         else:
             after.append(f"  st.global.{kind} [%out+{at}], {register};")
@@ -148,7 +148,9 @@ def compile_ptx(ptxas: str, arch: str, text: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gpt-derive-") as folder:
         source, result = Path(folder, "k.ptx"), Path(folder, "k.cubin")
         source.write_text(head + text)
-        done = subprocess.run([ptxas, "-arch", arch, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [ptxas, "-arch", arch, str(source), "-o", str(result)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise GptError(done.stderr, ptxas)
         return result.read_bytes()

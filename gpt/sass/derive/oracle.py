@@ -37,7 +37,7 @@ _WORD = re.compile(r"\s*/\* 0x[0-9a-f]{16} \*/")
 
 
 class Effect(NamedTuple):
-    """What nvdisasm says of a word: its text, and for each register file bit masks of registers written and read."""
+    """The text of a word, and bit masks of the registers that it writes and reads, for each register file."""
 
     text: str
     writes: dict[str, int]
@@ -103,7 +103,7 @@ class Oracle:
 
     @property
     def asked(self) -> tuple[int, int]:
-        """How many words were decoded, and how many were listed with registers."""
+        """Return the number of words decoded, and of words listed with registers."""
         return len(self._texts), len(self._known)
 
     def _run(self, data: bytes, *options: str) -> str:
@@ -163,9 +163,9 @@ def _kind(text: str) -> str:
 
 
 def _leads_away(text: str) -> bool:
-    """Whether a branch leads out of a section of two words: the liveness analysis wants a target that's there."""
+    """Return True for a branch out of a section of two words, which nvdisasm's liveness analysis refuses."""
     found = _DISTANCE.search(text)
-    return bool(found) and "BRA" in text and int(found[1], 16) not in (0, SIZE)
+    return found is not None and "BRA" in text and int(found[1], 16) not in (0, SIZE)
 
 
 def _iter_effects(listing: str) -> Iterator[tuple[dict[str, int], dict[str, int]]]:

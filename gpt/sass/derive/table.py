@@ -3,7 +3,7 @@
 An opcode for which nvdisasm lists a register that no operand names is left out: better refused than wrong.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
-of one instruction. ptxas uses those that it finds useful, so the others are tried as well, with the words of a form
+of one instruction. ptxas uses some of them only, so the others are tried as well, with the words of a form
 that's known.
 """
 
@@ -20,12 +20,21 @@ from gpt.sass.derive.kernels import compile_ptx, iter_modules
 from gpt.sass.derive.oracle import STALL, Oracle
 from gpt.sass.derive.widths import Samples, Unexplained, counts_of, find_counts
 from gpt.sass.tables import NEVER, Count, Opcode, Operand, Table
-from gpt.sass.words import CONTROL, NO_BARRIER, SIZE, TARGETS, control_of, parse_words, target_of, with_bits, with_target
+from gpt.sass.words import (
+    CONTROL,
+    NO_BARRIER,
+    SIZE,
+    TARGETS,
+    control_of,
+    parse_words,
+    target_of,
+    with_bits,
+    with_target,
+)
 
 SEEDS = 16  # words of an opcode that are measured
 ROUNDS = 4
 SEEN = 3  # of which every bit is turned
-UNIFORM = 1 << 91  # set in most words with a uniform register
 OTHER = 6  # of a form that no test kernel has
 TURNS = (0, *(1 << bit for bit in range(FIRST, LAST + 1)))
 JUMPS = ("BRA", "CALL", "BSSY", "WARPSYNC", "JMP")  # the distance in their text is where they lead
@@ -73,34 +82,44 @@ class Derivation:
         for number, words in seeds.items():
             seeds[number], forms[number] = self._aim(words)
         self._ask_texts(seeds)
-        looked_at = {number: words[:SEEN] for number, words in seeds.items()}
-        left = set(seeds)
-        hiding: dict[int, tuple[list[int], dict[str, int], list[Field]]] = {}
+        every = self._measure(seeds)
+        self.unexplained = [one for samples in every.values() for one in samples.unexplained]
+        return {
+            number: self._opcode(number, samples, seeds[number], forms[number])
+            for number, samples in sorted(every.items())
+            if not samples.unexplained
+        }
+
+    def _measure(self, seeds: dict[int, list[int]]) -> dict[int, Samples]:
+        """Find the fields and widths of every opcode, in rounds: a form may have operands that none before had."""
+        sizes = self.facts.register_bits
+        turned = {number: words[:SEEN] for number, words in seeds.items()}
+        hidden: dict[int, list[int]] = {}
+        left = sorted(seeds)
         every: dict[int, Samples] = {}
         for turn in range(ROUNDS):
-            self.oracle.texts([word ^ turned for number in left for word in looked_at[number] for turned in TURNS])
+            self.oracle.texts([word ^ bit for number in left for word in turned[number] for bit in TURNS])
+            self.oracle.ask([word ^ bit for words in hidden.values() for word in words for bit in TURNS], each=True)
             for number in left:
-                fields = find_fields(self.oracle, looked_at[number], self.facts.register_bits)
+                fields = _with_others(number, find_fields(self.oracle, turned[number], sizes), every)
+                more = find_hidden(self.oracle, hidden.get(number, []), sizes, fields)
                 call = any(_name(text) == "CALL" for text in self.oracle.texts(seeds[number]) if text)
-                hidden = [one for one in find_hidden(self.oracle, *hiding[number]) if one not in fields] if number in hiding else []
-                every[number] = Samples(sorted([*fields, *hidden], key=_order), self.facts.register_bits, call, hidden)
+                every[number] = Samples(sorted([*fields, *more], key=_order), sizes, call, more)
             find_counts(self.oracle, [(every[number], seeds[number]) for number in left])
-            # Forms with operands that none of the words so far had: turn their bits as well.
-            more = {number: _one_of_each(every[number].unexplained) for number in left}
-            left = {number for number, words in more.items() if words}
+            left = [number for number in left if every[number].unexplained]
             for number in left:
-                looked_at[number] = looked_at[number] + more[number]
-                if turn:
-                    hiding[number] = (more[number], self.facts.register_bits, every[number].fields)
-        self.unexplained = [one for samples in every.values() for one in samples.unexplained]
-        return {number: self._opcode(number, every[number], seeds[number], forms[number]) for number in sorted(every) if not every[number].unexplained}
+                words = _one_of_each(every[number].unexplained)
+                turned[number] = turned[number] + words
+                if turn:  # turning those bits didn't show the operand in the text
+                    hidden[number] = words
+        return every
 
     def _ask_texts(self, words: Mapping[int, Sequence[int]]) -> None:
         self.oracle.texts([word for some in words.values() for word in some])
 
     def _other_forms(self, seeds: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Return words of opcodes that the test kernels don't have: those of another form."""
-        names = defaultdict(set)
+        """Return words of opcodes that the test kernels have only in another form."""
+        names: dict[int, set[str]] = defaultdict(set)
         for number, words in seeds.items():
             names[number & 0x1FF].update(_name(text) for text in self.oracle.texts(words) if text)
         tried: dict[int, list[int]] = defaultdict(list)
@@ -108,8 +127,13 @@ class Derivation:
             for form in range(8):
                 other = number & 0x1FF | form << 9
                 if other not in seeds:
-                    tried[other] += [with_bits(word, 0, 12, other) | more for word in words for more in (0, UNIFORM)]
-                    tried[other] += [with_bits(with_bits(word, 0, 12, other), 32, 8, 4) | UNIFORM for word in words]
+                    for low, value in (
+                        (0, other),
+                        (32, 4),
+                        (64, 0),
+                    ):  # the second for a uniform register, the last for none
+                        words = [with_bits(word, low, 8 if low else 12, value) for word in words]
+                        tried[other] += [with_bits(word, 90, 2, kind) for word in words for kind in range(4)]
         self._ask_texts(tried)
         found = {}
         for number, words in tried.items():
@@ -147,12 +171,14 @@ def _one_of_each(unexplained: list[Unexplained]) -> list[int]:
     """Return a few words with different operands."""
     kinds: dict[str, int] = {}
     for one in unexplained:
-        kinds.setdefault(f"{re.sub(r'[0-9]+', '#', one.text.partition(' ')[2])} {one.registers.split('0x')[0]}", one.word)
+        kinds.setdefault(
+            f"{re.sub(r'[0-9]+', '#', one.text.partition(' ')[2])} {one.registers.split('0x')[0]}", one.word
+        )
     return list(kinds.values())[:SEEN]
 
 
 def _choose(words: list[int]) -> list[int]:
-    """Return words with different modifiers, those that differ most first."""
+    """Return words with different modifiers, the most different first."""
     by_modifiers: dict[int, int] = {}
     for word in sorted(set(words)):
         key = word >> 72
@@ -166,8 +192,17 @@ def _choose(words: list[int]) -> list[int]:
 
 
 def _variety(word: int) -> int:
-    """How many different bytes stand where registers usually are."""
+    """Count the different bytes in the usual places of registers."""
     return len({word >> low & 0xFF for low in (16, 24, 32, 64)} - {0xFF, 0})
+
+
+def _with_others(number: int, fields: list[Field], every: Mapping[int, Samples]) -> list[Field]:
+    """Add predicates that another form of the instruction was seen to have."""
+    for other, samples in every.items():
+        if other & 0x1FF == number & 0x1FF:
+            taken = sum({field.low: field.mask for field in fields}.values())
+            fields = fields + [one for one in samples.fields if one.file in ("P", "UP") and not one.mask & taken]
+    return sorted(fields, key=_order)
 
 
 def _order(one: Field) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""How many registers each operand is, and which other bits of the word decide that.
+"""Find out how many registers each operand has, and which other bits of the word decide that.
 
 A word is measured with a number of its own in every field, far from the others, so that what nvdisasm lists from there
 on belongs to that field. Whether a field is there at all in this form of the instruction, the text says. What's listed
@@ -43,7 +43,7 @@ class Samples:
     fields: list[Field]
     sizes: dict[str, int]  # bits of a register number of each file
     call: bool
-    hidden: list[Field] = field(default_factory=list)  # of `fields`, those that no text names
+    hidden: list[Field] = field(default_factory=list)  # the ones of `fields` that no text names
     modifiers: int = 0  # mask of the bits that aren't operands
     known: dict[int, tuple[tuple[int, int], ...] | None] = field(default_factory=dict)
     unexplained: list[Unexplained] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Samples:
         predicates = iter(range(7))
         taken = 0
         word = key
-        # Numbers of registers first: a predicate may stand in the same place in another form.
+        # Numbers of registers first: another form may have a predicate in the same bits.
         for one in sorted(self.fields, key=lambda one: (one.width < 6, one.low)):
             if not one.mask & taken:
                 value = next(predicates) if one.width < 6 else SPREAD.get(one.low, one.low) & one.none
@@ -86,10 +86,16 @@ class Samples:
         for one in self.fields:
             number = one.number(word)
             there = one in self.hidden or (one.file, number) in named
-            shape.append(tuple(_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:]))
+            writes, reads = (_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:])
+            shape.append((writes, reads))
         if self.call:  # what else is listed is a guess about the function
             return tuple((0, reads) for _, reads in shape)
-        if (left := _left(effect, word, self.fields, shape)):
+        left = _left(effect, word, self.fields, shape)
+        ours = {(one.file, one.number(word)) for one in self.fields}
+        for file, number in sorted(named):  # nvdisasm lists no UR0, but prints it
+            if (file, number) not in ours and number != (1 << self.sizes[file]) - 1:
+                left += f" names {file}{number}"
+        if left:
             self.unexplained.append(Unexplained(word, effect.text, left))
         return tuple(shape)
 
@@ -113,7 +119,7 @@ def _left(effect: Effect, word: int, fields: list[Field], shape: Sequence[Sequen
 
 
 def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
-    """Ask for what all opcodes have queued, in one run."""
+    """Ask for the queued words of all opcodes in one run."""
     asked = []
     for samples in every:
         new = [key for key in dict.fromkeys(samples.queue) if key not in samples.known]
