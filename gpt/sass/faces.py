@@ -24,7 +24,8 @@ by varying a PTX instruction, and held against it by tests/sass/test_faces.py:
     75, 86     IMMA: shape; 76 and 78 A and B are signed
     76 -  77   DMMA: shape
 
-An instruction that has a further bit set there, or another value, has no face.
+An instruction that has a further bit set there, or another value, has no face. Other architectures keep the widths of
+memory, but the atomics of sm_80 and of sm_100 are encoded differently, so their instructions have no faces at all.
 """
 
 from __future__ import annotations
@@ -34,21 +35,24 @@ from collections.abc import Callable
 from gpt.sass.code import Instruction
 from gpt.sass.words import CONTROL, PT, bits
 
+ARCH = "sm_90"
 OPERATION = 0x1FF  # of an opcode
 RZ = 255
 _WIDTHS = ("u8", "s8", "u16", "s16", "b32", "b64", "v4.b32")
 _INTEGERS = ("u32", "s32", "u64", "s64")
 _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
+_COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
 _UNTYPED = {"and", "or", "xor", "exch", "cas"}  # which PTX has for b32 and b64
 
 
 def _access(opcode: str) -> Callable[[int], str | None]:
     def face(word: int) -> str | None:
         width = bits(word, 73, 3)
-        if width >= len(_WIDTHS) or (opcode.startswith("st") and width in (1, 3)):
+        if width >= len(_WIDTHS):
             return None
-        return f"{opcode}.{_WIDTHS[width]}"
+        name = _WIDTHS[width]
+        return f"{opcode}.{name.replace('s', 'u') if opcode.startswith('st') else name}"  # STL.S16 occurs
 
     return face
 
@@ -58,6 +62,8 @@ def _atomic(space: str, result: int | None = 16, floats: bool = False) -> Callab
 
     def face(word: int) -> str | None:
         operation, type_ = bits(word, 87, 3 if result is None else 4), bits(word, 73, 4)
+        if operation == _COUNT and space == ".shared":
+            operation = 0
         if operation >= len(_ATOMICS):
             return None
         name = _ATOMICS[operation]

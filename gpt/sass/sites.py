@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpt.base.errors import GptError
 from gpt.sass.code import Instruction
-from gpt.sass.faces import find_face
+from gpt.sass.faces import ARCH, find_face
 from gpt.sass.flow import EVERY_REGISTER, InFlight, in_flight_before, live_before, unpack
 from gpt.sass.kernels import Kernel
 from gpt.sass.tables import Registers
@@ -40,8 +41,13 @@ class Site(NamedTuple):
 
 
 def iter_sites(kernel: Kernel) -> Iterator[Site]:
-    """Yield the sites of a kernel, in the order of its code. Raises UnboundedError."""
+    """Yield the sites of a kernel, in the order of its code.
+
+    Raises UnboundedError, and GptError for an architecture whose instructions have no faces.
+    """
     code = kernel.code
+    if code.table.arch.name != ARCH:
+        raise GptError(f"what probes see of {code.table.arch.name}'s instructions isn't known")
     faces = [(one, face) for one in code if (face := find_face(one)) is not None]
     live = live_before(code, kernel.graph)
     flight = in_flight_before(code, kernel.graph)

@@ -109,6 +109,8 @@ def _atomics() -> Iterator[Form]:
                 values = f"{register}1, {register}2" if operation == "cas" else f"{register}1"
                 faces = (swapped if has_loop else face,)
                 yield Form(face, faces, f"{face} {register}3, [{address}], {values}; {_store(type_)}")
+    face = "red.shared.add.u32"  # ATOMS.POPC.INC
+    yield Form(f"{face} 1", (face,), f"{face} [%s], 1;")
 
 
 def _others() -> Iterator[Form]:

@@ -7,12 +7,13 @@ import pytest
 
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
+from gpt.sass.code import Instruction
 from gpt.sass.faces import find_face
+from gpt.sass.tables import Effect, Opcode, Registers
 from gpt.sass.words import parse_words
 from tests import cuda
 from tests.sass.forms import FORMS, make_module
-from tests.sass.listing import list_cubin
-from tests.sass.test_flow import listed_code
+from tests.sass.listing import list_cubin, listed_code
 
 WIDTHS = {"U8": "u8", "S8": "s8", "U16": "u16", "S16": "s16", "64": "b64", "128": "v4.b32"}
 OPCODES = {"LDG": "ld.global", "STG": "st.global", "LD": "ld", "ST": "st", "LDS": "ld.shared", "STS": "st.shared",
@@ -52,6 +53,14 @@ def test_an_instruction_is_shown_as_what_it_was(number, kernels):
     faces = {face for one in kernels[f"k{number}"] if (face := find_face(one)) is not None}
     assert set(FORMS[number].faces) <= faces, FORMS[number].body
     assert "" not in faces
+
+
+def test_a_store_has_no_sign():
+    """ptxas spills with STL.S16."""
+    one = Instruction(
+        0, 0x387 | 7 << 12 | 3 << 73, Opcode(0x387, "STL", True, None, ()), Effect(*[Registers()] * 2, True)
+    )
+    assert find_face(one) == "st.local.u16"
 
 
 def test_widths_are_what_nvdisasm_prints(listing, kernels):

@@ -1,0 +1,181 @@
+"""Explain a cubin: for each kernel its sites, what a probe would see there, the registers that are free, and what
+would be left alone and why.
+
+The result is an answer (gpt-stream(5)). A kernel has a row of its own, without an instruction, and below it one for
+each site. The kernel's row has the smallest number of free registers of any site, and why the whole kernel would be
+left alone; a site's row says why that place would be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpt.base.errors import GptError
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.model import Position, Probe, ProbeFile
+from gpt.probe.positions import matches
+from gpt.sass.arch import arch_of
+from gpt.sass.graph import UnboundedError
+from gpt.sass.kernels import read_kernel
+from gpt.sass.reasons import TABLE
+from gpt.sass.sites import ENTRY, Site, iter_sites
+from gpt.sass.tables import Registers, Table, UnknownOpcodeError, table_of
+from gpt.stream import records
+from gpt.stream.packed import Packer
+
+EXIT = "exit"
+_COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("kernel", "text", {"unit": "kernel"}),
+    ("instruction", "text?", {"shown": "under"}),
+    ("face", "text?", {}),
+    ("probes", "text?", {"shown": "any"}),
+    ("code", "text?", {"title": "left alone", "shown": "any"}),
+    ("detail", "text?", {"shown": "line"}),
+    ("offset", "u64?", {"unit": "address"}),
+    *((name, "u16?", {}) for name in Registers._fields),
+    ("sites", "u32?", {"shown": "any"}),
+    ("registers", "u16?", {"shown": "any"}),
+)
+
+
+class Reason(NamedTuple):
+    """Why something is left alone: a code of gpt/sass/reasons.py, and what it is in this case."""
+
+    code: str
+    detail: str | None = None
+
+
+@dataclass
+class Row:
+    """A kernel, or one of its sites; the names of its parts are those of the columns."""
+
+    kernel: str
+    instruction: str | None = None
+    face: str | None = None
+    probes: str | None = None
+    code: str | None = None
+    detail: str | None = None
+    offset: int | None = None
+    free: Sequence[int | None] = (None,) * len(Registers._fields)
+    sites: int | None = None
+    registers: int | None = None
+
+    def values(self) -> list[Any]:
+        """Return the value of each column."""
+        first = [self.kernel, self.instruction, self.face, self.probes, self.code, self.detail, self.offset]
+        return [*first, *self.free, self.sites, self.registers]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to explain: the sites of these probes, or all if there are none; how many registers a probe needs."""
+
+    files: Sequence[ProbeFile] = ()
+    registers: int = 0
+
+    def find_probes(self, face: str) -> list[str]:
+        """Return the probes that go to a site, as FILE.PROBE."""
+        return [
+            f"{Path(file.path).stem}.{probe.name}"
+            for file in self.files
+            for probe in file.probes
+            if any(_goes(probe, position, face) for position in probe.positions)
+        ]
+
+    @property
+    def looks_for_instructions(self) -> bool:
+        """Whether a probe goes to instructions, so that those which can't be shown to it matter."""
+        positions = [position for file in self.files for probe in file.probes for position in probe.positions]
+        return not self.files or any(position.kind == "opcode" for position in positions)
+
+
+def _goes(probe: Probe, position: Position, face: str) -> bool:
+    """Return whether a probe has something to do at a site: a kernel's begin runs `before`, its ends run `after`."""
+    if position.kind == "kernel":
+        snippet = {ENTRY: probe.before, EXIT: probe.after}.get(face)
+        return snippet is not None
+    return position.kind == "opcode" and face not in ("", ENTRY) and matches(position, face)
+
+
+def explain_cubin(cubin: CubinEditor, arch: str, names: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    """Yield the rows for kernels of a cubin."""
+    table = _find_table(arch)
+    for name in names:
+        if isinstance(table, Reason):
+            yield Row(name, code=table.code, detail=table.detail)
+        else:
+            yield from _explain_kernel(cubin, name, table, wanted)
+
+
+def _find_table(arch: str) -> Table | Reason:
+    """Return the table of an architecture, or why kernels for it are left alone."""
+    try:
+        found = arch_of(arch)
+    except GptError:
+        return Reason("no_table", arch)
+    return table_of(arch) if found.proven else Reason("not_proven", found.name)
+
+
+def _explain_kernel(cubin: CubinEditor, name: str, table: Table, wanted: Wanted) -> Iterator[Row]:
+    try:
+        kernel = read_kernel(cubin, name, table)
+        sites = [row for site in iter_sites(kernel) if (row := _explain_site(name, site, wanted))]
+    except UnknownOpcodeError as error:
+        yield Row(name, code="unknown_opcode", detail=error.fact)
+        return
+    except UnboundedError as error:
+        yield Row(name, code="unbounded", detail=error.fact)
+        return
+    except GptError as error:
+        yield Row(name, code="unreadable", detail=error.fact)
+        return
+    least = [
+        min((n for n in column if n is not None), default=None)
+        for column in zip(*(row.free for row in sites), strict=True)
+    ]
+    whole = Row(name, sites=len(sites), registers=kernel.registers, free=least or Row.free)
+    if not kernel.has_usual_entry:
+        whole.code, whole.detail = "unknown_entry", f"it begins with {kernel.code[0].name}"
+    yield whole
+    yield from sites
+
+
+def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
+    """Return the row of a site; None if no probe goes there."""
+    probes = wanted.find_probes(site.face)
+    if wanted.files and not probes and (site.face or not wanted.looks_for_instructions):
+        return None
+    row = Row(kernel, site.one.name, site.face or None, ", ".join(probes) or None, offset=site.one.offset)
+    if site.free is None:
+        row.code = "never_runs"
+    else:
+        row.free = [mask.bit_count() for mask in site.free]
+        if not site.face:
+            row.code = "no_face"
+        elif site.free.R.bit_count() < wanted.registers:
+            row.code = "few_registers"
+    return row
+
+
+def leave_alone(names: Sequence[str], code: str) -> Iterator[Row]:
+    """Yield the rows of kernels that aren't looked at."""
+    return (Row(name, code=code) for name in names)
+
+
+def make_answer(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the answer with these rows. Raises MalformedError if it's too large for a record."""
+    packer = Packer({"name": name, "type": type_, "offset": 0, **more} for name, type_, more in _COLUMNS)
+    counts: Counter[tuple[str, bool]] = Counter()
+    for row in rows:
+        packer.add(row.values())
+        if row.code:
+            counts[row.code, row.instruction is None] += 1
+    verdict = [
+        f"{count:,} {'kernel' if whole else 'place'}{'s' * (count > 1)} left alone: {code}: {TABLE[code]}"
+        for (code, whole), count in counts.items()
+    ]
+    return records.make("answer", name=name, **packer.keys(), top=None, verdict=verdict, plots=None)
