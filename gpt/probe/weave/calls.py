@@ -21,6 +21,7 @@ from gpt.ptx import tokens
 from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import NAME, Module, Statement, find_name
+from gpt.stream.reasons import TABLE, Reason
 
 _CALL = compiled(  # the name in the place of the function
     rf"(?:{tokens.GUARD})?+call{tokens.MODIFIERS}\s*+(?:\([^()]*+\)\s*+,\s*+)?+({tokens.NAME})", re.ASCII
@@ -28,7 +29,11 @@ _CALL = compiled(  # the name in the place of the function
 
 
 class LeftAlone(GptError):
-    """A kernel can't be probed; the text says why."""
+    """A kernel can't be probed; the code (gpt/stream/reasons.py) and the text say why."""
+
+    def __init__(self, code: str, fact: str, where: str) -> None:
+        super().__init__(fact, where)
+        self.reason = Reason(code, fact.removeprefix(TABLE[code][0]).removeprefix(": "))
 
 
 def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) -> None:
@@ -56,7 +61,7 @@ def propagate(module: Module, functions: Sequence[Surveyed], entry: Surveyed) ->
         elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to come last
             reason = reason or "whose arguments vary in number"
         if reason:
-            raise LeftAlone(f"probes in function '{name}', {reason}", entry.item.name)
+            raise LeftAlone("function", f"probes in function '{name}', {reason}", entry.item.name)
 
 
 def _other_uses(module: Module, functions: Sequence[Surveyed]) -> dict[str, str]:

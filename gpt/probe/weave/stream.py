@@ -12,11 +12,12 @@ from gpt.base.errors import GptError, MalformedError
 from gpt.base.keep import keep, keeping
 from gpt.probe.model import ProbeFile
 from gpt.probe.weave.save import PlacedMap
-from gpt.probe.weave.weave import NO_PLACE, LeftAlone, Woven, weave
+from gpt.probe.weave.weave import LeftAlone, Woven, weave
 from gpt.ptx.head import read_head
 from gpt.ptx.prune import prune, pruned
 from gpt.ptx.scan import Module, scan_module
 from gpt.stream import records
+from gpt.stream.reasons import Reason
 from gpt.stream.stage import Stage
 
 NAMED = 3  # kernels that a message lists
@@ -79,7 +80,7 @@ class Weaving:
         self._refused = False  # a kernel was left alone in which something may match
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[str] = set()  # reasons of kernels that were left alone with an error
+        self._faults: set[Reason] = set()  # reasons of kernels that were left alone with an error
 
     def handle(self, record: dict[str, Any]) -> Records:
         """Yield a record, or the records that replace a module."""
@@ -103,7 +104,7 @@ class Weaving:
             yield self._stage.error(error, ref=name)
             return
         self._seen += 1
-        left: dict[str, str] = {}
+        left: dict[str, Reason] = {}
         names = [item.name for item in module.entries if item.name in record.get("only", [item.name])]
         self._idle = {part: None for part in self._idle if not any(part in name for name in names)}
         self._names += [name for name in names if not self._wants(name)][: NAMED - len(self._names)]
@@ -118,19 +119,19 @@ class Weaving:
         kept = not self._keep or any(part in name for part in self._keep)
         return kept and not any(part in name for part in self._drop)
 
-    def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, str]) -> Records:
+    def _kernel(self, record: dict[str, Any], module: Module, kernel: str, left: dict[str, Reason]) -> Records:
         """Weave a kernel; if it's left alone, add the reason to `left`."""
         try:
             original = pruned(module, [kernel])
             woven = weave(original, kernel, self._files, count=self._count, relocatable=self._relocatable)
         except LeftAlone as error:
-            left[kernel] = error.fact
-            self._refused |= error.fact != NO_PLACE
+            left[kernel] = error.reason
+            self._refused |= error.reason != Reason("no_place")
             return
         except GptError as error:
-            left[kernel] = error.fact
+            left[kernel] = Reason("stage_error", error.fact)
             self._refused = True
-            self._faults.add(error.fact)
+            self._faults.add(left[kernel])
             yield self._stage.error(error, ref=kernel)
             return
         for fact in woven.misfits:
@@ -173,14 +174,14 @@ class Weaving:
         except OSError as error:
             yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
 
-    def _pass(self, record: dict[str, Any], module: Module, left: dict[str, str]) -> Records:
+    def _pass(self, record: dict[str, Any], module: Module, left: dict[str, Reason]) -> Records:
         """Yield the kernels without probes, unchanged."""
         names = list(left)
         everything = len(names) == len(module.entries)
         ptx = self._numbered(record, kernels=names, data=record["data"] if everything else prune(module, names))
         yield ptx
         for name, reason in left.items():
-            yield records.make("kernel", id=ptx["id"], name=name, reason=reason)
+            yield records.make("kernel", id=ptx["id"], name=name, **reason.keys())
         for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
             kernels = [name for name, why in left.items() if why == reason]
             more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""

@@ -49,11 +49,10 @@ from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.params import Param, addresses_after, layout, limit, reserved, room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Module, scan_module
+from gpt.stream.reasons import TABLE
 from gpt.stream.records import MAX_RECORD
 
-__all__ = ["MARK", "NO_PLACE", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
-NO_PLACE = "no probe applies to it"
-NO_SAVE = "no probe that saves applies to it"
+__all__ = ["MARK", "LeftAlone", "Matched", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
 OLDEST = (6, 2)  # activemask
 MAX_TEXT = MAX_RECORD - (2 << 20)  # characters of a kernel; the rest is for names and parameters
@@ -154,7 +153,8 @@ class _Weaver:
             maps, state, kept = self.lower_all()
         if not any(site.woven for site in survey.matched):
             reason = f": {survey.misfits[0]}" if survey.misfits else ""
-            raise LeftAlone(f"{NO_SAVE if survey.is_mute else NO_PLACE}{reason}", self.kernel)
+            code = "no_save" if survey.is_mute else "no_place"
+            raise LeftAlone(code, f"{TABLE[code][0]}{reason}", self.kernel)
         if self.entry not in kept:
             kept.append(self.entry)
         state.hold([function.shared for function in kept if function is not self.entry])
@@ -175,20 +175,22 @@ class _Weaver:
         own, where = parse_params(module, self.entry.item) or (), module.where(self.entry.item.start)
         params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
         if count and addresses_after(plain, count)[-1].offset + 8 > limit(module.version):
-            raise LeftAlone(f"no room for {count} more parameters", self.kernel)
+            raise LeftAlone("too_large", f"no room for {count} more parameters", self.kernel)
         return params, addresses_after(params, count)
 
     def check(self) -> None:
         """Raise LeftAlone for modules that can't be probed."""
         if MARK in self.module.text:
-            raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
+            raise LeftAlone("woven", f"it is woven already: '{MARK}' is in it, if only in a comment", self.kernel)
         if (found := self.module.version) < OLDEST:
-            raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
+            raise LeftAlone("old_ptx", "PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
-            raise LeftAlone("its addresses have 32 bits", self.kernel)
+            raise LeftAlone("old_ptx", "its addresses have 32 bits", self.kernel)
         if not self.relocatable and (name := _undefined(self.module)):
             raise LeftAlone(
-                f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
+                "undefined",
+                f"{TABLE['undefined'][0]}: '{name}' (-c weaves it, for gpt-asm -c)",
+                self.kernel,
             )
 
     def check_age(self, maps: Iterable[PlacedMap]) -> None:
@@ -196,10 +198,10 @@ class _Weaver:
         age = self.module.version, self.module.target
         for number, snippet in self.survey.snippets:
             if lack := find_lack(snippet, *age):
-                raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
+                raise LeftAlone("old_ptx", f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
         for placed in maps:
             if placed.type == "total" and age[1] < 60 and any(f.type == "f64" for f in placed.map.fields):
-                raise LeftAlone(f"a total of type f64 needs sm_60, and it is for sm_{age[1]}", self.kernel)
+                raise LeftAlone("old_ptx", f"a total of type f64 needs sm_60, and it is for sm_{age[1]}", self.kernel)
 
     # Lowering
 
@@ -247,7 +249,7 @@ class _Weaver:
                 self.insertions.put(in_front(function.statements, uses[0].site.first), KEEP, before)
             self.insertions.put(offset, order, block.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
-                raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
+                raise LeftAlone("too_large", f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(

@@ -13,7 +13,7 @@ from tests.probe.weave.woven import HEAD, assembled, check, kernel, lines, probe
         (kernel("ret;"), "no probe applies to it"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("8.0", "6.1")), "PTX 6.1 is older than 6.2"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", HEAD.replace("64\n", "32\n")), "its addresses have 32 bits"),
-        (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already, or '//@' in a comment looks so"),
+        (kernel("ld.global.u32 %r1, [%rd1]; ret; //@"), "it is woven already: '//@' is in it"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .b8 p[4348]"), "no room for 1 more parameters"),
         (kernel("ld.global.u32 %r1, [%rd1]; ret;", params=".param .align 64 .b8 p[4345]"), "no room for 1 more"),
     ],
