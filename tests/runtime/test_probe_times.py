@@ -92,7 +92,7 @@ def test_benchmark(tmp_path, program, ptx):
     assert trace.launches == {"scale": 4} and len(trace.of("probed")) == len(trace.of("times")) == 3
     for times in trace.of("times"):
         assert times["kernel"] > 0 and times["original"] > 0
-    assert {r.get("lost") for r in trace.of("buffer")} == {"--benchmark saves no buffers"}
+    assert {r.get("lost") for r in trace.of("buffer")} == {"not_saved"}
     found = analyzed("overhead", tmp_path / "t.mp")
     (row,) = found.rows["kernels"]
     original, probed = (round(np.median([r[key] for r in trace.of("times")])) for key in ("original", "kernel"))

@@ -519,46 +519,6 @@ void hook_count_unprobed(uint32_t function, const struct reason *reason) {
     hook_count_unprobed_times(function, reason, 1);
 }
 
-const char *hook_keep_text(const char *text) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct kept {
-        struct kept *next;
-        char text[];
-    } *kept;
-    pthread_mutex_lock(&lock);
-    struct kept *at = kept;
-    while (at && strcmp(at->text, text))
-        at = at->next;
-    if (!at && (at = malloc(sizeof(*at) + strlen(text) + 1))) {
-        strcpy(at->text, text);
-        at->next = kept;
-        kept = at;
-    }
-    pthread_mutex_unlock(&lock);
-    return at ? at->text : NULL;
-}
-
-const struct reason *hook_make_reason(const char *code, const char *detail) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct kept {
-        struct kept *next;
-        struct reason reason;
-    } *kept;
-    code = hook_keep_text(code), detail = hook_keep_text(detail);
-    if (!code || !detail)
-        return WHY(no_memory);
-    pthread_mutex_lock(&lock);
-    struct kept *at = kept;
-    while (at && (at->reason.code != code || at->reason.detail != detail))
-        at = at->next;
-    if (!at && (at = malloc(sizeof(*at)))) {
-        *at = (struct kept){kept, {code, *detail ? detail : NULL}};
-        kept = at;
-    }
-    pthread_mutex_unlock(&lock);
-    return at ? &at->reason : WHY(no_memory);
-}
-
 void hook_write_unprobed(void) {
     for (size_t i = 0; i < BUCKETS; i++)
         for (struct counted *at = atomic_load(&buckets[i]); at; at = at->next) {

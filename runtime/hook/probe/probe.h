@@ -670,12 +670,6 @@ void hook_count_unprobed_times(uint32_t function, const struct reason *reason, u
 void hook_write_unprobed(void); // counts since the last call
 uint64_t hook_unprobed_total(void);
 
-// Intern a text for the lifetime of the process. Returns NULL if memory runs out.
-const char *hook_keep_text(const char *text);
-
-// Intern a reason with a detail, or with an empty one. A code of a stage that isn't in our table is fine.
-const struct reason *hook_make_reason(const char *code, const char *detail);
-
 // -- load.c ----------------------------------------------------------------
 
 // Loading kernels with probes next to the program's.

@@ -205,13 +205,6 @@ static struct met {
 
 static uint64_t times[2]; // without probes, and with them
 
-const struct reason hook_uncounted;
-const struct reason hook_reasons[] = {
-#define X(code, text, advice) {#code, NULL},
-    GPT_REASONS(X)
-#undef X
-};
-
 // A code, and what the user reads: its text, and what helps.
 static const struct told {
     const char *code, *text, *advice;

@@ -162,7 +162,7 @@ void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
     __attribute__((cleanup(hook_release_signals), unused)) const struct held_signals held_ =                 \
         hook_hold_signals()
 
-// -- Reasons ---------------------------------------------------------------
+// -- reasons.c -------------------------------------------------------------
 //
 // Why a launch has no probes, or why the data of a buffer is missing. The codes and their texts are in
 // gpt/stream/reasons.py. Two reasons with a detail may be equal and have different addresses: readers add
@@ -189,6 +189,12 @@ extern const struct reason hook_uncounted; // not a reason: such launches aren't
         (void)WHY_##code;                                                                                    \
         &why_;                                                                                               \
     })
+
+// Intern a text for the lifetime of the process. Returns NULL if memory runs out.
+const char *hook_keep_text(const char *text);
+
+// Intern a reason with a detail, or with an empty one. A code of a stage that isn't in our table is fine.
+const struct reason *hook_make_reason(const char *code, const char *detail);
 
 // -- report.c --------------------------------------------------------------
 
