@@ -55,7 +55,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/record*.py)
+runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/re*.py)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 

@@ -1,4 +1,4 @@
-"""Makes records.h, with which C writes the records that gpt/stream/records.py declares.
+"""Makes records.h, with which C writes the records that gpt/stream/records.py declares, with the table of reasons.
 
 `python runtime/mkrecords.py > runtime/abi/records.h`; `make` does it. A struct for each kind, and a function that
 packs one: straight code, so that the compiler checks the types and folds the names of the keys.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpt.stream import records
+from gpt.stream import reasons, records
 
 # type -> its C type, and if it is optional what shows that it is there; a type without C form is a KeyError
 SCALARS = {
@@ -155,6 +155,20 @@ def pack(kind: str, keys: records.Keys) -> Iterator[str]:
     yield "return gpt_finish(buffer, start);"
 
 
+def quoted(text: str) -> str:
+    """A C string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def reason_table() -> Iterator[str]:
+    """The reasons of gpt/stream/reasons.py, for an X macro."""
+    yield "// X(code, text, advice) for each reason: why a launch has no probes, or a buffer no data"
+    rows = (f"X({code}, {quoted(text)}, {quoted(advice)})" for code, (text, advice) in reasons.TABLE.items())
+    yield "#define GPT_REASONS(X) \\"
+    yield " \\\n".join(f"    {row}" for row in rows)
+    yield ""
+
+
 def header() -> Iterator[str]:
     """The lines of records.h."""
     major, minor = records.VERSION
@@ -171,6 +185,7 @@ def header() -> Iterator[str]:
         signature = f"size_t gpt_pack_{kind}(struct gpt_packer *buffer, const struct gpt_{kind} *record)"
         yield from define(signature, pack(kind, keys))
         yield ""
+    yield from reason_table()
     yield "#endif"
 
 

@@ -341,7 +341,7 @@ class ProcessRows:
         found = process.probes.unprobed if not process.is_narrow else {}  # they have neither thread nor time
         unprobed = [(*key, count) for key, count in found.items() if process.is_chosen(names.get(key[0], ""))]
         functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
-        self._write_by_kernel(schema.UNPROBED, functions, {"reason": reasons, "launches": counts})
+        self._write_by_kernel(schema.UNPROBED, functions, {"reason": [*map(str, reasons)], "launches": counts})
         if calls:
             columns = {"globalPid": self.global_pid, "calls": [*calls.values()]}
             columns["nameId"] = self._name_apis(np.array([*calls], np.uint32))

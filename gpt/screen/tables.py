@@ -19,6 +19,7 @@ from gpt.screen.demangle import readable
 from gpt.screen.grid import Grid, common_folder, fold, folder_line, render
 from gpt.screen.units import human, human_count, percent
 from gpt.stream import records
+from gpt.stream.reasons import find_reason
 
 if TYPE_CHECKING:
     from gpt.screen.answers import AnswerTables
@@ -137,7 +138,7 @@ class LibraryTables:
             return
         counts = [sum(site[key] for site in record.get("sites", ())) for key in ("matched", "woven")]
         counts += [len(record.get(key, ())) for key in ("maps", "variables")]
-        self._probed.append((record["name"], record.get("reason", ""), counts))
+        self._probed.append((record["name"], str(find_reason(record) or ""), counts))
 
     def _add_probed(self, record: Record) -> None:
         blocks = record["grid"][0] * record["grid"][1] * record["grid"][2] if len(record["grid"]) == 3 else 0

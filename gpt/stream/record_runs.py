@@ -17,7 +17,9 @@ RUNS: dict[str, Keys] = {
         "variables": ("[variable]?", "module variables that it shares"),
         "table": ("str?", "variable of the probed module that holds the addresses of shared global variables"),
         "verified": ("u64?", "1 if its probes were proved harmless, 0 if that was not checked"),
-        "reason": ("str?", "why it has no probes"),
+        "code": ("str?", "why it has no probes; absent if it has"),
+        "detail": ("str?", "detail of this case, for people"),
+        "reason": ("str?", "only in old traces: a sentence in place of code and detail"),
         "arch": ("str?", "compute capability that the following numbers are for"),
         "registers": ("u64?", "registers of a thread"),
         "spills": ("u64?", "bytes of spill stores plus spill loads"),
@@ -181,7 +183,7 @@ RUNS: dict[str, Keys] = {
         "entries": ("u64?", "of a log, in its first record: number of entries"),
         "dropped": ("u64?", "of a log, in its first record: entries that did not fit; absent for none"),
         "data": ("bin?", "the bytes, if they are in no file"),
-        "lost": ("str?", "why the buffer was lost"),
+        "lost": ("str?", "code of the reason why the buffer was lost; in old traces a sentence"),
     },
     "times": {
         "launch": ("u64", "id of the probed record"),
@@ -199,7 +201,9 @@ RUNS: dict[str, Keys] = {
     "unprobed": {
         "function": ("u32", "id of the function"),
         "launches": ("u64", "launches that ran without probes for this reason"),
-        "reason": ("str", "why they ran without probes"),
+        "code": ("str?", "why they ran without probes; absent in old traces"),
+        "detail": ("str?", "detail of this case, for people"),
+        "reason": ("str?", "only in old traces: a sentence in place of code and detail"),
     },
     "answer": {
         "name": ("str", "name: processes, functions, copies, kernels, ..."),

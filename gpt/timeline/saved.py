@@ -50,7 +50,7 @@ def find_saved(model: TraceModel, calls: npt.NDArray[np.void], gpu: npt.NDArray[
     for number, process in enumerate(model.processes):
         reasons = defaultdict[int, list[str]](list)
         for function, reason in process.probes.unprobed:
-            reasons[function].append(reason)
+            reasons[function].append(str(reason))
         for function, known in reasons.items():
             own = (gpu["process"] == number) & (gpu["function"] == function) & (gpu["probed"] == 0)
             of_work[own] = len(facts)
@@ -117,7 +117,7 @@ def describe(buffer: Buffer) -> Facts:
     """Describe a map of a launch in a few words."""
     layout, name = buffer.map, buffer.map.name
     if buffer.unsaved:
-        return {name: buffer.lost or ""}
+        return {name: str(buffer.lost or "")}
     try:
         saved = buffer.read()
     except (MissingError, TruncatedError) as error:

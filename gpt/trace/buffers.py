@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from gpt.base.errors import MalformedError
 from gpt.stream import packed
+from gpt.stream.reasons import OTHER, Reason, find_reason
 from gpt.trace.inputs import FORMATS, StoredBuffer
 from gpt.trace.params import ArgumentValue, parse_arguments
 from gpt.trace.parts import BufferPart, Bytes, Parts, SideFiles, parse_part
@@ -36,7 +37,6 @@ BATCH = 16 << 20  # bytes of buffers that are collected before `full`
 MOST = 1000  # buffers that are collected before `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log")
-UNSAVED = "--benchmark saves no buffers"  # gpt-hook's reason for buffers that it wasn't asked to save
 
 
 class SavedBuffer(NamedTuple):
@@ -192,7 +192,7 @@ class Buffer:
     launch: ProbedLaunch
     map: MapLayout
     kernel: str
-    lost: str | None
+    lost: Reason | None
     _params: list[Record]
     _parts: Parts
     _files: SideFiles
@@ -200,7 +200,7 @@ class Buffer:
     @property
     def unsaved(self) -> bool:
         """True if there are no bytes because none were requested, so that nothing is missing."""
-        return self.lost == UNSAVED
+        return self.lost is not None and self.lost.code == "not_saved"
 
     @property
     def arguments(self) -> list[ArgumentValue]:
@@ -249,7 +249,7 @@ class Probes:
     ) -> None:
         self.maps: dict[int, MapLayout] = {}
         self.probed = Counter[int]()
-        self.unprobed = Counter[tuple[int, str]]()
+        self.unprobed = Counter[tuple[int, Reason]]()
         self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
@@ -304,7 +304,7 @@ class Probes:
             case "times" | "memusage" as kind:
                 self._told[kind].append(record)
             case "unprobed":
-                self.unprobed[record["function"], record["reason"]] += record["launches"]
+                self.unprobed[record["function"], find_reason(record) or Reason(OTHER)] += record["launches"]
             case "buffer":
                 parse_part(record)
                 self._buffers.append(record)

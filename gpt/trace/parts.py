@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.formats.paths import open_regular
+from gpt.stream.reasons import Reason, parse
 from gpt.trace.inputs import FORMATS
 
 Record = dict[str, Any]
@@ -87,7 +88,7 @@ class Parts:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.lost: str | None = None
+        self.lost: Reason | None = None
         self.dropped = 0  # records that did not fit, if the first part has the number
         self._parts: list[BufferPart] = []
         self._held = 0
@@ -97,7 +98,7 @@ class Parts:
         """Add the next part, and return True if it was the last. Raises MalformedError if it isn't the next."""
         part = parse_part(record)
         if "lost" in record:
-            self.lost = record["lost"]
+            self.lost = parse(record["lost"])
             self._parts.clear()
             return True
         if (record["size"], part.at) != (self.size, self._held):
@@ -117,7 +118,7 @@ class Parts:
         records make no sense.
         """
         if self.lost is not None:
-            raise MissingError(self.lost)
+            raise MissingError(str(self.lost))
         if self._joined is not None:
             return self._joined, 0
         parts = self._parts

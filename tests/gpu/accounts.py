@@ -25,6 +25,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
+from gpt.stream.reasons import find_reason  # noqa: E402
 from gpt.trace.buffers import Buffer, Probes, SavedBuffer  # noqa: E402
 from gpt.trace.rows import LAUNCHES, parse_layout  # noqa: E402
 
@@ -101,7 +102,7 @@ def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, kil
                 if record["kind"] == "probed":
                     found.probed[kernels[record["kernel"]]] += 1
             case "unprobed":
-                found.unprobed[record["reason"]] += record["launches"]
+                found.unprobed[str(find_reason(record))] += record["launches"]
             case "launches":
                 rows = np.frombuffer(record["rows"], parse_layout(record, LAUNCHES))
                 found.launched += int(rows["count"].sum())
@@ -125,7 +126,7 @@ def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, kil
 def _take(found: Account, probes: Probes, visit: Visit | None) -> None:
     for buffer in probes.take():
         if buffer.lost is not None:
-            found.lost[buffer.lost] += 1
+            found.lost[str(buffer.lost)] += 1
             continue
         saved = buffer.read()
         for name in saved.slots.dtype.names or ():

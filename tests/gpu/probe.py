@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
+from gpt.stream.reasons import find_reason  # noqa: E402
 from gpt.trace.buffers import Probes  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
@@ -55,7 +56,7 @@ def read(trace: Path, wanted: str) -> tuple[Row, Counter[str]]:
             if record["kind"] in ("map", "kernel", "probed", "buffer"):
                 probes.add(record)
             if record["kind"] == "unprobed":
-                reasons[record["reason"]] += record["launches"]
+                reasons[str(find_reason(record))] += record["launches"]
             if probes.full or record["kind"] == "end":
                 for buffer in probes.take():
                     if buffer.lost:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
+from gpt.stream.reasons import find_reason  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
@@ -47,7 +48,7 @@ def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
             if record["kind"] == "probed":
                 probed.append(record["kernel"])
             elif record["kind"] == "unprobed":
-                reasons[record["reason"]] += record["launches"]
+                reasons[str(find_reason(record))] += record["launches"]
             elif record["kind"] == "kernel" and "registers" in record:
                 registers.append((record["registers"], record.get("registers_before", 0)))
     return probed, reasons, registers

@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
+from gpt.stream.reasons import find_reason  # noqa: E402
 
 ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # of what is timed, the median counts
 NODES, REPLAYS, MANY = 1000, 1000, 25000
@@ -106,7 +107,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
             case "probed":
                 found["probed"] += 1
             case "unprobed":
-                found[record["reason"]] += record["launches"]
+                found[str(find_reason(record))] += record["launches"]
             case "buffer" if "lost" in record:
                 found["lost"] += 1
             case "buffer":  # one unit, a warp: a count of lanes, then a slot whose first field is `read`

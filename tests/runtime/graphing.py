@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from gpt.stream.reasons import parse
 from tests.runtime.probing import CLIENT, COUNT, PTX, buffers, build, good, unprobed
 
 # A scenario is a function of the client; `launched` expects what so many kernels did.
@@ -223,7 +224,7 @@ def check_scenario(folder, program, name, launches, reasons, idle=()):
 
 def check_captures(trace, turns):
     """What is wrong with a trace of CAPTURES."""
-    lost = Counter(record["lost"] for record in trace.of("buffer") if "lost" in record)
+    lost = Counter(str(parse(record["lost"])) for record in trace.of("buffer") if "lost" in record)
     counts = len(trace.of("probed")), len(trace.of("buffer"))
     wrong = [f"{counts} launches with probes and buffers, not {turns}"] * (counts != (turns, turns))
     return wrong + [f"{count}: {reason}" for reason, count in [*lost.items(), *unprobed(trace).items()]]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.stream import records, wire
+from gpt.stream.reasons import find_reason
 from gpt.trace.buffers import Probes
 from tests.runtime import hooked, simulated
 
@@ -130,7 +131,8 @@ def check_bytes(trace, launches):
 def unprobed(trace):
     found = {}
     for record in trace.of("unprobed"):
-        found[record["reason"]] = found.get(record["reason"], 0) + record["launches"]
+        reason = str(find_reason(record))
+        found[reason] = found.get(reason, 0) + record["launches"]
     return found
 
 

@@ -235,7 +235,7 @@ ENTERS = (
 @pytest.mark.parametrize(
     ("enter", "reason"),
     [
-        pytest.param("OK(unshare(CLONE_NEWNET))", "supervisor is in another network namespace", marks=as_root),
+        pytest.param("OK(unshare(CLONE_NEWNET))", "is in another network namespace", marks=as_root),
         pytest.param("OK(unshare(CLONE_NEWUSER))", "another user's", marks=needs_namespaces),
         ("OK(prctl(PR_SET_DUMPABLE, 0))", "a process whose namespaces it can't see"),
     ],

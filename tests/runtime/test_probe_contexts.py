@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from gpt.stream.reasons import parse
 from tests.runtime.probing import CLIENT, PTX, build, good, probed, unprobed
 
 pytestmark = pytest.mark.full
@@ -53,7 +54,7 @@ def counts(trace):
 
 
 def lost(trace):
-    return {record.get("lost") for record in trace.of("buffer")}
+    return {record.get("lost") and str(parse(record["lost"])) for record in trace.of("buffer")}
 
 
 def test_a_kernel_in_two_contexts(tmp_path):

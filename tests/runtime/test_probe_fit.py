@@ -69,7 +69,7 @@ def kernels(trace):
     return [record["kernel"] - 1 for record in trace.of("probed")]
 
 
-FEW = "with probes a block of so many threads has too few registers"
+FEW = "with probes, a block this large has too few registers"
 
 
 def test_a_block_that_is_too_large(tmp_path):

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from gpt.analyze.lib.coverage import WAYS
 from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.stream.reasons import TABLE
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, probed, unprobed
 
@@ -305,17 +305,6 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
     assert (kept.read_bytes() == PTX.read_bytes().rstrip(b"\0")) == (way != "several")
 
 
-def test_what_helps_stands_in_one_table():
-    """In C for the line at the end, in Python for gpt-analyze."""
-    source = (hooked.ROOT / "runtime/hook/write/report.c").read_text()
-    pairs = re.findall(r'\{"([^"]*)",\s*"([^"]*)"\}', source)
-    assert dict(pairs) == WAYS
-    folders = (hooked.ROOT / "runtime" / name for name in ("hook/probe", "common"))
-    hook = "".join(path.read_text() for folder in folders for path in folder.glob("*.c"))
-    assert all(f'"{reason}' in hook for reason in WAYS)
-    assert "\n## Kernels without PTX\n" in (hooked.ROOT / "README.md").read_text()
-
-
 @pytest.mark.full
 def test_the_end_says_what_was_covered(tmp_path):
     """Launches and time of the simulated GPU, the reason, and what helps."""
@@ -333,11 +322,11 @@ def test_the_end_says_what_was_covered(tmp_path):
     line += ["-p", "gmem_bytes", "--max-memory", "500K", program, PTX]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
     _, covered, way = done.stderr.splitlines()
-    reason = "its buffers are larger than --max-memory"
+    reason, advice = TABLE["buffers_over_limit"]
     time = r"\([\d.,]+ ms on the GPU\)"
     assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
-    assert way == f"gpt-hook: {reason}: {WAYS[reason]}"
+    assert way == f"gpt-hook: {reason}: {advice}"
     summary = subprocess.run(["gpt-analyze", "summary", tmp_path / "t.mp"], capture_output=True, text=True, check=True)
     text = " ".join(summary.stdout.split())
-    assert f"{reason}: {WAYS[reason]}" in text
+    assert f"{reason}: {advice}" in text
     assert re.search(f"2 launches ran with probes {time}, 3 without {time}", text), text

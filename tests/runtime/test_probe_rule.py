@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gpt.stream.reasons import parse
 from tests.runtime import hooked
 from tests.runtime.probing import (
     CLIENT,
@@ -42,7 +43,7 @@ def run_main(folder, body, *options, before=CLIENT, **more):
 
 
 def lost(trace):
-    return [record.get("lost") for record in trace.of("buffer")]
+    return [record.get("lost") and str(parse(record["lost"])) for record in trace.of("buffer")]
 
 
 def test_a_child_in_our_memory_ends(tmp_path):

@@ -86,11 +86,13 @@ def test_what_a_launch_took(tmp_path, program, ptx):
 def test_benchmark(tmp_path, program, ptx):
     """Results are the program's, although each kernel runs twice: `total` too, of which the first has a copy."""
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
-    assert unprobed(trace) == {"--benchmark: it depends on its predecessor, and nothing may come between": 1}
+    assert unprobed(trace) == {
+        "--benchmark cannot measure it: it depends on its predecessor, and nothing may come between": 1
+    }
     assert trace.launches == {"scale": 4} and len(trace.of("probed")) == len(trace.of("times")) == 3
     for times in trace.of("times"):
         assert times["kernel"] > 0 and times["original"] > 0
-    assert {r.get("lost") for r in trace.of("buffer")} == {"--benchmark saves no buffers"}
+    assert {r.get("lost") for r in trace.of("buffer")} == {"not_saved"}
     found = analyzed("overhead", tmp_path / "t.mp")
     (row,) = found.rows["kernels"]
     original, probed = (round(np.median([r[key] for r in trace.of("times")])) for key in ("original", "kernel"))
@@ -103,7 +105,7 @@ def test_benchmark(tmp_path, program, ptx):
 def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
     pipeline = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
     trace = good(tmp_path, program, "--jit", pipeline, "--benchmark", arguments=(ptx,))
-    reason = "--benchmark: the pipeline gives no code without probes, as gpt-asm --original does"
+    reason = "--benchmark cannot measure it: the pipeline gives no code without probes, as gpt-asm --original does"
     assert unprobed(trace) == {reason: 4} and not trace.of("probed")
 
 

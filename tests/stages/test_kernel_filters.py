@@ -72,6 +72,6 @@ def test_one_of_several_that_chooses_nothing_is_named(kernels, command, options,
 
 def test_repeated_ones_add_up(kernels):
     done = run("gpt-ptx-probe", "-p", "block_sched", "-k", "alp", "-k", "bet", "k.mp", cwd=kernels)
-    assert {record["name"] for record in done.kind("kernel") if "reason" not in record} == {"alpha", "beta"}
+    assert {record["name"] for record in done.kind("kernel") if "code" not in record} == {"alpha", "beta"}
     done = run("gpt-ptx-probe", "-p", "block_sched", "--filter", "alp", "--filter", "zzz", "k.mp", cwd=kernels)
-    assert {record["name"] for record in done.kind("kernel") if "reason" not in record} == {"beta"}
+    assert {record["name"] for record in done.kind("kernel") if "code" not in record} == {"beta"}

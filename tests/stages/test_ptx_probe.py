@@ -10,6 +10,7 @@ from gpt.probe.ptx.weave import unweave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from gpt.stream import records, wire
+from gpt.stream.reasons import Reason, find_reason
 from tests import cuda
 from tests.stages.tools import run
 
@@ -65,7 +66,7 @@ def test_each_kernel_alone_with_its_maps(text, probe_file):
     assert copy["added"] == [{"offset": 16, "size": 8, "type": "u64", "map": map_["id"]}]
     assert copy["maps"] == [map_["id"]] and copy["verified"] == 1
     assert copy["sites"] == [{"probe": "loads.loads", "position": "ld.global", "matched": 1, "woven": 1}]
-    assert fill["id"] == none["id"] == 1 and fill["reason"] == none["reason"] == "no probe applies to it"
+    assert fill["id"] == none["id"] == 1 and fill["code"] == none["code"] == "no_place"
     assert "maps" not in fill
 
 
@@ -191,8 +192,8 @@ def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
     path = tmp_path / "long.toml"
     path.write_text(PROBE.replace("SAVE", "mov.u64 %NR0, 1; " * 500 + "SAVE"))
     done = weave("-p", path, data=segment(large, text))
-    assert [record.get("reason") for record in done.kind("kernel")][:2] == [
-        "it has more than 62 MiB with its probes",
+    assert [find_reason(record) for record in done.kind("kernel")][:2] == [
+        Reason("too_large", "it has more than 62 MiB with its probes"),
         None,
     ]
     assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err
@@ -269,10 +270,10 @@ extern "C" __global__ void near(int *x) { x[0] = x[1]; }
 def test_a_kernel_that_needs_another_module_is_for_linking(probe_file):
     data = segment(cuda.nvrtc_compile(ELSEWHERE, "compute_75", ["-rdc=true"]))
     done = weave("-p", probe_file, data=data)
-    reason = "it needs function 'elsewhere', which is defined elsewhere (-c weaves it, for gpt-asm -c)"
+    reason = "it needs a function that is defined elsewhere: 'elsewhere' (-c weaves it, for gpt-asm -c)"
     assert done.err.splitlines() == [f"gpt-ptx-probe: warning: far: left alone, {reason}"]
     woven, left = done.kind("kernel")
-    assert (woven["name"], left["name"], left["reason"]) == ("near", "far", reason)
+    assert (woven["name"], left["name"], str(find_reason(left))) == ("near", "far", reason)
     done = weave("-p", probe_file, "-c", data=data)
     assert not done.err and ["maps" in kernel for kernel in done.kind("kernel")] == [True, True]
     asm = run("gpt-asm", "--arch", "sm_75", "--no-cache", data=done.out)

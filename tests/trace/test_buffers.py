@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.stream import records
+from gpt.stream.reasons import Reason
 from gpt.trace.buffers import MapLayout, Probes
 from gpt.trace.parts import SideFiles
 from tests.tiers import examples
@@ -164,7 +165,7 @@ def test_launches_are_counted():
     for launches in (3, 4):
         made.add(records.make("unprobed", function=3, launches=launches, reason="no PTX"))
     assert len(list(made.take())) == 1
-    assert (made.probed, made.unprobed, made.pending) == ({2: 2}, {(3, "no PTX"): 7}, 1)
+    assert (made.probed, made.unprobed, made.pending) == ({2: 2}, {(3, Reason("other", "no PTX")): 7}, 1)
 
 
 def test_a_launch_of_two_maps_is_over_with_the_second():

@@ -118,7 +118,7 @@ def _iter_records(noted: _Noted) -> Iterator[str]:
         yield _line({**record, **times, "duration": _took(process, record["duration"])})
     unprobed = process.probes.unprobed if not process.probes.probed else {}  # else they'd look like all launches
     for (function, reason), count in unprobed.items():
-        yield _line(records.make("unprobed", function=function, launches=count, reason=reason))
+        yield _line(records.make("unprobed", function=function, launches=count, **reason.keys()))
     for function, count in noted.launches.items():
         yield _line({"kind": "launch", "count": count, "function": function})
     for api, count in noted.counts.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpt.analyze.lib.answer import Column, Record, make_answer
 from gpt.screen.units import amount
+from gpt.stream.reasons import OTHER, Reason
 
 if TYPE_CHECKING:
     from gpt.trace.process import Process
@@ -19,23 +20,9 @@ UNPROBED = (
 )
 TOP = 10  # rows that tables show
 REASONS = 3  # reasons that a line names
-NOT_ASKED = "no probe was asked for"
-NOT_KNOWN = "not known: the trace of its process has no end"  # the end record would say why launches had no probes
-WAYS = {  # remedies for reasons that begin like this; gpt-hook prints the same (runtime/hook/write/report.c)
-    "no PTX comes with it": "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)",
-    "it was linked, and not of one PTX module": "link it when it is built (README, Kernels without PTX)",
-    "it is a library of NVIDIA's whose code is closed": (
-        "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"
-    ),
-    "it was found without its name, or is still being made": (
-        "--wait waits longer, and another run finds what was made since"
-    ),
-    "no buffer was free within --max-memory": "--max-memory gives more, --complete waits",
-    "its buffers are larger than --max-memory": "--max-memory gives more",
-    "other graphs have the buffers that there are within --max-memory": "--max-memory gives more",
-    "gpt-hook's supervisor": "gpt-hook(1), SUPERVISOR, says which processes it answers",
-    "the pipeline failed": "GPT_KEEP=DIR keeps what it made of each kernel",
-}
+# Not in the trace, but concluded from it. No probe was asked for, or the process has no end record, which says why.
+NOT_ASKED = Reason(OTHER, "no probe was asked for")
+NOT_KNOWN = Reason(OTHER, "not known: the trace of its process has no end")
 
 
 class Coverage:
@@ -43,7 +30,7 @@ class Coverage:
 
     def __init__(self) -> None:
         self.probed = 0
-        self.unprobed = Counter[tuple[str, str]]()
+        self.unprobed = Counter[tuple[str, Reason]]()
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def merge(self, other: Coverage) -> None:
@@ -67,20 +54,24 @@ class Coverage:
 
     def reasons(self, what: str) -> Iterator[str]:
         """Yield why launches ran without probes, after `what` happened to them; then the remedies."""
-        reasons = Counter[str]()
+        reasons = Counter[Reason]()
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
         told = [f"{reason} ({launches:,})" for reason, launches in reasons.most_common(REASONS)]
         more = [f"{len(reasons) - REASONS} more reasons"] if len(reasons) > REASONS else []
         yield f"{what}: {', '.join(told + more)}"
-        for reason, _ in reasons.most_common(REASONS):
-            yield from (f"{start}: {way}" for start, way in WAYS.items() if reason.startswith(start))
+        yield from dict.fromkeys(reason.advice for reason, _ in reasons.most_common(REASONS) if reason.advice)
 
     def answer(self) -> Iterator[Record]:
         """Yield the launches without probes, by kernel and reason, if there were any."""
         if self.unprobed:
             ordered = sorted(self.unprobed.items(), key=lambda row: (-row[1], row[0]))
-            yield make_answer("unprobed", UNPROBED, [(*key, launches) for key, launches in ordered], top=TOP)
+            yield make_answer(
+                "unprobed",
+                UNPROBED,
+                [(kernel, str(reason), launches) for (kernel, reason), launches in ordered],
+                top=TOP,
+            )
 
 
 def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -> Coverage:

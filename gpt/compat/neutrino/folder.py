@@ -22,6 +22,7 @@ from gpt.compat.neutrino import events
 from gpt.compat.neutrino.kernels import KernelFolders, Settings
 from gpt.compat.neutrino.results import ResultSection, make_section, write_result
 from gpt.stream import wire
+from gpt.stream.reasons import find_reason
 from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, SavedBuffer
 from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS
@@ -202,9 +203,10 @@ class TraceFolder:
             self._find(record["function"], None, "only its buffers are added up (--memusage)")
             self._launches.append(f"[exec] probe-mem {record['most']} (bytes)")
         else:
-            self._find(record["function"], None, record["reason"])
+            reason = str(find_reason(record))
+            self._find(record["function"], None, reason)
             name = self._function(record["function"], None).name
-            self._launches.append(f"[exec] backup {record['launches']} {record['reason']} {name}")
+            self._launches.append(f"[exec] backup {record['launches']} {reason} {name}")
 
     def _is_whole(self, launch: _Launch) -> bool:
         probed, times = launch.probed, launch.times

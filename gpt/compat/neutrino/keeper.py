@@ -22,6 +22,7 @@ from gpt.base import cli
 from gpt.base.cache import make_private
 from gpt.base.keep import kept_in
 from gpt.base.outputs import replacing
+from gpt.stream.reasons import find_reason
 from gpt.stream.stage import Stage
 
 Record = dict[str, Any]
@@ -67,8 +68,8 @@ class _Question:
             case "cubin" | "object" if set(record["kernels"]) & self.texts.keys():
                 made = {"probed.bin": record["data"], "pruned.bin": record.get("original", b"")}
                 self._of(record["kernels"][0]).update(made)
-            case "kernel" if "reason" in record:
-                self.said.append(f"{record['name']}: left alone, {record['reason']}")
+            case "kernel" if reason := find_reason(record):
+                self.said.append(f"{record['name']}: left alone, {reason}")
             case "diag":
                 self.said.append(": ".join(record[key] for key in ("level", "where", "text") if record[key]))
 

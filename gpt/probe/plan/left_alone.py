@@ -1,12 +1,14 @@
-"""Reasons for leaving a kernel alone."""
+"""Kernels that are left alone."""
 
 from __future__ import annotations
 
 from gpt.base.errors import GptError
-
-NO_PLACE = "no probe applies to it"
-NO_SAVE = "no probe that saves applies to it"
+from gpt.stream.reasons import TABLE, Reason
 
 
 class LeftAlone(GptError):
-    """A kernel can't be probed; the text says why."""
+    """A kernel can't be probed. `code` is a reason's (gpt/stream/reasons.py); `fact` says it in full, for a message."""
+
+    def __init__(self, code: str, fact: str, where: str) -> None:
+        super().__init__(fact, where)
+        self.reason = Reason(code, fact.removeprefix(TABLE[code][0]).removeprefix(": "))

@@ -17,10 +17,11 @@ from gpt.probe.face import Template
 from gpt.probe.forms import find_lack
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet
 from gpt.probe.plan.function import Function, Key, PlacedSnippet, Site
-from gpt.probe.plan.left_alone import NO_PLACE, NO_SAVE, LeftAlone
+from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.woven import Matched
 from gpt.probe.verify import find_misfit
+from gpt.stream.reasons import TABLE
 
 _SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
 T = TypeVar("T")
@@ -80,10 +81,10 @@ class Plan:
         """Raise LeftAlone if this PTX version or target (90 for sm_90) is too old for the probes."""
         for number, snippet in self._snippets:
             if lack := find_lack(snippet, version, target):
-                raise LeftAlone(f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
+                raise LeftAlone("old_ptx", f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
         for placed in self.used_maps:
             if placed.type == "total" and target < 60 and any(f.type == "f64" for f in placed.map.fields):
-                raise LeftAlone(f"a total of type f64 needs sm_60, and it is for sm_{target}", self.kernel)
+                raise LeftAlone("old_ptx", f"a total of type f64 needs sm_60, and it is for sm_{target}", self.kernel)
 
     # Where the snippets go
 
@@ -142,7 +143,8 @@ class Plan:
             found = lower()
         if not any(site.woven for site in self.matched):
             reason = f": {self.misfits[0]}" if self.misfits else ""
-            raise LeftAlone(f"{NO_SAVE if self._is_mute else NO_PLACE}{reason}", self.kernel)
+            code = "no_save" if self._is_mute else "no_place"
+            raise LeftAlone(code, f"{TABLE[code][0]}{reason}", self.kernel)
         return found
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:

@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 from gpt.base.errors import GptError, MalformedError
 from gpt.base.keep import keep, keeping
 from gpt.probe.model import ProbeFile
-from gpt.probe.plan.left_alone import NO_PLACE, LeftAlone
+from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.maps import make_map
 from gpt.probe.plan.woven import Woven
 from gpt.stream import records
+from gpt.stream.reasons import Reason
 from gpt.stream.stage import Stage
 
 NAMED = 3  # kernels that a message lists
@@ -57,7 +58,7 @@ class Weaving(ABC, Generic[M]):
         self._refused = False  # a kernel was left alone in which something may match
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[str] = set()  # reasons of kernels that were left alone with an error
+        self._faults: set[Reason] = set()  # reasons of kernels that were left alone with an error
 
     @abstractmethod
     def read(self, data: bytes, name: str) -> M:
@@ -104,7 +105,7 @@ class Weaving(ABC, Generic[M]):
             yield self._stage.error(error, ref=name)
             return
         self._seen += 1
-        left: dict[str, str] = {}
+        left: dict[str, Reason] = {}
         every = self.kernels(module)
         names = [name for name in every if name in record["only"]] if "only" in record else every
         self._idle = {part: None for part in self._idle if not any(part in name for name in names)}
@@ -120,18 +121,18 @@ class Weaving(ABC, Generic[M]):
         kept = not self._keep or any(part in name for part in self._keep)
         return kept and not any(part in name for part in self._drop)
 
-    def _kernel(self, record: dict[str, Any], module: M, kernel: str, left: dict[str, str]) -> Records:
+    def _kernel(self, record: dict[str, Any], module: M, kernel: str, left: dict[str, Reason]) -> Records:
         """Weave a kernel; if it's left alone, add the reason to `left`."""
         try:
             woven = self.weave(module, kernel)
         except LeftAlone as error:
-            left[kernel] = error.fact
-            self._refused |= error.fact != NO_PLACE
+            left[kernel] = error.reason
+            self._refused |= error.reason != Reason("no_place")
             return
         except GptError as error:
-            left[kernel] = error.fact
+            left[kernel] = Reason("stage_error", error.fact)
             self._refused = True
-            self._faults.add(error.fact)
+            self._faults.add(left[kernel])
             yield self._stage.error(error, ref=kernel)
             return
         for fact in woven.misfits:
@@ -159,14 +160,14 @@ class Weaving(ABC, Generic[M]):
         except OSError as error:
             yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
 
-    def _pass(self, record: dict[str, Any], module: M, left: dict[str, str], everything: bool) -> Records:
+    def _pass(self, record: dict[str, Any], module: M, left: dict[str, Reason], everything: bool) -> Records:
         """Yield the kernels without probes, unchanged."""
         names = list(left)
         data = record["data"] if everything else self.prune(module, names)
         rest = self._numbered(record, kernels=names, data=data)
         yield rest
         for name, reason in left.items():
-            yield records.make("kernel", id=rest["id"], name=name, reason=reason)
+            yield records.make("kernel", id=rest["id"], name=name, **reason.keys())
         for reason in dict.fromkeys(reason for reason in left.values() if reason not in self._faults):
             kernels = [name for name, why in left.items() if why == reason]
             more = f" and {len(kernels) - NAMED} more" if len(kernels) > NAMED else ""

@@ -16,7 +16,7 @@ def extended(module: Module, entry: Item, count: int) -> tuple[list[Param], list
     own, where = parse_params(module, entry) or (), module.where(entry.start)
     params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
     if count and addresses_after(plain, count)[-1].offset + 8 > limit(module.version):
-        raise LeftAlone(f"no room for {count} more parameters", entry.name)
+        raise LeftAlone("too_large", f"no room for {count} more parameters", entry.name)
     return params, addresses_after(params, count)
 
 

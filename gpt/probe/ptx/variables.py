@@ -78,7 +78,7 @@ class Variables:
         for name, declared in self._declarations():
             found.setdefault(name, []).append(declared)
             if found[name][0].space != declared.space:
-                raise LeftAlone(f"'{name}' is declared twice", kernel)
+                raise LeftAlone("variables", f"'{name}' is declared twice", kernel)
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         first = "".join(sorted({re.escape(name[0]) for name in shared}))
@@ -125,7 +125,7 @@ class Variables:
             text = self.module.skeleton[item.start : item.end]
             words = set(_WORD.findall(text.partition("=")[0]))
             if opaque := words & _OPAQUE:
-                raise LeftAlone(f"it uses '{item.name}', a {min(opaque)[1:]}", self.kernel)
+                raise LeftAlone("not_alone", f"it uses '{item.name}', a {min(opaque)[1:]}", self.kernel)
             if not words & {".global", ".const"}:
                 continue
             count = 1
@@ -141,22 +141,32 @@ class Variables:
     def _check(self) -> None:
         module = self.module
         if re.search(r"\.call(?:prototype|targets)\b", module.skeleton):
-            raise LeftAlone("it calls through a pointer, so what it needs when loaded alone is not known", self.kernel)
+            raise LeftAlone(
+                "not_alone", "it calls through a pointer, so what it needs when loaded alone is not known", self.kernel
+            )
         if any(map(self._passes_constant, module.functions)):
             raise LeftAlone(
-                "it passes on the address of a variable in constant memory, of which it has a copy", self.kernel
+                "not_alone",
+                "it passes on the address of a variable in constant memory, of which it has a copy",
+                self.kernel,
             )
         functions = {item.name for item in module.items if item.kind == "func"}
         if name := next((found[1] for found in _MOVED.finditer(module.skeleton) if found[1] in functions), None):
-            raise LeftAlone(f"it takes the address of function '{name}', which other kernels may call", self.kernel)
+            raise LeftAlone(
+                "not_alone", f"it takes the address of function '{name}', which other kernels may call", self.kernel
+            )
         for function in module.functions:
             if _OWN.search(module.skeleton, function.body, function.end):
                 for statement in module.statements(function):
                     if statement.kind == "directive" and statement.head in (".global", ".const", ".tex"):
-                        raise LeftAlone(f"function '{function.name}' has variables of its own", self.kernel)
+                        raise LeftAlone(
+                            "not_alone", f"function '{function.name}' has variables of its own", self.kernel
+                        )
         for name, declared in self._constants.items():
             if self._sizes[name] is None and all(one.extern for one in declared):
-                raise LeftAlone(f"the size of '{name}', which is defined elsewhere, is not known", self.kernel)
+                raise LeftAlone(
+                    "variables", f"the size of '{name}', which is defined elsewhere, is not known", self.kernel
+                )
 
     def _passes_constant(self, function: Item) -> bool:
         """Return whether a generic address in constant memory is used for more than reading, as debug builds do."""
@@ -208,12 +218,12 @@ class Variables:
     def _clear(self, item: Item, to: Insertions) -> None:
         """Replace addresses in the initial value of a variable in constant memory with 0."""
         if twice := self._offsets.keys() & set(item.names):
-            raise LeftAlone(f"'{min(twice)}' is declared twice", self.kernel)
+            raise LeftAlone("variables", f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
         done = first = text.find("=", item.start, item.end)
         for _, at, _ in self._references(item.start, item.end):
             if not 0 <= first < at:
-                raise LeftAlone(f"'{item.name}' is declared in an unknown way", self.kernel)
+                raise LeftAlone("variables", f"'{item.name}' is declared in an unknown way", self.kernel)
             if at < done:
                 continue
             start = max(text.rfind(c, first, at) for c in "={,}") + 1
@@ -226,7 +236,9 @@ class Variables:
         """Replace the references in a function's body."""
         module = self.module
         if next(self._references(function.start, function.body), None):
-            raise LeftAlone(f"function '{function.name}' uses the name of a variable for something else", self.kernel)
+            raise LeftAlone(
+                "variables", f"function '{function.name}' uses the name of a variable for something else", self.kernel
+            )
         references = list(self._references(function.body, function.end))
         if not references:
             return
@@ -255,7 +267,9 @@ class Variables:
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":
-            raise LeftAlone(f"function '{function.name}' uses the name of a variable for something else", self.kernel)
+            raise LeftAlone(
+                "variables", f"function '{function.name}' uses the name of a variable for something else", self.kernel
+            )
         opcode = _OPCODE.match(text, statement.start, statement.end)
         assert opcode
         if start < opcode.end():
@@ -265,7 +279,9 @@ class Variables:
         whole = in_brackets or _WIDE.search(statement.head)
         if before.rstrip()[-1:] not in ("[", ",") or not after or not whole:
             where = f"line {self.module.line(start)}"
-            raise LeftAlone(f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel)
+            raise LeftAlone(
+                "variables", f"'{statement.head}' uses variable '{name}' in an unknown way ({where})", self.kernel
+            )
         return (start, end, "") if in_brackets else (start, max(end, after.end(1)), " ".join((after[1] or "").split()))
 
     def _references(self, start: int, end: int) -> Iterator[tuple[str, int, int]]:

@@ -51,6 +51,7 @@ from gpt.probe.ptx.template import Shapes
 from gpt.probe.ptx.variables import Variables
 from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.scan import Module, scan_module
+from gpt.stream.reasons import TABLE
 from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
@@ -146,15 +147,14 @@ class _Weaver:
     def check(self) -> None:
         """Raise LeftAlone for modules that can't be probed."""
         if MARK in self.module.text:
-            raise LeftAlone(f"it is woven already, or '{MARK}' in a comment looks so", self.kernel)
+            raise LeftAlone("woven", f"it is woven already: '{MARK}' is in it, if only in a comment", self.kernel)
         if (found := self.module.version) < OLDEST:
-            raise LeftAlone("PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
+            raise LeftAlone("old_ptx", "PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
-            raise LeftAlone("its addresses have 32 bits", self.kernel)
+            raise LeftAlone("old_ptx", "its addresses have 32 bits", self.kernel)
         if not self.relocatable and (name := _undefined(self.module)):
-            raise LeftAlone(
-                f"it needs function '{name}', which is defined elsewhere (-c weaves it, for gpt-asm -c)", self.kernel
-            )
+            fact = f"{TABLE['undefined'][0]}: '{name}' (-c weaves it, for gpt-asm -c)"
+            raise LeftAlone("undefined", fact, self.kernel)
 
     # Lowering
 
@@ -190,7 +190,7 @@ class _Weaver:
                 self.insertions.put(in_front(function.statements, block.place.number), KEEP, before)
             self.insertions.put(_offset(function, block.place), ORDER[block.place.kind], found.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
-                raise LeftAlone(f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
+                raise LeftAlone("too_large", f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(self, function: PtxFunction, state: State, code: Emitter, block: Block, sampled: Sampled) -> _Insertion:

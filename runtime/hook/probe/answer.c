@@ -1,7 +1,6 @@
 // Answers of the pipeline: gpt-stream(5) says what the records mean. They come from stages that anybody may
 // have written, or from the cache: what does not fit together is a fault, and the kernel runs without probes.
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,14 +42,15 @@ static void read_keys(struct cursor *cursor, const struct field *fields, size_t 
               sizeof((const struct field[]){__VA_ARGS__}) / sizeof(struct field))
 
 static const struct value none = {ELSE, 0, NULL};
+static const struct value stage_error = {TEXT, sizeof("stage_error") - 1, (const void *)"stage_error"};
 
-__attribute__((format(printf, 2, 3))) static bool refuse(struct woven *woven, const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    if (!woven->fault && vasprintf(&woven->fault, format, values) < 0)
-        woven->fault = NULL;
-    va_end(values);
+static bool refuse(struct woven *woven, const struct reason *why) {
+    woven->fault = woven->fault ? woven->fault : why;
     return false;
+}
+
+static bool doubt(struct woven *woven, const char *detail) {
+    return refuse(woven, hook_make_reason("pipeline_wrong", detail));
 }
 
 static char *keep_text(struct value value) {
@@ -62,9 +62,9 @@ static char *keep_text(struct value value) {
 static bool read_params(struct woven *woven, struct value items, struct cursor at, struct woven_param **found,
                         size_t *count, bool added) {
     if (items.type != ARRAY || items.number > MOST_ITEMS)
-        return refuse(woven, "the pipeline tells no parameters");
+        return doubt(woven, "it tells no parameters");
     if (!(*found = calloc(items.number + 1, sizeof(**found))))
-        return refuse(woven, "memory ran out");
+        return refuse(woven, WHY(no_memory));
     for (*count = 0; *count < items.number; ++*count) {
         struct value offset = none, size = none, map = none;
         KEYS(&at, {"offset", &offset, NULL}, {"size", &size, NULL}, {"map", &map, NULL});
@@ -75,7 +75,7 @@ static bool read_params(struct woven *woven, struct value items, struct cursor a
                 param->map = i;
         if (at.bad || param->offset > MOST_PARAM_BYTES || param->size > MOST_PARAM_BYTES ||
             (added && (param->map == UINT32_MAX || param->size != sizeof(uint64_t))))
-            return refuse(woven, "the pipeline tells parameters that cannot be");
+            return doubt(woven, "it tells parameters that cannot be");
     }
     return true;
 }
@@ -84,9 +84,9 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
     if (items.type == ELSE)
         return true;
     if (items.type != ARRAY || items.number > MOST_ITEMS)
-        return refuse(woven, "the pipeline tells no variables");
+        return doubt(woven, "it tells no variables");
     if (!(woven->variables = calloc(items.number + 1, sizeof(*woven->variables))))
-        return refuse(woven, "memory ran out");
+        return refuse(woven, WHY(no_memory));
     for (size_t i = 0; i < items.number; i++) {
         struct value name = none, space = none, size = none, offset = none, copy = none;
         KEYS(&at, {"name", &name, NULL}, {"space", &space, NULL}, {"size", &size, NULL},
@@ -96,7 +96,7 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
                                             is(space, "const"), is(copy, "always")};
         woven->variable_count = i + 1;
         if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
-            return refuse(woven, "the pipeline tells variables that cannot be");
+            return doubt(woven, "it tells variables that cannot be");
     }
     return true;
 }
@@ -106,7 +106,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
     for (uint64_t i = 0; i < 3; i++) {
         uint64_t blocks = items.type == ARRAY && i < items.number ? unsigned_of(take_value(&at)) : 1;
         if (at.bad || !blocks || blocks > MOST_BLOCKS)
-            return refuse(woven, "the pipeline tells a cluster that cannot be");
+            return doubt(woven, "it tells a cluster that cannot be");
         woven->cluster[i] = (uint32_t)blocks;
     }
     return true;
@@ -116,19 +116,23 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, reason, text, original, wanted, cluster, registers, registers_before, keeps;
+        table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps;
     struct cursor in_params, in_added, in_variables, in_cluster, start, end;
 };
 
 static struct record read_record(struct cursor *cursor) {
     struct record record = {.start = *cursor};
-    struct value *values[] = {&record.kind,      &record.id,        &record.name,
-                              &record.arch,      &record.level,     &record.type,
-                              &record.capacity,  &record.stride,    &record.data,
-                              &record.params,    &record.added,     &record.maps,
-                              &record.table,     &record.reason,    &record.text,
-                              &record.variables, &record.original,  &record.wanted,
-                              &record.cluster,   &record.registers, &record.registers_before,
+    struct value *values[] = {&record.kind,      &record.id,
+                              &record.name,      &record.arch,
+                              &record.level,     &record.type,
+                              &record.capacity,  &record.stride,
+                              &record.data,      &record.params,
+                              &record.added,     &record.maps,
+                              &record.table,     &record.code,
+                              &record.detail,    &record.text,
+                              &record.variables, &record.original,
+                              &record.wanted,    &record.cluster,
+                              &record.registers, &record.registers_before,
                               &record.keeps};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
@@ -137,8 +141,8 @@ static struct record read_record(struct cursor *cursor) {
          {"capacity", &record.capacity, NULL}, {"stride", &record.stride, NULL}, {"data", &record.data, NULL},
          {"params", &record.params, &record.in_params}, {"added", &record.added, &record.in_added},
          {"maps", &record.maps, NULL}, {"variables", &record.variables, &record.in_variables},
-         {"table", &record.table, NULL}, {"reason", &record.reason, NULL}, {"text", &record.text, NULL},
-         {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
+         {"table", &record.table, NULL}, {"code", &record.code, NULL}, {"detail", &record.detail, NULL},
+         {"text", &record.text, NULL}, {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
          {"cluster", &record.cluster, &record.in_cluster}, {"registers", &record.registers, NULL},
          {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL});
     record.end = *cursor;
@@ -168,7 +172,7 @@ static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     while (cursor.at < cursor.end) {
         struct record record = read_record(&cursor);
         if (cursor.bad)
-            return refuse(woven, "the pipeline writes no stream");
+            return doubt(woven, "it writes no stream");
         if (is(record.kind, "ptx")) {
             id = unsigned_of(record.id);
             version = version_of(record.arch);
@@ -199,9 +203,17 @@ static bool read_map(struct woven *woven, const struct record *record) {
     bool known = is(record->type, "array") || is(record->type, "total") || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
-        return refuse(woven, "the pipeline tells a map that cannot be");
+        return doubt(woven, "it tells a map that cannot be");
     woven->map_count++;
     return true;
+}
+
+// NULL without a code.
+static const struct reason *read_reason(struct value code, struct value detail) {
+    char *known = keep_text(code), *more = keep_text(detail);
+    const struct reason *reason = known ? hook_make_reason(known, more ? more : "") : NULL;
+    free(known), free(more);
+    return reason;
 }
 
 // Why there is no kernel with probes: what its record says, or the first fault that was met.
@@ -212,11 +224,11 @@ static void explain(struct woven *woven, const char *kernel) {
         if (cursor.bad)
             break;
         if (is(record.kind, "kernel") && is(record.name, kernel))
-            woven->fault = keep_text(record.reason);
+            woven->fault = read_reason(record.code, record.detail);
         else if (is(record.kind, "diag"))
-            woven->fault = keep_text(record.text);
+            woven->fault = read_reason(stage_error, record.text);
     }
-    refuse(woven, "the pipeline made nothing of it");
+    refuse(woven, WHY(pipeline_empty));
 }
 
 static bool read_all(struct woven *woven, const char *kernel) {
@@ -226,7 +238,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
     struct record probed = {.kind = none};
     bool inside = false;
     if (!(woven->maps = calloc(MOST_MAPS, sizeof(*woven->maps))))
-        return refuse(woven, "memory ran out");
+        return refuse(woven, WHY(no_memory));
     while (cursor.at < cursor.end) {
         struct record record = read_record(&cursor);
         if (is(record.kind, "ptx"))
@@ -240,15 +252,15 @@ static bool read_all(struct woven *woven, const char *kernel) {
             woven->plain_size = woven->plain ? record.original.number : 0;
         } else if (is(record.kind, "map")) {
             if (woven->map_count == MOST_MAPS)
-                return refuse(woven, "the pipeline tells more than %d maps", MOST_MAPS);
+                return doubt(woven, "it tells too many maps");
             if (!read_map(woven, &record))
                 return false;
         } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY)
             probed = record;
     }
     woven->table = keep_text(probed.table);
-    if (probed.reason.type == TEXT)
-        return (woven->fault = keep_text(probed.reason)), false;
+    if (probed.code.type == TEXT)
+        return (woven->fault = read_reason(probed.code, probed.detail)), false;
     if (!woven->image || probed.added.type != ARRAY || !probed.added.number)
         return false;
     if (!read_params(woven, probed.params, probed.in_params, &woven->params, &woven->param_count, false) ||
@@ -290,7 +302,7 @@ void hook_free_woven(struct woven *woven) {
     for (size_t i = 0; i < woven->variable_count; i++)
         free((char *)woven->variables[i].name);
     free(woven->params), free(woven->added), free(woven->maps), free(woven->variables);
-    free((char *)woven->table), free(woven->fault);
+    free((char *)woven->table);
     gpt_empty(&woven->answer);
     free(woven);
 }

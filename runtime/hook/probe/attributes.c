@@ -72,7 +72,7 @@ static void set_all(const struct probed *entry, const struct property *property)
         uint64_t handle = !entry->kernel ? at->probed : bound ? bound->function : 0;
         uint64_t plain = !entry->kernel ? at->plain : bound ? bound->plain : 0;
         if ((handle && !set(handle, kernel, property)) || (plain && !set(plain, kernel, property)))
-            atomic_store(&at->unfit, UNFIT_PROPERTY);
+            atomic_store(&at->unfit, WHY(property));
     }
     hook_let_probed_go(first);
 }
@@ -107,8 +107,6 @@ void hook_after_attribute(struct frame *frame) {
 //
 // A program can also compute the number from its kernel's registers (cuFuncGetAttribute), which we report
 // unchanged. We don't detect that: most programs that ask have other reasons.
-
-const char UNFIT_OCCUPANCY[] = "its occupancy was asked for, and is lower with probes";
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
@@ -193,12 +191,12 @@ static bool is_lower(struct probed *probed, const struct bound *bound, const str
     return true;
 }
 
-const char *hook_compare_occupancy(struct probed *probed, const struct bound *bound) {
+const struct reason *hook_compare_occupancy(struct probed *probed, const struct bound *bound) {
     bool lower = lost;
     for (size_t i = 0; i < BUCKETS; i++)
         for (const struct question *asked = atomic_load(&buckets[i]); asked; asked = asked->next)
             lower |= is_lower(probed, bound, asked);
-    return lower ? UNFIT_OCCUPANCY : NULL;
+    return lower ? WHY(occupancy) : NULL;
 }
 
 // Questions

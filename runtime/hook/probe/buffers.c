@@ -94,29 +94,29 @@ static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
     return size > pool->most && bytes <= pool->most ? bytes : size;
 }
 
-static struct slab *open_slab(struct pool *pool, const struct claim *claim, const char **reason) {
+static struct slab *open_slab(struct pool *pool, const struct claim *claim, const struct reason **reason) {
     uint64_t size = size_for(pool, claim->bytes);
     struct slab *slab = hook_ready_slab(pool, claim->bytes, size, claim->copied);
     if (!slab && size > pool->most) {
-        *reason = "its buffers are larger than --max-memory";
+        *reason = WHY(buffers_over_limit);
         return NULL;
     }
     if (!slab && !hook_has_room(pool, size)) {
-        *reason = "no buffer was free within --max-memory";
+        *reason = WHY(no_buffer);
         return NULL;
     }
     if (!slab && !(slab = hook_new_slab(pool, size, claim->copied))) {
-        *reason = "the device has no memory for its buffers";
+        *reason = WHY(device_memory);
         return NULL;
     }
     if (!slab->known_ready && !hook_do.query(slab->cleared))
         slab->known_ready = true;
     if (!slab->known_ready && claim->dependent) {
-        *reason = "no clear buffer was there for a launch that depends on its predecessor";
+        *reason = WHY(dependent_buffer);
         return NULL;
     }
     if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->cleared, 0)) {
-        *reason = "its stream takes no event";
+        *reason = WHY(stream_events);
         return NULL;
     }
     take(slab, SLAB_OPEN);
@@ -127,7 +127,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     return slab;
 }
 
-static struct slab *claim_once(struct pool *pool, const struct claim *claim, const char **reason) {
+static struct slab *claim_once(struct pool *pool, const struct claim *claim, const struct reason **reason) {
     EACH_SLAB (slab, &pool->in_use) {
         if (!is_of(slab, claim->stream, claim->thread) || slab->copied != claim->copied)
             continue;
@@ -169,15 +169,15 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, const st
     return true;
 }
 
-struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason) {
+struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
-    *reason = "the device takes no buffers";
+    *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
     if (ends)
-        *reason = "the process was about to end";
+        *reason = WHY(ending);
     while (pool && !(slab = claim_once(pool, claim, reason)) && claim->bytes <= pool->most &&
            wait_for_slab(pool, claim, &end))
         continue;
@@ -220,14 +220,15 @@ void hook_wake_claims(void) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, const char **reason) {
+static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size,
+                              const struct reason **reason) {
     struct slab *slab = hook_ready_slab(pool, bytes, size, false);
     if (slab && slab->size <= 2 * size) // leave much larger slabs to launches
         return slab;
-    *reason = "no buffer was free within --max-memory";
+    *reason = WHY(no_buffer);
     if (!hook_has_room(pool, size))
         return NULL;
-    *reason = "the device has no memory for its buffers";
+    *reason = WHY(device_memory);
     return hook_new_slab(pool, size, false);
 }
 
@@ -246,19 +247,19 @@ static void hold(struct slab *slab, uint64_t bytes) {
 
 // Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
 // replay would be recorded.
-struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const char **reason) {
+struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD;
     const struct claim any = {.thread = (uint32_t)gettid()};
     struct slab *slab = NULL;
     struct timespec end = in_seconds(PATIENCE);
-    *reason = "the device takes no buffers";
+    *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(hook_current_context());
     if (pool && 2 * size > pool->most) {
-        *reason = "the buffers of its graph are larger than half of --max-memory";
+        *reason = WHY(graph_over_limit);
         pool = NULL;
     } else if (pool && !leaves_room(pool, size, bytes, replaced)) {
-        *reason = "other graphs have the buffers that there are within --max-memory";
+        *reason = WHY(graph_buffers);
         pool = NULL;
     }
     while (pool && !(slab = hold_once(pool, bytes, size, reason)) && wait_for_slab(pool, &any, &end))

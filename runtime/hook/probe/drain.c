@@ -93,13 +93,13 @@ static void write_slab(struct slab *slab) {
 }
 
 static void lose_buffers(const struct save *save) {
-    const char *lost = hook_why_lost(CUDA_ERROR_NOT_READY);
+    const struct reason *lost = hook_why_lost(CUDA_ERROR_NOT_READY);
     const struct woven *woven = save->probed->woven;
     if (hook_settings.memusage)
         hook_count_unprobed(save->probed->function, lost);
     for (size_t i = 0; i < woven->map_count && save->id; i++)
         HOOK_WRITE(buffer, .launch = save->id, .map = woven->maps[i].number, .size = save->sizes[i],
-                   .lost = hook_str(lost));
+                   .lost = hook_str(lost->code));
 }
 
 void hook_lose(struct save *save) {
@@ -250,8 +250,8 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     return *slab->stage;
 }
 
-const char *hook_why_lost(CUresult failed) {
-    return failed == CUDA_ERROR_NOT_READY ? "it was not read before the process ended" : "the device failed";
+const struct reason *hook_why_lost(CUresult failed) {
+    return failed == CUDA_ERROR_NOT_READY ? WHY(not_read) : WHY(device_failed);
 }
 
 // Parts
@@ -306,10 +306,11 @@ static struct log read_log(const struct woven_map *map, const char *data, uint64
 
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size) {
-    static const char full[] = "the file beside the trace cannot be written";
+    const struct reason *full = WHY(side_file);
     uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
     uint64_t most = hook_folder ? PART_LIVE : PART;
-    const char *lost = hook_settings.benchmark ? "--benchmark saves no buffers" : NULL, *data;
+    const struct reason *lost = hook_settings.benchmark ? WHY(not_saved) : NULL;
+    const char *data;
     struct log log = {0};
     if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
         log = read_log(map, data, size);
@@ -348,7 +349,8 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
                    .data = {beside ? NULL : part.data, part.size});
     }
     if (lost)
-        HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .lost = hook_str(lost));
+        HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size,
+                   .lost = hook_str(lost->code));
 }
 
 // -- The side file ---------------------------------------------------------

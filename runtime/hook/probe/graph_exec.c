@@ -10,8 +10,6 @@
 
 enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
 
-static const char refused[] = "the driver refused its graph with probes";
-
 struct dressed {
     struct turn turn;
     struct members *members;
@@ -24,7 +22,7 @@ struct dressed {
     uint64_t mover; // of it
 };
 
-static void strip_all(struct members *members, const char *reason) {
+static void strip_all(struct members *members, const struct reason *reason) {
     for (size_t i = 0; i < members->count; i++)
         if (members->all[i].save)
             hook_strip_member(&members->all[i], reason);
@@ -39,7 +37,7 @@ static bool has_probes(const struct members *members) {
 
 struct wanted {
     uint64_t graph;
-    const char *refuse;           // why it has no probes
+    const struct reason *refuse;  // why it has no probes
     const struct members *around; // of the graph that it goes into
     bool updates;
     unsigned place;
@@ -48,7 +46,7 @@ struct wanted {
 };
 
 static void put_probes(struct dressed *made, const struct wanted *wanted) {
-    const char *refuse = wanted->refuse;
+    const struct reason *refuse = wanted->refuse;
     made->members = hook_read_graph((void *)wanted->graph, made->context, wanted->around,
                                     wanted->updates || wanted->around != NULL);
     if (made->members && refuse)
@@ -108,7 +106,7 @@ static bool undress(struct frame *frame, struct dressed *dressed) {
     hook_end_turn(&dressed->turn);
     if ((CUresult)frame->result != CUDA_SUCCESS && has_probes(dressed->members)) {
         frame->result = hook_call_again(frame);
-        strip_all(dressed->members, refused);
+        strip_all(dressed->members, WHY(graph_refused));
     }
     if (!has_probes(dressed->members))
         hook_let_set_go(&dressed->set);
@@ -127,7 +125,7 @@ static void go_on_as(struct prepared *graph, const struct members *before) {
     struct members *now = graph->members;
     for (size_t i = 0; i < before->count; i++) {
         if (before->all[i].disabled)
-            graph->lost = "a node of its graph was disabled before an update";
+            graph->lost = WHY(graph_disabled);
         if (before->count != now->count)
             continue;
         now->all[i].named = before->all[i].named;
@@ -169,7 +167,7 @@ void hook_before_instantiate(struct frame *frame) {
         flags = hook_read((const void *)flags, &params, sizeof(params)) ? params.flags : 0;
     else if (flags >= MOST_FLAGS)
         flags = 0;
-    const char *refuse = flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL;
+    const struct reason *refuse = flags & DEVICE_LAUNCH ? WHY(graph_on_device) : NULL;
     frame_leave_note(frame, NOTE_DRESSED,
                      dress(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse}));
 }
@@ -229,13 +227,13 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     }
     unsigned place = hook_find_place(found);
     const struct member *node = hook_find_member(found, frame_arg(frame, 1));
-    const char *refuse = place == MOST_SETS    ? hook_outgrown
-                         : node && !node->sure ? "its graph was set of a node inside of a conditional one"
-                                               : NULL;
+    const struct reason *refuse = place == MOST_SETS    ? WHY(graph_outgrown)
+                                  : node && !node->sure ? WHY(graph_conditional)
+                                                        : NULL;
     struct wanted wanted = {graph, refuse, found->members, false, place, found->context, 0};
     struct dressed *dressed = found->updated ? NULL : dress(&wanted);
     if (!dressed)
-        found->lost = hook_changed_late;
+        found->lost = WHY(graph_changed);
     if (!dressed)
         hook_put_prepared(found);
     else
@@ -248,7 +246,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
         return;
     bool own = hook_own_members(graph);
     if (!own || !hook_add_written(graph->members, written))
-        graph->lost = "memory ran out";
+        graph->lost = WHY(no_memory);
     for (size_t i = 0; i < graph->members->count; i++) {
         struct member *member = &graph->members->all[i];
         struct packed packed;
@@ -257,7 +255,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
         CUDA_KERNEL_NODE_PARAMS params = hook_own_params(member, &packed);
         hook_do.set_exec_node(graph->exec, member->named, &params);
         if (own)
-            hook_strip_member(member, hook_writes_constant);
+            hook_strip_member(member, WHY(writes_constant));
     }
 }
 
@@ -297,7 +295,7 @@ void hook_after_child(struct frame *frame) {
             graph->sets[dressed->place] = dressed->set;
         dressed->set = (struct set){0};
         if (!exchange(dressed))
-            graph->lost = "a graph inside of it was changed to one that is not known";
+            graph->lost = WHY(graph_unknown);
     }
     give_up(dressed);
     hook_put_prepared(graph);
@@ -334,7 +332,7 @@ struct changed {
 };
 
 static void place_member(struct prepared *graph, const struct member *old, struct member *new) {
-    const char *reason = hook_outgrown;
+    const struct reason *reason = WHY(graph_outgrown);
     struct set set = {0};
     unsigned place = 0;
     if (old->save && new->save->bytes <= old->room) {
@@ -361,7 +359,7 @@ static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *ke
     struct changed *changed = old && !graph->updated ? calloc(1, sizeof(*changed)) : NULL;
     if (!changed) {
         if (graph && (old || graph->updated))
-            graph->lost = hook_changed_late;
+            graph->lost = WHY(graph_changed);
         if (graph)
             hook_put_prepared(graph);
         return;
@@ -391,7 +389,7 @@ static void after_kernel(struct frame *frame) {
     struct prepared *graph = changed->graph;
     frame_set_arg(frame, 2, changed->params);
     if ((CUresult)frame->result != CUDA_SUCCESS && changed->member.save) {
-        hook_strip_member(&changed->member, "the driver refused its node with probes");
+        hook_strip_member(&changed->member, WHY(node_refused));
         frame->result = hook_call_again(frame);
     }
     if ((CUresult)frame->result == CUDA_SUCCESS && hook_own_members(graph)) {
@@ -480,7 +478,7 @@ void hook_after_node_enabled(struct frame *frame) {
     if (!graph)
         return;
     if (graph->updated)
-        graph->lost = hook_changed_late;
+        graph->lost = WHY(graph_changed);
     if (hook_find_member(graph, frame_arg(frame, 1)) && hook_own_members(graph))
         hook_find_member(graph, frame_arg(frame, 1))->disabled = !(unsigned)frame_arg(frame, 2);
     hook_put_prepared(graph);

@@ -27,11 +27,11 @@ static bool has_attribute(uint64_t node, int attribute) {
 static struct choice choose(const struct graph_node *node, const struct launch *launch, uint64_t context) {
     struct choice choice = hook_choose(launch, context);
     if (!choice.reason && node->kernel.ctx && (uint64_t)node->kernel.ctx != context)
-        choice.reason = "its node is of another context than the graph";
+        choice.reason = WHY(node_context);
     if (!choice.reason && hook_settings.benchmark)
-        choice.reason = "--benchmark: a kernel in a graph is not timed";
+        choice.reason = WHY_DETAIL(benchmark, "a kernel in a graph is not timed");
     if (!choice.reason && has_attribute((uint64_t)node->handle, DEVICE_UPDATABLE))
-        choice.reason = "the device may change its node";
+        choice.reason = WHY(node_updatable);
     return choice;
 }
 
@@ -41,10 +41,9 @@ static void give_save(struct member *member, const struct launch *launch) {
     if (member->save)
         member->save->repeats = !member->sure;
     if (!member->save)
-        member->reason = silent ? "the driver does not give back the parameters of its node"
-                                : "its parameters are not passed as the kernel has them";
+        member->reason = silent ? WHY(node_parameters) : WHY(parameters);
     else if (!hook_size_buffers(member->save, launch))
-        hook_strip_member(member, "its buffers are too large");
+        hook_strip_member(member, WHY(buffers_too_large));
     else
         member->room = member->save->bytes;
 }
@@ -77,11 +76,11 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
                               .sure = node->sure,
                               .is_graph = node->type == CU_GRAPH_NODE_TYPE_GRAPH,
                               .shared = launch.shared,
-                              .reason = "",
+                              .reason = UNCOUNTED,
                               .own = *kernel};
     memcpy(member->block, launch.block, sizeof(launch.block));
     if (!launch.function && node->type == CU_GRAPH_NODE_TYPE_KERNEL)
-        member->reason = "the driver does not say which kernel its node launches";
+        member->reason = WHY(node_unknown);
     if (!launch.function)
         return;
     launch.cooperative = has_attribute(member->node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
@@ -151,16 +150,14 @@ bool hook_is_copied(const struct member *member, const struct written *written) 
     return found;
 }
 
-const char hook_writes_constant[] = "its graph writes a constant of which it has a copy";
-
 // What a node writes can be changed later. The kernel nodes that the program can name then are changed too.
 void hook_check_constants(const struct members *members, struct member *member) {
     bool named = !members->unnamed && !member->depth && member->sure;
     for (size_t i = 0; i < members->written_count; i++)
         if (hook_is_copied(member, &members->written[i]))
-            hook_strip_member(member, hook_writes_constant);
+            hook_strip_member(member, WHY(writes_constant));
     if (member->save && member->choice.bound->variable_count && members->written_count && !named)
-        hook_strip_member(member, "its graph may come to write a constant of which it has a copy");
+        hook_strip_member(member, WHY(may_write_constant));
 }
 
 // Members
@@ -275,7 +272,7 @@ struct members *hook_copy_members(const struct members *members) {
     return made;
 }
 
-void hook_strip_member(struct member *member, const char *reason) {
+void hook_strip_member(struct member *member, const struct reason *reason) {
     drop_save(member->save);
     member->save = NULL;
     member->reason = reason;
@@ -348,7 +345,7 @@ void hook_dress(struct members *members) {
         if (!set_node(member->node, &params))
             continue;
         set_node(member->node, &own);
-        hook_strip_member(member, "the driver refused its node with probes");
+        hook_strip_member(member, WHY(node_refused));
     }
 }
 

@@ -94,10 +94,10 @@ static bool is_idle(const struct prepared *graph) {
 
 static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) {
     if (is_elsewhere(graph, stream))
-        hook_lose_sets(graph, "it was launched into a default stream of another context");
+        hook_lose_sets(graph, WHY(graph_context));
     graph->no_room = graph->lost;
     if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
-        graph->no_room = "its stream takes no event or copy";
+        graph->no_room = WHY(stream_events);
 }
 
 // We need no place in a slab until the graph has run, so we find one while it runs. But waiting for one could
@@ -130,7 +130,7 @@ void hook_before_replay(struct frame *frame) {
     hook_end_burst();
     if (!hook_stream_is_known(
             stream)) { // the launch may fail for another reason before the driver looks at it
-        hook_lose_sets(graph, "its stream was not seen to be made");
+        hook_lose_sets(graph, WHY(stream_unknown));
         hook_put_prepared(graph);
         return;
     }
@@ -183,7 +183,7 @@ static struct save *new_replay(const struct prepared *graph, const struct frame 
     return save;
 }
 
-static void count_lost(const struct members *members, const char *reason) {
+static void count_lost(const struct members *members, const struct reason *reason) {
     for (size_t i = 0; i < members->count; i++)
         if (members->all[i].save && !members->all[i].disabled)
             hook_count_unprobed(members->all[i].function, reason);
@@ -194,14 +194,14 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
     if (!hook_settings.complete)
         find_place(graph, stream, thread);
     struct save *save = graph->slab ? new_replay(graph, frame, stream) : NULL;
-    const char *lost = graph->no_room;
+    const struct reason *lost = graph->no_room;
     if (graph->slab && !save)
-        lost = "memory ran out";
+        lost = WHY(no_memory);
     if (!copy_sets(graph, save ? save->replay : NULL, stream)) {
         if (save)
             hook_end_replay(save->replay), free(save);
         save = NULL;
-        lost = "the device failed";
+        lost = WHY(device_failed);
         hook_lose_sets(graph, lost);
     }
     if (graph->slab) {
@@ -259,7 +259,7 @@ bool hook_next_replayed(const struct save *of, size_t *at, struct save *node) {
         const struct member *member = &replay->members->all[(*at)++];
         if (!member->save || member->disabled)
             continue;
-        const char *reason = hook_left_out(member->choice.first);
+        const struct reason *reason = hook_left_out(member->choice.first);
         if (reason) {
             hook_count_unprobed(member->function, reason);
             continue;
@@ -352,9 +352,6 @@ void hook_mark_exec_going(uint64_t exec, bool going) {
 
 // Its members and sets
 
-const char hook_outgrown[] = "it was changed too often to buffers that are larger";
-const char hook_changed_late[] = "a node of its graph was changed after an update";
-
 struct member *hook_find_member(const struct prepared *graph, uint64_t node) {
     for (struct member *at = graph->members->all; at < graph->members->all + graph->members->count; at++)
         if (at->named == node)
@@ -365,7 +362,7 @@ struct member *hook_find_member(const struct prepared *graph, uint64_t node) {
 bool hook_own_members(struct prepared *graph) {
     struct members *made = graph->members;
     if (made->users > 1 && !(made = hook_copy_members(graph->members))) {
-        graph->lost = "memory ran out";
+        graph->lost = WHY(no_memory);
         return false;
     }
     if (made != graph->members)
@@ -376,7 +373,7 @@ bool hook_own_members(struct prepared *graph) {
 }
 
 // We can't tell when the GPU stops writing to these buffers, so they are never freed or reused.
-void hook_lose_sets(struct prepared *graph, const char *reason) {
+void hook_lose_sets(struct prepared *graph, const struct reason *reason) {
     memset(graph->sets, 0, sizeof(graph->sets));
     graph->lost = reason;
 }
@@ -461,7 +458,7 @@ bool hook_move(uint64_t mover, uint64_t to, uint64_t from, uint64_t bytes, uint6
 //
 // Launches without probes of a replay, by function and reason.
 
-static void count_member(struct members *members, uint32_t function, const char *reason) {
+static void count_member(struct members *members, uint32_t function, const struct reason *reason) {
     struct tally *all = members->tallies;
     size_t k = 0;
     while (k < members->tally_count && (all[k].function != function || all[k].reason != reason))
@@ -471,11 +468,11 @@ static void count_member(struct members *members, uint32_t function, const char 
     all[k].launches++;
 }
 
-// Why it runs without probes; NULL if it does not. Empty: it is not counted.
-static const char *reason_of(const struct member *member, bool earlier) {
+// Why it runs without probes; NULL if it does not. UNCOUNTED: it is not counted.
+static const struct reason *reason_of(const struct member *member, bool earlier) {
     uint64_t handle = (uint64_t)(member->own.func ? (void *)member->own.func : (void *)member->own.kern);
-    const char *other = "its graph was made before these probes were named";
-    return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : "";
+    const struct reason *other = WHY(graph_early);
+    return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : UNCOUNTED;
 }
 
 // How often a node in the body of a conditional node runs is not known: as with probes, it counts once. If
@@ -493,8 +490,8 @@ const struct tally *hook_tally(struct members *members, unsigned order, unsigned
         members->saves += member->save != NULL;
         if (member->is_graph || member->disabled)
             continue;
-        const char *reason = reason_of(member, order != now);
-        if (reason && *reason)
+        const struct reason *reason = reason_of(member, order != now);
+        if (reason && reason != UNCOUNTED)
             count_member(members, member->function, reason);
     }
     return members->tallies;

@@ -306,13 +306,13 @@ void hook_want_fewer(struct probed *first, unsigned registers) {
         }
 }
 
-const char *hook_find_obstacle(const struct probed *probed, const struct bound *bound, uint64_t threads) {
-    const char *unfit = atomic_load_explicit(&probed->unfit, memory_order_relaxed);
-    return unfit            ? unfit
-           : bound->refused ? bound->refused
-           : threads > (uint64_t)bound->max_threads
-               ? "with probes a block of so many threads has too few registers"
-               : NULL;
+const struct reason *hook_find_obstacle(const struct probed *probed, const struct bound *bound,
+                                        uint64_t threads) {
+    const struct reason *unfit = atomic_load_explicit(&probed->unfit, memory_order_relaxed);
+    return unfit                                    ? unfit
+           : bound->refused                         ? bound->refused
+           : threads > (uint64_t)bound->max_threads ? WHY(registers)
+                                                    : NULL;
 }
 
 // How many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are resident.
@@ -335,7 +335,7 @@ static void want_fewer(struct probed *first, const struct launch *launch, uint64
 
 struct choice hook_choose(const struct launch *launch, uint64_t context) {
     struct probed *entry = hook_find_probed(launch->function);
-    struct choice choice = {.reason = "it was found without its name, or is still being made"};
+    struct choice choice = {.reason = WHY(not_ready)};
     choice.first = entry && entry->kernel ? hook_find_probed(entry->kernel) : entry;
     if (!choice.first || !hook_hold_probed(choice.first))
         return (struct choice){.reason = choice.reason};
@@ -346,7 +346,7 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
         hook_let_probed_go(choice.first);
         return choice;
     }
-    choice.reason = "it was not there with probes in this context yet";
+    choice.reason = WHY(not_here);
     for (struct probed *at = choice.first; at && (!of || of == context);
          at = atomic_load_explicit(&at->fewer, memory_order_acquire)) {
         struct bound *bound = hook_find_bound(at, context);
@@ -362,7 +362,7 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
             hook_do.occupancy(&blocks, bound->function, (int)threads, launch->shared);
             there = (uint64_t)blocks;
             if (there < resident) {
-                choice.reason = "with probes its cooperative grid does not fit";
+                choice.reason = WHY(cooperative);
                 small |= hook_most_registers(threads, resident) < at->used;
             }
         }
@@ -391,7 +391,7 @@ void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresul
     int blocks = 0;
     if (status != CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES && status != CUDA_ERROR_INVALID_CLUSTER_SIZE)
         return;
-    atomic_store(&probed->unfit, REFUSED);
+    atomic_store(&probed->unfit, WHY(launch_refused));
     if (first && !hook_do.occupancy(&blocks, launch->function, (int)threads, launch->shared))
         hook_want_fewer(first, hook_most_registers(threads, (uint64_t)blocks));
 }

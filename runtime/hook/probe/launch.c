@@ -34,28 +34,28 @@ static bool is_captured(uint64_t stream) {
     return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
-// Return why this launch can't be probed, or NULL if it can. Empty: don't count it, for example while
+// Return why this launch can't be probed, or NULL if it can; UNCOUNTED for example while
 // capturing, when nothing runs until the graph is launched.
-static const char *find_reason(const struct frame *frame, const struct choice *choice, uint64_t context,
-                               uint64_t stream) {
+static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
+                                        uint64_t context, uint64_t stream) {
     uint64_t of_stream = context;
     struct probed *first = choice->first;
     bool never = !first || first->refused;
     if (!hook_stream_is_known(stream))
-        return never ? choice->reason : "its stream was not seen to be made";
-    if ((!never || *choice->reason) && is_captured(stream))
-        return "";
-    const char *reason = never ? choice->reason : hook_left_out(first);
+        return never ? choice->reason : WHY(stream_unknown);
+    if ((!never || choice->reason != UNCOUNTED) && is_captured(stream))
+        return UNCOUNTED;
+    const struct reason *reason = never ? choice->reason : hook_left_out(first);
     reason = reason ? reason : choice->reason;
     if (reason)
         return reason;
     if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
         !hook_do.stream_context(stream, &of_stream) && of_stream != context)
-        return "its stream is of another context than the current one";
+        return WHY(stream_context);
     if (hook_settings.benchmark && is_dependent(frame))
-        return "--benchmark: it depends on its predecessor, and nothing may come between";
+        return WHY_DETAIL(benchmark, "it depends on its predecessor, and nothing may come between");
     if (is_dependent(frame) && hook_must_copy(choice->bound))
-        return "its constants must be copied, and it depends on its predecessor";
+        return WHY(dependent_constants);
     return NULL;
 }
 
@@ -104,8 +104,8 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
 }
 
 // A launch without probes is counted once it has been made: the frame has the reason until then.
-static void keep_reason(struct frame *frame, const char *reason) {
-    frame_leave_note(frame, NOTE_REASON, *reason ? reason : NULL);
+static void keep_reason(struct frame *frame, const struct reason *reason) {
+    frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
 // What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
@@ -115,7 +115,7 @@ static void forget_launch(const struct frame *frame) {
         atomic_fetch_sub(&first->launches, 1);
 }
 
-static void count_reason(const struct frame *frame, const char *reason) {
+static void count_reason(const struct frame *frame, const struct reason *reason) {
     struct probed *probed = hook_find_probed(frame->launch.function);
     if ((CUresult)frame->result != CUDA_SUCCESS)
         forget_launch(frame);
@@ -139,7 +139,7 @@ static void unpack(struct frame *frame, struct probed *probed) {
 // Claim buffers as large as an earlier launch of the same kernel needed, or smaller ones if none are free in
 // that size.
 static struct slab *claim_buffers(const struct frame *frame, struct save *save, struct claim claim,
-                                  uint64_t *offset, const char **reason) {
+                                  uint64_t *offset, const struct reason **reason) {
     bool first;
     save->demand = hook_find_demand(save, frame->launch.block, &first);
     if (save->demand && !first && !hook_settings.memusage && !hook_settings.benchmark)
@@ -156,12 +156,12 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                uint64_t begun) {
     const struct launch *launch = &frame->launch;
     uint64_t stream = hook_stream_of(frame), offset;
-    const char *reason = find_reason(frame, choice, context, stream);
+    const struct reason *reason = find_reason(frame, choice, context, stream);
     struct save *save = reason ? NULL : hook_new_save(choice->probed, launch);
     if (!reason && !save)
-        reason = "its parameters are not passed as the kernel has them";
+        reason = WHY(parameters);
     if (save && !hook_size_buffers(save, launch))
-        reason = "its buffers are too large";
+        reason = WHY(buffers_too_large);
     if (!reason && hook_settings.memusage && is_known_need(save)) {
         frame_leave_note(frame, NOTE_SAVE,
                          save); // it is counted once it has been made, and needs no probes for that
@@ -176,7 +176,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                             .dependent = is_dependent(frame)},
                              &offset, &reason);
     if (slab) // else the claim said why
-        reason = hook_copy_variables(choice->bound, stream) ? NULL : "its constants cannot be copied";
+        reason = hook_copy_variables(choice->bound, stream) ? NULL : WHY(constants);
     if (save)
         save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
     if (slab && !reason && hook_settings.benchmark && (reason = hook_benchmark(frame, save, choice, stream)))
@@ -186,7 +186,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
             hook_issue(slab, NULL);
         keep_reason(frame, reason);
         hook_free_save(save);
-        if (!*reason && choice->probed)
+        if (reason == UNCOUNTED && choice->probed)
             unpack(frame, choice->probed);
         return;
     }
@@ -205,8 +205,7 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     hook_end_burst();
     if (frame->slot->special == SPECIAL_LAUNCH_OLD) {
         const struct probed *first = hook_find_entry(frame->launch.function);
-        keep_reason(frame, first && first->refused ? first->refused
-                                                   : "it is launched by a function that CUDA has given up");
+        keep_reason(frame, first && first->refused ? first->refused : WHY(old_launch));
         return;
     }
     struct choice choice = hook_choose(&frame->launch, context);
@@ -231,7 +230,7 @@ static void write_launch(const struct frame *frame, struct save *save) {
 }
 
 __attribute__((weak)) void hook_after_launch(struct frame *frame) {
-    const char *reason = frame_note(frame, NOTE_REASON);
+    const struct reason *reason = frame_note(frame, NOTE_REASON);
     struct save *save = frame_note(frame, NOTE_SAVE);
     if (reason)
         count_reason(frame, reason);
@@ -265,7 +264,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
-        hook_count_unprobed(save->probed->function, REFUSED);
+        hook_count_unprobed(save->probed->function, WHY(launch_refused));
         hook_mark_unfit(save->probed, &frame->launch, status);
     } else
         forget_launch(frame);
@@ -363,11 +362,11 @@ void hook_call_without_buffers(struct frame *frame) {
 // The save of a launch: the program's parameters, the sizes of the buffers, and their addresses among the
 // arguments of the kernel with probes.
 
-const char *hook_left_out(struct probed *probed) {
+const struct reason *hook_left_out(struct probed *probed) {
     uint64_t before = atomic_fetch_add_explicit(&probed->launches, 1, memory_order_relaxed);
     return before < hook_settings.skip || (before - hook_settings.skip) % hook_settings.sample ||
                    (before - hook_settings.skip) / hook_settings.sample >= hook_settings.count
-               ? "it was left out, as --launch-skip, --launch-count or --sample say"
+               ? WHY(left_out)
                : NULL;
 }
 
@@ -489,13 +488,13 @@ struct counted {
     struct counted *next;
     _Atomic uint64_t launches;
     uint64_t written;
-    const char *reason;
+    const struct reason *reason;
     uint32_t function;
 };
 
 static _Atomic(struct counted *) buckets[BUCKETS];
 
-void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t launches) {
+void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches) {
     _Atomic(struct counted *) *bucket = &buckets[function % BUCKETS];
     struct counted *head = atomic_load(bucket), *added = NULL;
     for (;;) {
@@ -513,27 +512,8 @@ void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t l
     }
 }
 
-void hook_count_unprobed(uint32_t function, const char *reason) {
+void hook_count_unprobed(uint32_t function, const struct reason *reason) {
     hook_count_unprobed_times(function, reason, 1);
-}
-
-const char *hook_keep_text(const char *text) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct kept {
-        struct kept *next;
-        char text[];
-    } *kept;
-    pthread_mutex_lock(&lock);
-    struct kept *at = kept;
-    while (at && strcmp(at->text, text))
-        at = at->next;
-    if (!at && (at = malloc(sizeof(*at) + strlen(text) + 1))) {
-        strcpy(at->text, text);
-        at->next = kept;
-        kept = at;
-    }
-    pthread_mutex_unlock(&lock);
-    return at ? at->text : NULL;
 }
 
 void hook_write_unprobed(void) {
@@ -542,7 +522,7 @@ void hook_write_unprobed(void) {
             uint64_t launches = atomic_load(&at->launches);
             if (launches > at->written &&
                 HOOK_WRITE(unprobed, .function = at->function, .launches = launches - at->written,
-                           .reason = hook_str(at->reason)))
+                           .code = hook_str(at->reason->code), .detail = hook_str(at->reason->detail)))
                 at->written = launches;
         }
 }

@@ -28,7 +28,7 @@ static struct probed *new_probed(const struct looked_up *function) {
     return probed;
 }
 
-void hook_refuse(const struct looked_up *function, const char *reason) {
+void hook_refuse(const struct looked_up *function, const struct reason *reason) {
     struct probed *probed = function->registers ? NULL : new_probed(function); // else the first one stays
     if (!probed)
         return;
@@ -59,19 +59,8 @@ static bool check_params(const struct probed *probed) {
 
 // Contexts
 
-static const char *keep_fault(const char *text, const char *otherwise) {
-    const char *kept = hook_keep_text(text);
-    return kept ? kept : otherwise;
-}
-
-static const char *tell(const char *format, const char *what, const char *otherwise) {
-    char text[256];
-    snprintf(text, sizeof(text), format, what);
-    return keep_fault(text, otherwise);
-}
-
 // Why it cannot run there; NULL if it can.
-static const char *prepare(struct probed *probed, struct bound *bound) {
+static const struct reason *prepare(struct probed *probed, struct bound *bound) {
     const char *missing = NULL;
     int used;
     bool kernel = probed->is_library;
@@ -79,16 +68,15 @@ static const char *prepare(struct probed *probed, struct bound *bound) {
         hook_do.get_attribute(&bound->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
                               bound->function) ||
         hook_do.get_attribute(&used, CU_FUNC_ATTRIBUTE_NUM_REGS, bound->function))
-        return "the driver does not find it with probes";
+        return WHY(not_found);
     probed->used = (unsigned)used;
     if ((probed->woven->table || probed->woven->variable_count) &&
         !hook_share_variables(probed, bound, &missing))
-        return tell("its variable '%.200s' is not found", missing ? missing : "",
-                    "a variable of it is not found");
-    const char *fault = probed->plain ? hook_bind_plain(probed, bound) : NULL;
+        return hook_make_reason("variable_missing", missing ? missing : "");
+    const struct reason *fault = probed->plain ? hook_bind_plain(probed, bound) : NULL;
     if (fault)
         return fault;
-    return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : UNFIT_PROPERTY;
+    return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : WHY(property);
 }
 
 // Makes it run in the current context. NULL without memory, or if the context is about to go.
@@ -151,33 +139,32 @@ void hook_enter_function(uint64_t function, uint64_t kernel) {
 // Loading
 
 // Why it is not there; NULL if it is.
-static const char *load(struct probed *probed, const char *name) {
+static const struct reason *load(struct probed *probed, const char *name) {
     uint64_t module;
     bool kernel = probed->is_library;
     void *image = aligned_alloc(64, (probed->woven->image_size | 63) + 1);
     if (!image)
-        return "memory ran out";
+        return WHY(no_memory);
     memcpy(image, probed->woven->image, probed->woven->image_size);
     CUresult status = kernel ? hook_do.load_library(&module, image, NULL, NULL, 0, NULL, NULL, 0)
                              : hook_do.load_module(&module, image);
     free(image); // the driver has its own copy
     if (status) {
-        char number[16];
-        snprintf(number, sizeof(number), "%d", status);
-        return tell("the driver does not load it with probes: error %s", number,
-                    "the driver does not load it with probes");
+        char detail[32];
+        snprintf(detail, sizeof(detail), "error %d", status);
+        return hook_make_reason("load_refused", detail);
     }
     probed->loaded = module;
     if (kernel ? hook_do.get_kernel(&probed->probed, module, name)
                : hook_do.get_function(&probed->probed, module, name))
-        return "the driver does not find it with probes";
+        return WHY(not_found);
     if (!check_params(probed))
-        return "the pipeline tells other parameters than the kernel has";
-    const char *fault = hook_settings.benchmark ? hook_load_plain(probed, name) : NULL;
+        return WHY(other_parameters);
+    const struct reason *fault = hook_settings.benchmark ? hook_load_plain(probed, name) : NULL;
     if (fault)
         return fault;
     const struct bound *bound = bind(probed);
-    return !bound ? "the device takes no buffers" : bound->refused == UNFIT_OCCUPANCY ? NULL : bound->refused;
+    return !bound ? WHY(device_buffers) : bound->refused == WHY(occupancy) ? NULL : bound->refused;
 }
 
 static void unload(struct probed *probed) {
@@ -259,12 +246,12 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     if (!there || !hook_is_alive(function->reference) || !hook_find_probe_calls()) {
         hook_free_woven(woven), free(probed);
         if (hook_is_alive(function->reference))
-            hook_refuse(function, there ? "the driver is too old: 12.0 is needed" : "memory ran out");
+            hook_refuse(function, there ? WHY(driver_too_old) : WHY(no_memory));
         return;
     }
     probed->woven = woven;
     if (woven->fault)
-        probed->refused = keep_fault(woven->fault, "the pipeline failed");
+        probed->refused = woven->fault;
     else {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         probed->refused = load(probed, name);

@@ -31,11 +31,13 @@ static bool load(struct probed *probed, const char *name) {
                                : hook_do.get_function(&probed->plain, probed->plain_loaded, name));
 }
 
-const char *hook_load_plain(struct probed *probed, const char *name) {
+const struct reason *hook_load_plain(struct probed *probed, const char *name) {
     return !probed->woven->plain
-               ? "--benchmark: the pipeline gives no code without probes, as gpt-asm --original does"
-           : load(probed, name) ? NULL
-                                : "--benchmark: the driver does not load it as assembled without probes";
+               ? WHY_DETAIL(benchmark,
+                            "the pipeline gives no code without probes, as gpt-asm --original does")
+           : load(probed, name)
+               ? NULL
+               : WHY_DETAIL(benchmark, "the driver does not load it as assembled without probes");
 }
 
 static bool bind_variables(const struct probed *probed, struct bound *bound) {
@@ -64,22 +66,22 @@ static uint64_t scratch_bytes(void) {
     return known && size > 0 && !hook_driver_is_simulated() ? 2 * (uint64_t)size : 256;
 }
 
-const char *hook_bind_plain(const struct probed *probed, struct bound *bound) {
+const struct reason *hook_bind_plain(const struct probed *probed, struct bound *bound) {
     bound->plain = probed->plain;
     if ((probed->is_library && hook_do.kernel_function(&bound->plain, probed->plain)) ||
         !bind_variables(probed, bound))
-        return "--benchmark: it, or a variable of it, is not found as assembled without probes";
+        return WHY_DETAIL(benchmark, "it, or a variable of it, is not found as assembled without probes");
     return hook_make_scratch(scratch_bytes())
                ? NULL
-               : "--benchmark: no memory within --max-memory to flush the L2 cache with";
+               : WHY_DETAIL(benchmark, "no memory within --max-memory to flush the L2 cache with");
 }
 
 // Launches
 
 enum { PLAIN_BEGINS, PLAIN_ENDS, PROBED_BEGINS, PROBED_ENDS };
 
-static const char *launch_plain(struct frame *frame, struct save *save, const struct choice *choice,
-                                uint64_t stream) {
+static const struct reason *launch_plain(struct frame *frame, struct save *save, const struct choice *choice,
+                                         uint64_t stream) {
     const struct bound *bound = choice->bound;
     uint64_t plain = choice->handle == bound->function ? bound->plain : choice->probed->plain;
     const uint64_t *events = save->events;
@@ -89,22 +91,22 @@ static const char *launch_plain(struct frame *frame, struct save *save, const st
         status = status ? status : hook_do.copy(variable->to, variable->from, variable->size, stream);
     }
     if (status || !hook_flush(stream) || hook_do.record(events[PLAIN_BEGINS], stream))
-        return "--benchmark: its stream takes no copy, flush or event";
+        return WHY_DETAIL(benchmark, "its stream takes no copy, flush or event");
     if (!hook_launch_as(frame, plain, save->arguments))
-        return "--benchmark: the driver refused the launch without probes";
+        return WHY_DETAIL(benchmark, "the driver refused the launch without probes");
     if (hook_do.record(events[PLAIN_ENDS], stream) || !hook_flush(stream) ||
         hook_do.record(events[PROBED_BEGINS], stream))
-        return "--benchmark: its stream takes no flush or event";
+        return WHY_DETAIL(benchmark, "its stream takes no flush or event");
     return NULL;
 }
 
-const char *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
-                           uint64_t stream) {
-    const char *reason = NULL;
+const struct reason *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
+                                    uint64_t stream) {
+    const struct reason *reason = NULL;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED); // another stream may be captured
     for (size_t i = 0; i < BENCHMARK_EVENTS && !reason; i++)
         if (hook_do.create_event(&save->events[i], 0))
-            reason = "--benchmark: the driver makes no event";
+            reason = WHY_DETAIL(benchmark, "the driver makes no event");
     if (!reason)
         reason = launch_plain(frame, save, choice, stream);
     if (reason)

@@ -56,11 +56,11 @@ struct woven {
     struct woven_map *maps;
     struct woven_variable *variables;
     size_t param_count, added_count, map_count, variable_count;
-    size_t param_bytes;  // of the kernel's own parameters
-    uint32_t cluster[3]; // blocks per entry of a launch's grid
-    const char *table;   // variable with the table of addresses, or NULL
-    char *fault;         // why it has no probes, or NULL if it has
-    uint32_t number;     // of the kernel in the trace
+    size_t param_bytes;         // of the kernel's own parameters
+    uint32_t cluster[3];        // blocks per entry of a launch's grid
+    const char *table;          // variable with the table of addresses, or NULL
+    const struct reason *fault; // why it has no probes, or NULL if it has
+    uint32_t number;            // of the kernel in the trace
 };
 
 // Return whether the pipeline would give the same answer again. A failure may be temporary: say, a compiler
@@ -166,9 +166,9 @@ struct bound {
     struct bound *next;
     uint64_t context;
     struct reference of_context;
-    uint64_t function;   // the CUfunction in that context
-    int max_threads;     // of a block
-    const char *refused; // why it can't run there, or NULL if it can
+    uint64_t function;            // the CUfunction in that context
+    int max_threads;              // of a block
+    const struct reason *refused; // why it can't run there, or NULL if it can
     struct shared_variable *variables;
     size_t variable_count;
     uint64_t plain; // with --benchmark: the CUfunction without probes, and its variables
@@ -186,18 +186,18 @@ struct probed {
     uint32_t function; // its id in the trace
     uint64_t
         kernel; // for a CUfunction made from a CUkernel: that kernel, whose entry has all the rest; else 0
-    const char *refused; // why it runs without probes, or NULL if it has them
+    const struct reason *refused; // why it runs without probes, or NULL if it has them
     struct looked_up asked;
     char *name;
     uint64_t probed; // launched in its place
     const struct woven *woven;
-    uint64_t module;              // the program's
-    uint64_t loaded;              // ours
-    uint64_t plain, plain_loaded; // the same without probes, for --benchmark
-    unsigned used;                // registers per thread
-    bool is_library;              // `loaded` is a library, not a module
-    bool going;                   // its module is being unloaded
-    _Atomic(const char *) unfit;  // why launches no longer use it although it's loaded, or NULL
+    uint64_t module;                      // the program's
+    uint64_t loaded;                      // ours
+    uint64_t plain, plain_loaded;         // the same without probes, for --benchmark
+    unsigned used;                        // registers per thread
+    bool is_library;                      // `loaded` is a library, not a module
+    bool going;                           // its module is being unloaded
+    _Atomic(const struct reason *) unfit; // why launches no longer use it although it's loaded, or NULL
     _Atomic(struct bound *) bounds;
     _Atomic(struct probed *) fewer; // the next variant
     _Atomic unsigned limit;         // register limit of the last variant requested; 0: none yet
@@ -249,21 +249,20 @@ struct choice {
     struct probed *first,
         *probed; // the handle's entry; the variant that runs, or NULL for the program's kernel
     struct bound *bound;
-    uint64_t handle;    // the handle to launch
-    const char *reason; // why no variant runs
+    uint64_t handle;             // the handle to launch
+    const struct reason *reason; // why no variant runs
 };
 
 // Choose a variant and hold it until hook_let_choice_go.
 struct choice hook_choose(const struct launch *launch, uint64_t context);
 void hook_let_choice_go(const struct choice *choice);
 
-#define REFUSED "the driver refused the launch with probes"
-
 // Record that the driver refused the launch with probes and then launched the program's kernel.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
 
 // Return why it can't run in a context with blocks of this many threads, or NULL if it can.
-const char *hook_find_obstacle(const struct probed *probed, const struct bound *bound, uint64_t threads);
+const struct reason *hook_find_obstacle(const struct probed *probed, const struct bound *bound,
+                                        uint64_t threads);
 
 // Return how many registers a thread may use at most if a multiprocessor has to hold this many blocks of this
 // size.
@@ -275,17 +274,13 @@ void hook_want_fewer(struct probed *first, unsigned registers);
 
 // Answers to the program's occupancy queries.
 
-extern const char UNFIT_OCCUPANCY[];
-
 // Compare a newly loaded kernel with the answers already given about the program's. Returns NULL or
-// UNFIT_OCCUPANCY.
-const char *hook_compare_occupancy(struct probed *probed, const struct bound *bound);
+// WHY(occupancy).
+const struct reason *hook_compare_occupancy(struct probed *probed, const struct bound *bound);
 
 extern handler hook_after_blocks, hook_after_block_size, hook_after_shared, hook_after_clusters;
 
 // Attributes that the program sets on its functions and kernels are set on ours too.
-
-#define UNFIT_PROPERTY "what the program sets of it cannot be set with probes"
 
 bool hook_copy_properties(const struct probed *probed,
                           const struct bound *bound); // false if one can't be set
@@ -340,7 +335,7 @@ struct claim {
 
 // Find buffers for a launch into a stream, zeroed unless `copied`. Returns NULL and sets `reason` without
 // any. The caller gives them back with hook_issue once the launch is in the stream or has failed.
-struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const char **reason);
+struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason);
 // Wait until an earlier launch with the same demand is counted. With --complete, wait for that launch to end;
 // otherwise only for launches that have ended and aren't read yet. Returns the most bytes that this launch's
 // buffers may have: half of the memory, unless later launches can wait for it.
@@ -353,7 +348,7 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: the launch faile
 // Allocate buffers for an executable graph in the current context. They are zero once the slab is ready, and
 // aren't drained in place; the slab's event tells when the last replay ended. `replaced` bytes are about to
 // be released. Returns NULL and sets `reason` on failure.
-struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const char **reason);
+struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
 // Bracket a call that may start capturing streams. Until it returns, other calls must not drain streams.
@@ -465,7 +460,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
 // Return bytes of a slab, at most a staging buffer full, or NULL if the device fails. hook_why_lost says why
 // buffers are lost then.
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size);
-const char *hook_why_lost(CUresult failed);
+const struct reason *hook_why_lost(CUresult failed);
 void hook_forget_stage(void); // the slab is about to be reused
 
 // The thread that writes buffers into the trace.
@@ -489,7 +484,7 @@ struct member {
     uint32_t function; // id in the trace, or 0 if unknown
     uint32_t block[3], shared;
     struct choice choice;
-    const char *reason;          // why it runs without probes; empty: don't count it
+    const struct reason *reason; // why it runs without probes
     struct save *save;           // parameters and buffers; NULL without probes
     uint64_t room;               // bytes from save->offset on
     unsigned set;                // index of the set that has its buffers
@@ -510,7 +505,7 @@ struct members {
     bool unnamed;  // the program can't name these nodes in calls on the executable graph
     struct tally { // launches without probes of a replay
         uint32_t function;
-        const char *reason;
+        const struct reason *reason;
         uint64_t launches;
     } *tallies;
     size_t tally_count, saves; // saves: how many members have one
@@ -529,7 +524,7 @@ const struct tally *hook_tally(struct members *members, unsigned order, unsigned
 
 // Make a member from a node.
 void hook_make_member(struct member *member, const struct graph_node *node, uint64_t context);
-void hook_strip_member(struct member *member, const char *reason); // remove its probes
+void hook_strip_member(struct member *member, const struct reason *reason); // remove its probes
 
 // Memory written by nodes: a member that reads a copied constant from it can't have probes.
 struct written hook_written_by_set(uint64_t node, const CUDA_MEMSET_NODE_PARAMS_v2 *set);
@@ -537,7 +532,6 @@ struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy);
 bool hook_add_written(struct members *members, const struct written *written); // false if memory runs out
 bool hook_is_copied(const struct member *member, const struct written *written);
 void hook_check_constants(const struct members *members, struct member *member);
-extern const char hook_writes_constant[]; // a reason
 
 uint64_t hook_place_members(struct members *members, unsigned set); // returns the bytes of all buffers
 void hook_point_members(struct members *members, uint64_t address); // point at the buffers
@@ -574,10 +568,10 @@ struct prepared { // an executable graph
         struct slab *slab; // or NULL
         uint64_t bytes;
     } sets[MOST_SETS];
-    uint64_t mover;   // the kernel that copies and clears
-    const char *lost; // why its buffers are useless from now on, or NULL
-    unsigned order;   // the order that its probes come from
-    bool updated;     // from another graph: the program still names nodes by the first one
+    uint64_t mover;            // the kernel that copies and clears
+    const struct reason *lost; // why its buffers are useless from now on, or NULL
+    unsigned order;            // the order that its probes come from
+    bool updated;              // from another graph: the program still names nodes by the first one
     bool has_run;
     uint64_t stream; // where it ran last
     uint32_t thread; // if that is a per-thread default stream
@@ -585,7 +579,7 @@ struct prepared { // an executable graph
     // For the launch in progress
     struct slab *slab;
     uint64_t offset;
-    const char *no_room;
+    const struct reason *no_room;
     unsigned now;         // the current order
     bool captured, quiet; // quiet: don't record it
 };
@@ -606,9 +600,7 @@ bool hook_own_members(struct prepared *graph); // afterwards nobody else shares 
 unsigned
 hook_find_place(struct prepared *graph); // a free index for another set, freeing unused sets; or MOST_SETS
 void hook_let_set_go(struct set *set);
-void hook_lose_sets(struct prepared *graph, const char *reason);
-
-extern const char hook_outgrown[], hook_changed_late[]; // reasons
+void hook_lose_sets(struct prepared *graph, const struct reason *reason);
 
 // Graph launches and the buffers that they wrote.
 
@@ -640,7 +632,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
 // Shared by launches and kernel nodes of graphs: the program's parameters and the buffers.
 
 // Count a launch. Returns why the user's options leave it out, or NULL if they don't.
-const char *hook_left_out(struct probed *probed);
+const struct reason *hook_left_out(struct probed *probed);
 
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
 bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
@@ -672,22 +664,19 @@ void hook_end_probing(void); // the process ends: wait for buffers in flight
 
 // Launches without probes, counted by reason.
 
-// Count a launch. The reason must stay valid.
-void hook_count_unprobed(uint32_t function, const char *reason);
-void hook_count_unprobed_times(uint32_t function, const char *reason, uint64_t launches);
+// Count a launch.
+void hook_count_unprobed(uint32_t function, const struct reason *reason);
+void hook_count_unprobed_times(uint32_t function, const struct reason *reason, uint64_t launches);
 void hook_write_unprobed(void); // counts since the last call
 uint64_t hook_unprobed_total(void);
-
-// Intern a text for the lifetime of the process. Returns NULL if memory runs out.
-const char *hook_keep_text(const char *text);
 
 // -- load.c ----------------------------------------------------------------
 
 // Loading kernels with probes next to the program's.
 
-// Register a function that runs without probes. The reason must stay valid; an empty one means that launches
-// aren't counted.
-void hook_refuse(const struct looked_up *function, const char *reason);
+// Register a function that runs without probes. With UNCOUNTED, its launches aren't
+// counted.
+void hook_refuse(const struct looked_up *function, const struct reason *reason);
 
 // Register the CUfunction of a kernel in the current context, and prepare the kernel there.
 void hook_enter_function(uint64_t function, uint64_t kernel);
@@ -731,13 +720,13 @@ extern handler hook_after_variable;
 
 // Load it where the kernel with probes is loaded, and prepare it for the current context. Both return NULL,
 // or why that failed.
-const char *hook_load_plain(struct probed *probed, const char *name);
-const char *hook_bind_plain(const struct probed *probed, struct bound *bound);
+const struct reason *hook_load_plain(struct probed *probed, const char *name);
+const struct reason *hook_bind_plain(const struct probed *probed, struct bound *bound);
 
 // Flush the L2 cache, launch the kernel without probes between two events, and flush again, ready for the
 // launch with probes. Returns NULL, or why that failed.
-const char *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
-                           uint64_t stream);
+const struct reason *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
+                                    uint64_t stream);
 void hook_benchmarked(const struct save *save, uint64_t stream); // the launch with probes is in the stream
 
 // Read the GPU times of both after they ended. Returns false if unknown.
@@ -788,8 +777,9 @@ void hook_await(uint64_t handle); // until it is loaded or --wait is over
 // The request for a kernel, and the cache key of its result.
 
 // Both return NULL, or a lasting text that says why the kernel can't get probes.
-const char *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]);
-const char *hook_send_question(const struct looked_up *function, const char *kernel, struct gpt_call *call);
+const struct reason *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]);
+const struct reason *hook_send_question(const struct looked_up *function, const char *kernel,
+                                        struct gpt_call *call);
 
 // -- settings.c ------------------------------------------------------------
 
@@ -851,11 +841,11 @@ bool hook_find_linked(const struct image *image, struct gpt_bytes *text);
 
 // Compute a digest that identifies its image: of the contents, or for a large image in a file, of the file
 // and the position.
-const char *hook_digest_source(uint64_t function, char digest[65]);
+const struct reason *hook_digest_source(uint64_t function, char digest[65]);
 // Append the request about the image, which names the part wanted. A large image comes as a file descriptor
 // that the caller closes; otherwise -1.
-const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
-                             int *file);
+const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
+                                      int *file);
 
 extern handler hook_after_load_image, hook_after_load_file;
 

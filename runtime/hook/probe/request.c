@@ -35,7 +35,7 @@ static void look_up(uint64_t handle, const char *name, bool waits) {
     if (!asks || hook_find_probed(handle))
         return;
     if (!hook_is_wanted(name, order)) {
-        hook_refuse(&function, "");
+        hook_refuse(&function, UNCOUNTED);
         return;
     }
     hook_ask_for(&function, name);
@@ -182,7 +182,7 @@ void hook_ask_known(void) {
     for (struct known *known = collect(order->number), *next; known; known = next) {
         next = known->next;
         if (!hook_is_wanted(known->name, order))
-            hook_refuse(&known->function, "");
+            hook_refuse(&known->function, UNCOUNTED);
         else if (!hook_find_probed(known->function.handle))
             hook_ask_later(&known->function, known->name);
         free(known);
@@ -306,6 +306,15 @@ static bool is_here(const struct pending *pending) {
     return !pending->function.context || pending->function.context == hook_current_context();
 }
 
+// Its faults are sentences about it.
+static const struct reason *blame_supervisor(const char *fault) {
+    static const char subject[] = "gpt-hook's supervisor ";
+    char text[1100];
+    bool about = !strncmp(fault, subject, strlen(subject));
+    snprintf(text, sizeof(text), "%s%s", about ? "it " : "", about ? fault + strlen(subject) : fault);
+    return hook_make_reason("supervisor", text);
+}
+
 // Asks, if there is room for one more question. False if that fails: it is refused.
 static bool ask(struct pending *pending) {
     struct rlimit files;
@@ -315,7 +324,8 @@ static bool ask(struct pending *pending) {
     asked_count += room;
     pending->asked = room;
     pthread_mutex_unlock(&pending_lock);
-    const char *fault = room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
+    const struct reason *fault =
+        room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
     if (fault)
         hook_refuse(&pending->function, fault);
     return !fault;
@@ -339,11 +349,9 @@ static bool take_alive(struct pending *pending) {
             gpt_keep("probed", pending->key, &answer);
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {
-        char fault[sizeof("the pipeline failed: ") + sizeof(reply.fault)];
-        snprintf(fault, sizeof(fault), "%s%s",
-                 reply.status == GPT_REFUSED ? "" : "the pipeline failed: ", reply.fault);
-        const char *kept = hook_keep_text(fault);
-        hook_refuse(&pending->function, kept ? kept : "the pipeline failed");
+        hook_refuse(&pending->function, reply.status == GPT_REFUSED
+                                            ? blame_supervisor(reply.fault)
+                                            : hook_make_reason("pipeline_failed", reply.fault));
     }
     return true;
 }
@@ -383,7 +391,7 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
         free(pending);
         return;
     }
-    const char *fault = hook_name_result(function, name, pending->key);
+    const struct reason *fault = hook_name_result(function, name, pending->key);
     bool kept = !fault && *pending->key && gpt_get_kept("probed", pending->key, &pending->kept);
     if (fault)
         hook_refuse(function, fault);
@@ -467,19 +475,19 @@ static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
     return true;
 }
 
-const char *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
+const struct reason *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
     static atomic_flag registered = ATOMIC_FLAG_INIT; // after the driver's own handlers: it runs before them
     char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
     struct gpt_bytes text = {0};
     if (!atomic_flag_test_and_set(&registered))
         atexit(hook_end_probing);
     if (!hook_find_probe_calls())
-        return "the driver is too old: 12.0 is needed";
-    const char *refused = hook_digest_source(function->handle, digest);
+        return WHY(driver_too_old);
+    const struct reason *refused = hook_digest_source(function->handle, digest);
     if (refused)
         return refused;
     if (!find_arch(arch, target))
-        return "its device is not known";
+        return WHY(no_device);
     const char *parts[] = {hook_order_of(function->order)->identity, arch, target, digest, registers, kernel};
     bool whole = true;
     snprintf(registers, sizeof(registers), "%u", function->registers);
@@ -493,18 +501,20 @@ const char *hook_name_result(const struct looked_up *function, const char *kerne
     return NULL;
 }
 
-const char *hook_send_question(const struct looked_up *function, const char *kernel, struct gpt_call *call) {
+const struct reason *hook_send_question(const struct looked_up *function, const char *kernel,
+                                        struct gpt_call *call) {
     char arch[GPT_ARCH_BYTES];
     struct gpt_question question = {.pipeline = GPT_PROBE};
     struct gpt_asked asked = {.kernel = kernel, .arch = arch, .registers = function->registers};
     struct gpt_bytes request = {0};
     int file;
-    const char *refused = find_arch(arch, question.arch)
-                              ? hook_add_request(function->handle, &asked, &request, &file)
-                              : "its device is not known";
+    const struct reason *refused = find_arch(arch, question.arch)
+                                       ? hook_add_request(function->handle, &asked, &request, &file)
+                                       : WHY(no_device);
     snprintf(question.digest, sizeof(question.digest), "%s", hook_order_of(function->order)->identity);
-    if (!refused)
-        refused = gpt_begin(call, &question, &request, file);
+    const char *fault = refused ? NULL : gpt_begin(call, &question, &request, file);
+    if (fault)
+        refused = blame_supervisor(fault);
     gpt_close((int[]){file, -1});
     gpt_empty(&request);
     return refused;

@@ -22,8 +22,8 @@ struct loaded {
     struct loaded *next;
     uint64_t handle;
     struct reference reference;
-    const char *refused; // why its kernels aren't probed; NULL if we know no reason
-    struct image image;  // starts at the copy, if there is one
+    const struct reason *refused; // why its kernels aren't probed; NULL if we know no reason
+    struct image image;           // starts at the copy, if there is one
     void *copy;
     size_t copy_size;
     int memory; // the file that `copy` maps, or -1
@@ -34,10 +34,6 @@ struct loaded {
     char digest[65];    // empty until it is asked for: few images are
 };
 
-static const char CLOSED[] = "it is a library of NVIDIA's whose code is closed",
-                  NO_PTX[] = "no PTX comes with it", LINKED[] = "it was linked, and not of one PTX module",
-                  CHANGED[] = "its file was changed since it was loaded",
-                  UNREADABLE[] = "its image cannot be read", NO_MEMORY[] = "memory ran out";
 static pthread_mutex_t sources_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *sources;
 
@@ -87,14 +83,14 @@ static bool has_ptx(const struct image *image) {
 // Where the image is kept
 
 // Copy the image to private memory, or if it's large to an unnamed file. Returns why that failed, or NULL.
-static const char *copy_image(struct loaded *loaded) {
+static const struct reason *copy_image(struct loaded *loaded) {
     const void *start = loaded->image.start;
     size_t size = loaded->image.size;
     struct stat status;
     loaded->memory = -1;
     if (!size || size > MOST_IMAGE)
-        return size ? "its image is too large to keep" : UNREADABLE;
-    const char *reason = NULL;
+        return size ? WHY_DETAIL(image_too_large, "it has more than 1 GiB") : WHY(image_unreadable);
+    const struct reason *reason = NULL;
     if (size > LARGE_IMAGE && (loaded->memory = gpt_make_file(start, size)) >= 0) {
         loaded->inode = fstat(loaded->memory, &status) ? 0 : status.st_ino;
         loaded->copy = mmap(NULL, size, PROT_READ, MAP_SHARED, loaded->memory, 0);
@@ -105,7 +101,7 @@ static const char *copy_image(struct loaded *loaded) {
         else if (loaded->copy != MAP_FAILED) {
             munmap(loaded->copy, size);
             loaded->copy = MAP_FAILED;
-            reason = UNREADABLE;
+            reason = WHY(image_unreadable);
         }
     }
     bool good = loaded->copy != MAP_FAILED;
@@ -116,7 +112,7 @@ static const char *copy_image(struct loaded *loaded) {
     loaded->copy = good ? loaded->copy : NULL;
     loaded->image.start = loaded->copy;
     loaded->copy_size = size;
-    return good ? NULL : reason ? reason : NO_MEMORY;
+    return good ? NULL : reason ? reason : WHY(no_memory);
 }
 
 static bool is_same(const struct stat *one, const struct stat *other) {
@@ -209,9 +205,9 @@ void hook_after_load_image(struct frame *frame) {
         file = NULL;
     }
     if (hook_is_closed(owner))
-        loaded->refused = CLOSED;
+        loaded->refused = WHY(closed_library);
     else if (!has_ptx(&loaded->image))
-        loaded->refused = linked ? LINKED : NO_PTX;
+        loaded->refused = linked ? WHY(linked) : WHY(no_ptx);
     else if (!keep_place(loaded, file, offset))
         loaded->refused = copy_image(loaded);
     gpt_empty(&text);
@@ -220,11 +216,11 @@ void hook_after_load_image(struct frame *frame) {
 }
 
 // The file is looked into as if it were mapped: what the driver loaded is in it.
-static const char *read_file(struct loaded *loaded, const char *path) {
+static const struct reason *read_file(struct loaded *loaded, const char *path) {
     struct stat status;
     int file = open_file(path, &status);
     if (file < 0 || status.st_size <= 0)
-        return "its file cannot be read";
+        return WHY_DETAIL(image_unreadable, "its file cannot be opened or mapped");
     size_t size = (size_t)status.st_size; // and a byte behind it, which ends a text
     char *start = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start != MAP_FAILED && mmap(start, size, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED) {
@@ -233,14 +229,14 @@ static const char *read_file(struct loaded *loaded, const char *path) {
     }
     close(file);
     if (start == MAP_FAILED)
-        return "its file cannot be read";
+        return WHY_DETAIL(image_unreadable, "its file cannot be opened or mapped");
     uint32_t magic = 0;
     hook_peek(start, &magic, sizeof(magic));
     bool binary = magic == FATBIN_MAGIC || !memcmp(&magic, ELFMAG, SELFMAG);
     loaded->image = binary ? hook_read_image(start) : (struct image){"ptx", start, size};
-    const char *refused = !has_ptx(&loaded->image) ? NO_PTX : NULL;
+    const struct reason *refused = !has_ptx(&loaded->image) ? WHY(no_ptx) : NULL;
     if (!refused && loaded->image.size > size)
-        refused = "its file is not whole";
+        refused = WHY_DETAIL(image_unreadable, "its file is not whole");
     if (!refused && !keep_place(loaded, path, 0))
         refused = copy_image(loaded);
     munmap(start, size + 1);
@@ -253,7 +249,7 @@ void hook_after_load_file(struct frame *frame) {
         (CUresult)frame->result == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
-    loaded->refused = hook_is_closed(path) ? CLOSED : read_file(loaded, path);
+    loaded->refused = hook_is_closed(path) ? WHY(closed_library) : read_file(loaded, path);
     add(loaded);
     hook_finish_lookups();
 }
@@ -283,12 +279,10 @@ static void digest(struct loaded *loaded) {
     gpt_sha256(text, (size_t)size < sizeof(text) ? (size_t)size : sizeof(text) - 1, loaded->digest);
 }
 
-static const char UNKNOWN[] = "where its code comes from is not known";
-
-const char *hook_digest_source(uint64_t function, char to[65]) {
+const struct reason *hook_digest_source(uint64_t function, char to[65]) {
     pthread_mutex_lock(&sources_lock);
     struct loaded *loaded = find_source(function);
-    const char *refused = loaded ? loaded->refused : UNKNOWN;
+    const struct reason *refused = loaded ? loaded->refused : WHY(unknown_source);
     if (!refused && !*loaded->digest)
         digest(loaded);
     if (!refused)
@@ -307,8 +301,8 @@ static int open_memory(struct loaded *loaded) {
     return fcntl(loaded->memory, F_DUPFD_CLOEXEC, loaded->memory);
 }
 
-static const char *add_request(struct loaded *loaded, struct gpt_asked *asked, struct gpt_bytes *request,
-                               int *file) {
+static const struct reason *add_request(struct loaded *loaded, struct gpt_asked *asked,
+                                        struct gpt_bytes *request, int *file) {
     struct stat status;
     asked->type = loaded->image.type;
     asked->size = loaded->image.size;
@@ -316,26 +310,27 @@ static const char *add_request(struct loaded *loaded, struct gpt_asked *asked, s
     if (loaded->path) {
         *file = open_file(loaded->path, &status);
         if (*file < 0 || !is_same(&status, &loaded->status))
-            return CHANGED;
+            return WHY(file_changed);
     } else if (loaded->memory >= 0)
         *file = open_memory(loaded);
     if (*file < 0)
         asked->image = loaded->image.start;
-    return asked->image && asked->size > GPT_MOST - LARGE_IMAGE ? "its image is too large for the pipeline"
-           : gpt_add_module(request, asked)                     ? NULL
-                                                                : NO_MEMORY;
+    return asked->image && asked->size > GPT_MOST - LARGE_IMAGE
+               ? WHY_DETAIL(image_too_large, "it is in no file and has more than 63 MiB")
+           : gpt_add_module(request, asked) ? NULL
+                                            : WHY(no_memory);
 }
 
-const char *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
-                             int *file) {
+const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
+                                      int *file) {
     struct object_view view;
     *file = -1;
     asked->module = hook_object_look(function, &view) ? view.module : 0;
     pthread_mutex_lock(&sources_lock);
     struct loaded *loaded = find_source(function);
-    const char *refused = !loaded           ? UNKNOWN
-                          : loaded->refused ? loaded->refused
-                                            : add_request(loaded, asked, request, file);
+    const struct reason *refused = !loaded           ? WHY(unknown_source)
+                                   : loaded->refused ? loaded->refused
+                                                     : add_request(loaded, asked, request, file);
     pthread_mutex_unlock(&sources_lock);
     return refused;
 }

@@ -88,7 +88,7 @@ enum note_kind {
     NOTE_NONE,
     NOTE_GENERATION,  // number: of the objects, when one is about to go
     NOTE_SAVE,        // struct save: a launch with probes, or with its parameters unpacked
-    NOTE_REASON,      // text: why a launch has no probes
+    NOTE_REASON,      // struct reason: why a launch has no probes
     NOTE_DRAINS_HELD, // nothing more
     NOTE_REPLAY,      // struct prepared: the graph that is launched
     NOTE_DRESSED,     // struct dressed: the graph that has probes while the driver reads it

@@ -119,7 +119,7 @@ static void say_totals(const struct trace_totals *found) {
         say_logs(found);
     if (found->processes && gpt_is_selecting())
         gpt_say_selection(found->launches, found->probed + found->needing, found->unprobed,
-                          hook_count_reason("it was left out"));
+                          hook_count_reason(WHY(left_out)));
 }
 
 static bool is_error(const struct stat *status) {
@@ -195,50 +195,61 @@ void hook_report_setup(void) {
 //
 // Launches with probes and without, their time on the GPU, and what helps against the most frequent reasons.
 
-enum { MOST_REASONS = 16, SHOWN = 2, REASON_BYTES = 128 };
+enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256 };
 
 // Why launches ran without probes: the first reasons found. There are hardly ever more.
-static struct reason {
-    char text[REASON_BYTES];
+static struct met {
+    char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
 } reasons[MOST_REASONS];
 
 static uint64_t times[2]; // without probes, and with them
 
-// What the user can do about it; WAYS of gpt/analyze/lib/coverage.py is the same.
-static const struct {
-    const char *reason, *way; // how it begins
-} ways[] = {
-    {"no PTX comes with it",
-     "build it with PTX, or use torch.compile or Triton (README, Kernels without PTX)"},
-    {"it was linked, and not of one PTX module", "link it when it is built (README, Kernels without PTX)"},
-    {"it is a library of NVIDIA's whose code is closed",
-     "torch.compile makes kernels of its own for much of it (README, Kernels without PTX)"},
-    {"it was found without its name, or is still being made",
-     "--wait waits longer, and another run finds what was made since"},
-    {"no buffer was free within --max-memory", "--max-memory gives more, --complete waits"},
-    {"its buffers are larger than --max-memory", "--max-memory gives more"},
-    {"other graphs have the buffers that there are within --max-memory", "--max-memory gives more"},
-    {"gpt-hook's supervisor", "gpt-hook(1), SUPERVISOR, says which processes it answers"},
-    {"the pipeline failed", "GPT_KEEP=DIR keeps what it made of each kernel"},
+// A code, and what the user reads: its text, and what helps.
+static const struct told {
+    const char *code, *text, *advice;
+} table[] = {
+#define X(code, text, advice) {#code, text, advice},
+    GPT_REASONS(X)
+#undef X
 };
 
-void hook_add_reason(const char *text, size_t size, uint64_t launches) {
-    char name[REASON_BYTES];
-    struct reason *reason = reasons;
-    snprintf(name, sizeof(name), "%.*s", (int)(size < REASON_BYTES ? size : REASON_BYTES), text);
-    while (reason < reasons + MOST_REASONS && reason->launches && strcmp(reason->text, name))
-        reason++;
-    if (reason == reasons + MOST_REASONS)
+// NULL for a code of a newer stage.
+static const struct told *look_up(const char *code) {
+    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
+        if (!strcmp(code, table[i].code))
+            return &table[i];
+    return NULL;
+}
+
+// The same as str() of gpt/stream/reasons.py.
+static void write_reason(const struct met *met, char *text, size_t size) {
+    const struct told *told = look_up(met->code);
+    bool other = !strcmp(met->code, "other") && *met->detail;
+    snprintf(text, size, "%.200s%s%.255s",
+             other  ? ""
+             : told ? told->text
+                    : met->code,
+             other || !*met->detail ? "" : ": ", met->detail);
+}
+
+void hook_add_reason(const char *code, const char *detail, uint64_t launches) {
+    struct met added = {.launches = launches}, *met = reasons;
+    snprintf(added.code, sizeof(added.code), "%s", code);
+    snprintf(added.detail, sizeof(added.detail), "%s", detail);
+    while (met < reasons + MOST_REASONS && met->launches &&
+           (strcmp(met->code, added.code) || strcmp(met->detail, added.detail)))
+        met++;
+    if (met == reasons + MOST_REASONS)
         return;
-    memcpy(reason->text, name, sizeof(name));
-    reason->launches += launches;
+    added.launches += met->launches;
+    *met = added;
 }
 
 void hook_add_gpu_time(bool probed, uint64_t duration) { times[probed] += duration; }
 
 static int by_launches(const void *one, const void *other) {
-    uint64_t a = ((const struct reason *)one)->launches, b = ((const struct reason *)other)->launches;
+    uint64_t a = ((const struct met *)one)->launches, b = ((const struct met *)other)->launches;
     return (a < b) - (a > b);
 }
 
@@ -251,23 +262,25 @@ static const char *write_time(bool probed, char text[64]) {
     return text;
 }
 
-uint64_t hook_count_reason(const char *start) {
+uint64_t hook_count_reason(const struct reason *why) {
     uint64_t launches = 0;
     for (size_t i = 0; i < MOST_REASONS; i++)
-        if (!strncmp(reasons[i].text, start, strlen(start)))
+        if (!strcmp(reasons[i].code, why->code))
             launches += reasons[i].launches;
     return launches;
 }
 
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
-    char line[1024], with[64], without[64];
+    char line[2048], why[512], with[64], without[64];
     qsort(reasons, MOST_REASONS, sizeof(*reasons), by_launches);
     int size =
         snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes%s, %lu without%s", probed,
                  probed == 1 ? "" : "es", write_time(true, with), unprobed, write_time(false, without));
-    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++)
-        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ",
-                         reasons[i].text, reasons[i].launches);
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
+        write_reason(&reasons[i], why, sizeof(why));
+        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ", why,
+                         reasons[i].launches);
+    }
     if (!probed && !unprobed && launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
                  gpt_is_choosing() ? "kernels that -k and --filter leave out"
@@ -277,12 +290,13 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
     if (reasons[SHOWN].launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", and more: gpt-analyze summary has all");
     gpt_write_line(line);
-    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++)
-        for (size_t k = 0; k < sizeof(ways) / sizeof(*ways); k++)
-            if (!strncmp(reasons[i].text, ways[k].reason, strlen(ways[k].reason))) {
-                snprintf(line, sizeof(line), "gpt-hook: %s: %s", ways[k].reason, ways[k].way);
-                gpt_write_line(line);
-            }
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
+        const struct told *told = look_up(reasons[i].code);
+        if (!told || !strcmp(told->code, "other") || (i && !strcmp(told->code, reasons[0].code)))
+            continue;
+        snprintf(line, sizeof(line), "gpt-hook: %s: %s", told->text, told->advice);
+        gpt_write_line(line);
+    }
 }
 
 // -- Programs without the hook ---------------------------------------------

@@ -154,6 +154,7 @@ static void count_record(unsigned depth, uint64_t end) {
     bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
     bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
     uint64_t without = 0;
+    char code[AHEAD] = "", detail[AHEAD] = ""; // the window moves
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
     found.probed += is(kind, "probed");
@@ -179,11 +180,12 @@ static void count_record(unsigned depth, uint64_t end) {
                 *(counts ? &found.calls : &found.launches) += add_counts(trace, &table);
         } else if (unprobed && is(key, "launches")) {
             found.unprobed += without = next(trace).number;
-        } else if (unprobed && is(key, "reason")) {
-            struct value reason = next(trace);
-            if (reason.type == TEXT)
-                hook_add_reason((const char *)reason.data,
-                                reason.number < AHEAD / 2 ? reason.number : AHEAD / 2, without);
+        } else if (unprobed && (is(key, "code") || is(key, "detail"))) {
+            bool is_code = is(key, "code");
+            struct value text = next(trace);
+            size_t size = text.number < AHEAD / 2 ? text.number : AHEAD / 2;
+            if (text.type == TEXT)
+                snprintf(is_code ? code : detail, AHEAD, "%.*s", (int)size, (const char *)text.data);
         } else if (buffer && is(key, "entries")) {
             found.entries += next(trace).number;
             found.logs++;
@@ -205,6 +207,8 @@ static void count_record(unsigned depth, uint64_t end) {
             pass(trace, end);
         }
     }
+    if (without)
+        hook_add_reason(code, detail, without);
 }
 
 // Counts what a chunk holds, and returns where the next may begin: if none was written here, after the hole.

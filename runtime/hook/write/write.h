@@ -163,13 +163,47 @@ void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
     __attribute__((cleanup(hook_release_signals), unused)) const struct held_signals held_ =                 \
         hook_hold_signals()
 
+// -- reasons.c -------------------------------------------------------------
+//
+// Why a launch has no probes, or why the data of a buffer is missing. The codes and their texts are in
+// gpt/stream/reasons.py. Two reasons with a detail may be equal and have different addresses: readers add
+// them up.
+
+struct reason {
+    const char *code, *detail; // detail: or NULL
+};
+
+enum why {
+#define X(code, text, advice) WHY_##code,
+    GPT_REASONS(X)
+#undef X
+};
+
+extern const struct reason hook_reasons[]; // by enum why, without a detail
+extern const struct reason hook_uncounted; // not a reason: such launches aren't counted
+
+#define WHY(code) (&hook_reasons[WHY_##code])
+#define UNCOUNTED (&hook_uncounted)
+#define WHY_DETAIL(code, detail)                                                                             \
+    ({                                                                                                       \
+        static const struct reason why_ = {#code, detail};                                                   \
+        (void)WHY_##code;                                                                                    \
+        &why_;                                                                                               \
+    })
+
+// Intern a text for the lifetime of the process. Returns NULL if memory runs out.
+const char *hook_keep_text(const char *text);
+
+// Intern a reason with a detail, or with an empty one. A code of a stage that isn't in our table is fine.
+const struct reason *hook_make_reason(const char *code, const char *detail);
+
 // -- report.c --------------------------------------------------------------
 
 // The final report on launches with probes and without.
 
-void hook_add_reason(const char *reason, size_t size, uint64_t launches);
+void hook_add_reason(const char *code, const char *detail, uint64_t launches);
 void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, in time stamp ticks
-uint64_t hook_count_reason(const char *start); // launches without probes for reasons with this prefix
+uint64_t hook_count_reason(const struct reason *why);   // launches without probes that have this code
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
 
 // Programs that the command starts without the hook, for the report.

@@ -7,7 +7,7 @@ import pytest
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.formats.params import Param
-from gpt.probe.plan.left_alone import NO_PLACE, LeftAlone
+from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.read.load import find_probe, load_probes, parse_toml
 from gpt.probe.verify import verify
 from gpt.stream import records
@@ -141,7 +141,7 @@ after = "SAVE [m] {OUT};"
     woven = echo(file)  # the result of LOAD8 has 64 bits
     assert [(site.matched, site.woven) for site in woven.sites] == [(2, 1)]
     assert woven.misfits == ["probe 'load' at 'ld.global': an instruction OUT has 64 bits, and line 6 wants 32"]
-    with pytest.raises(LeftAlone, match=NO_PLACE):
+    with pytest.raises(LeftAlone, match="no probe applies to it"):
         echo(file, "empty")
 
 
@@ -165,8 +165,8 @@ def test_the_stage_writes_records():
     assert kernel["id"] == woven["id"] and kernel["maps"] == [map_["id"]] and kernel["verified"] == 1
     assert kernel["added"] == [{"offset": 16, "size": 8, "type": "u64", "map": map_["id"]}]
     assert rest["kernels"] == ["empty"] and rest["data"].startswith(b"kernel empty 8\nDONE\n")
-    assert left["name"] == "empty" and left["reason"] == NO_PLACE
-    assert diag["text"] == f"left alone, {NO_PLACE}"
+    assert left["name"] == "empty" and left["code"] == "no_place"
+    assert diag["text"] == "left alone, no probe applies to it"
 
 
 def test_the_stage_chooses_kernels_and_reports_faults():

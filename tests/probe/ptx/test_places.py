@@ -164,7 +164,7 @@ def test_functions_of_other_modules_are_linked(tmp_path):
     module = scan_module(kernel(BODY, HEAD + CALLS.replace("MORE", MORE)), "m")
     data = prune(module, ["k"])
     file = simple("ld.global", "mov.u32 %a, SMID;")
-    with pytest.raises(LeftAlone, match="needs function 'elsewhere', which is defined elsewhere \\(-c weaves it"):
+    with pytest.raises(LeftAlone, match="needs a function that is defined elsewhere: 'elsewhere' \\(-c weaves it"):
         weave(data, "k", [file])
     woven = weave(data, "k", [file], relocatable=True)
     assert unweave(woven.data) == data

@@ -26,6 +26,7 @@ from gpt.compat.neutrino.traces.log import Log, LoggedLaunch
 from gpt.compat.neutrino.traces.maps import FolderMap, choose, read_maps
 from gpt.compat.neutrino.traces.results import COUNT, WARP, Result, SectionLayout, find_place
 from gpt.stream import records
+from gpt.stream.reasons import parse
 from gpt.trace.tensors import read_tensor_records
 
 Record = dict[str, Any]
@@ -174,7 +175,7 @@ def _say_rest(log: Log, functions: _Functions) -> Iterator[Record]:
     launched = Counter[int](functions.number(one.function) for one in log.launches if one.start)
     for (function, reason), count in log.unprobed.items():
         yield from functions.say(function)
-        yield records.make("unprobed", function=functions.number(function), launches=count, reason=reason)
+        yield records.make("unprobed", function=functions.number(function), launches=count, **parse(reason).keys())
         launched[functions.number(function)] += count
     needs = defaultdict[str, list[int]](list)
     for one in log.launches:

@@ -1,0 +1,234 @@
+"""Reasons: why a kernel or a launch has no probes, and why the data of a buffer is missing.
+
+A record has the `code` of a reason and, where there's more to say, a `detail`. What a person reads comes from the
+table below: programs compare codes, never texts, so a text can be improved. `make` generates `GPT_REASONS` in
+`runtime/abi/records.h` from it, and a test compares it with REASONS in gpt-stream(5).
+
+To add a reason, add a line here and one in gpt-stream(5). Codes stay what they are: traces have them.
+
+Traces made before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` maps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+OTHER = "other"
+
+_README = "(README, Kernels without PTX)"
+_MEMORY = "--max-memory gives more"
+_KEEP = "GPT_KEEP=DIR keeps what the pipeline made of each kernel"
+_NODE = "-k or --filter can leave some of its kernels out, and the others may get probes"
+_REBUILD = "instantiate the graph again in place of the change or update"
+_LESS = "a probe that saves fewer values needs less"
+
+# code -> the text, and the advice
+TABLE: dict[str, tuple[str, str]] = {
+    # The kernel's image
+    "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
+    "closed_library": (
+        "it is a library of NVIDIA's whose code is closed",
+        f"torch.compile makes kernels of its own for much of it {_README}",
+    ),
+    "linked": ("it was linked, and not of one PTX module", f"link it when it is built {_README}"),
+    "file_changed": ("its file was changed since it was loaded", "start the program again"),
+    "image_unreadable": ("its image cannot be read", "check the file that the program loads it from"),
+    "image_too_large": ("its image is too large", "load it from a file, or as several modules"),
+    "unknown_source": (
+        "where its code comes from is not known",
+        "start the program with gpt-hook run -p or --control, so that its loads are seen",
+    ),
+    "no_memory": ("memory ran out", "give the process more memory"),
+    # The pipeline and what it makes
+    "not_ready": (
+        "it was found without its name, or is still being made",
+        "--wait waits longer, and another run finds kernels made since",
+    ),
+    "pipeline_failed": ("the pipeline failed", _KEEP),
+    "pipeline_empty": ("the pipeline made nothing of it", _KEEP),
+    "pipeline_wrong": ("the pipeline's answer makes no sense", f"check its last stage; {_KEEP}"),
+    "stage_error": ("a stage of the pipeline reports an error", _KEEP),
+    "supervisor": (
+        "gpt-hook's supervisor did not serve it",
+        "gpt-hook(1), SUPERVISOR, says which processes it answers",
+    ),
+    # Weaving
+    "no_place": (
+        "no probe applies to it",
+        "its positions match nothing in the kernel; -k or --filter can leave it out",
+    ),
+    "no_save": (
+        "no probe that saves applies to it",
+        "its positions match nothing in the kernel; -k or --filter can leave it out",
+    ),
+    "woven": ("it is woven already", "start from the PTX without probes"),
+    "old_ptx": ("its PTX is too old", "build it with a newer CUDA, or for a newer architecture"),
+    "undefined": (
+        "it needs a function that is defined elsewhere",
+        "link it when it is built, or weave it with gpt-ptx-probe -c for gpt-asm -c",
+    ),
+    "not_alone": (
+        "it cannot be loaded alone",
+        "gpt-ptx-probe(1), Kernels that are left alone, says what code has to do without",
+    ),
+    "variables": (
+        "its variables are used in a way that is not understood",
+        "gpt-ptx-probe names the place; keep to PTX as compilers write it",
+    ),
+    "function": ("a probe is in a function that cannot have another parameter", "call the function directly"),
+    "too_large": ("it is too large with its probes", _LESS),
+    # Loading
+    "driver_too_old": ("the driver is too old: 12.0 is needed", "install a driver for CUDA 12.0 or later"),
+    "no_device": ("its device is not known", "nothing: the driver does not tell the architecture"),
+    "load_refused": ("the driver does not load it with probes", _KEEP),
+    "not_found": ("the driver does not find it with probes", _KEEP),
+    "variable_missing": ("a variable of it is not found", _KEEP),
+    "other_parameters": ("the pipeline tells other parameters than the kernel has", _KEEP),
+    "property": ("what the program sets of it cannot be set with probes", "nothing: probes need a part of it"),
+    "occupancy": (
+        "its occupancy was asked for, and is lower with probes",
+        "nothing: it is assembled again with fewer registers, and used from then on",
+    ),
+    "not_here": (
+        "it was not there with probes in this context yet",
+        "nothing: it is there after the program's next look-up, load or wait in the context",
+    ),
+    # Launches
+    "left_out": ("it was left out, as --launch-skip, --launch-count or --sample say", "leave out these options"),
+    "registers": (
+        "with probes, a block this large has too few registers",
+        "nothing: it is assembled again with fewer registers, and used from then on",
+    ),
+    "cooperative": (
+        "with probes its cooperative grid does not fit",
+        "nothing: it is assembled again with fewer registers, and used from then on",
+    ),
+    "stream_unknown": ("its stream was not seen to be made", "start the program with gpt-hook, which sees it made"),
+    "stream_context": (
+        "its stream belongs to another context than the current one",
+        "make the stream's context current before the launch",
+    ),
+    "parameters": ("its parameters are not passed as the kernel has them", "pass all parameters of the kernel"),
+    "constants": ("its constants cannot be copied", "nothing: the driver refused the copy"),
+    "dependent_constants": (
+        "its constants must be copied, and it depends on its predecessor",
+        "nothing: a programmatic dependent launch cannot wait for the copy",
+    ),
+    "dependent_buffer": (
+        "no clear buffer was there for a launch that depends on its predecessor",
+        "nothing: a programmatic dependent launch cannot wait for one",
+    ),
+    "old_launch": (
+        "it is launched by a function that CUDA has given up",
+        "call cuLaunchKernel in place of cuLaunch, cuLaunchGrid and cuLaunchGridAsync",
+    ),
+    "launch_refused": ("the driver refused the launch with probes", _KEEP),
+    "benchmark": ("--benchmark cannot measure it", "without --benchmark it has probes"),
+    # Buffers
+    "no_buffer": ("no buffer was free within --max-memory", f"{_MEMORY}, --complete waits"),
+    "buffers_over_limit": ("its buffers are larger than --max-memory", _MEMORY),
+    "buffers_too_large": ("its buffers are too large", _LESS),
+    "device_memory": ("the device has no memory for its buffers", "a smaller --max-memory may fit"),
+    "device_buffers": ("the device takes no buffers", "nothing: the driver refused the memory or the stream for them"),
+    "stream_events": ("its stream takes no event or copy", "nothing: the driver refused them"),
+    "ending": ("the process was about to end", "nothing: its buffers could not be read any more"),
+    # Graphs
+    "graph_over_limit": ("the buffers of its graph are larger than half of --max-memory", _MEMORY),
+    "graph_buffers": ("other graphs have the buffers that there are within --max-memory", _MEMORY),
+    "graph_early": ("its graph was made before these probes were named", "make the graph after the probes are named"),
+    "graph_refused": ("the driver refused its graph with probes", _NODE),
+    "graph_on_device": ("its graph can be launched from the device", "make it without the flag for device launches"),
+    "graph_changed": ("its graph was changed after an update", _REBUILD),
+    "graph_outgrown": ("it was changed too often to buffers that are larger", _REBUILD),
+    "graph_conditional": ("its graph was set of a node inside of a conditional one", _REBUILD),
+    "graph_unknown": ("a graph inside it was replaced by an unknown one", _REBUILD),
+    "graph_disabled": ("a node of its graph was disabled before an update", _REBUILD),
+    "graph_context": (
+        "it was launched into a default stream of another context",
+        "make the graph's context current before the launch, or use a stream of it",
+    ),
+    "node_refused": ("the driver refused its node with probes", _KEEP),
+    "node_context": ("its node belongs to another context than the graph", "use one context in a graph"),
+    "node_updatable": ("the device may change its node", "make the node without the attribute for device updates"),
+    "node_parameters": (
+        "the driver does not give back the parameters of its node",
+        "pass kernelParams in place of packed parameters",
+    ),
+    "node_unknown": ("the driver does not say which kernel its node launches", "install a newer driver"),
+    "writes_constant": ("its graph writes a constant of which it has a copy", "write constants outside of the graph"),
+    "may_write_constant": (
+        "its graph may come to write a constant of which it has a copy",
+        "keep nodes that copy or set memory out of child and conditional graphs",
+    ),
+    # Saved data that is missing
+    "not_read": ("it was not read before the process ended", "end the program by exit, not by a signal or _exit"),
+    "device_failed": ("the device failed", "the program's own calls say how"),
+    "not_saved": ("--benchmark saves no buffers", "without --benchmark they are saved"),
+    "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
+    OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
+}
+# What earlier versions wrote differently: how their sentence begins -> code. What follows is the detail.
+EARLIER = {
+    "with probes a block": "registers",
+    "its stream is": "stream_context",
+    "its node is": "node_context",
+    "a graph inside of it": "graph_unknown",
+    "it is woven already": "woven",
+    "PTX ": "old_ptx",
+    "it needs function": "undefined",
+    "probes in function": "function",
+    "its file cannot be read": "image_unreadable",
+    "its file is not whole": "image_unreadable",
+    "its variable": "variable_missing",
+    "gpt-hook's supervisor": "supervisor",
+    "the pipeline tells": "pipeline_wrong",
+    "the pipeline writes no stream": "pipeline_wrong",
+    "--benchmark: ": "benchmark",
+    "its stream takes no event": "stream_events",
+    "a node of its graph was changed after an update": "graph_changed",
+}
+
+
+class Reason(NamedTuple):
+    """A code of TABLE, or one of a newer version, and a detail of this case."""
+
+    code: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.code == OTHER and self.detail:
+            return self.detail
+        text = TABLE[self.code][0] if self.code in TABLE else self.code
+        return f"{text}: {self.detail}" if self.detail else text
+
+    def keys(self) -> dict[str, str]:
+        """Return the keys of a record with this reason."""
+        return {"code": self.code, "detail": self.detail} if self.detail else {"code": self.code}
+
+    @property
+    def advice(self) -> str:
+        """Say what to do about it, after the text; empty for an unknown code."""
+        return "{}: {}".format(*TABLE[self.code]) if self.code in TABLE and self.code != OTHER else ""
+
+
+def find_reason(record: Mapping[str, Any]) -> Reason | None:
+    """Return the reason in an `unprobed` or `kernel` record of any version; None if it has none."""
+    if "code" in record:
+        return Reason(record["code"], record.get("detail", ""))
+    return parse(record["reason"]) if "reason" in record else None
+
+
+def parse(text: str) -> Reason:
+    """Return the reason that a code, a printed reason, or a sentence of an earlier version means."""
+    if text in TABLE:
+        return Reason(text)
+    for code, (start, _) in TABLE.items():
+        if text == start:
+            return Reason(code)
+        if text.startswith(start + ": "):
+            return Reason(code, text[len(start) + 2 :])
+    for start, code in EARLIER.items():
+        if text.startswith(start):
+            return Reason(code, "" if text == start else text)
+    return Reason(OTHER, text)
