@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
@@ -21,13 +21,18 @@ from gpt.probe.positions import matches
 from gpt.sass.arch import arch_of
 from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import read_kernel
-from gpt.sass.reasons import TABLE
 from gpt.sass.sites import ENTRY, Site, iter_sites
 from gpt.sass.tables import Registers, Table, UnknownOpcodeError, table_of
 from gpt.stream import records
 from gpt.stream.packed import Packer
+from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
+PLACES = {  # why a place is left alone; the codes of kernels are those of gpt/stream/reasons.py
+    "no_face": "no PTX instruction is known as which a probe could see it",
+    "never_runs": "nothing leads to it",
+    "few_registers": "fewer registers are free than --registers asks for",
+}
 _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("kernel", "text", {"unit": "kernel"}),
     ("instruction", "text?", {"shown": "under"}),
@@ -40,13 +45,6 @@ _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("sites", "u32?", {"shown": "any"}),
     ("registers", "u16?", {"shown": "any"}),
 )
-
-
-class Reason(NamedTuple):
-    """Why something is left alone: a code of gpt/sass/reasons.py, and what it is in this case."""
-
-    code: str
-    detail: str | None = None
 
 
 @dataclass
@@ -106,7 +104,7 @@ def explain_cubin(cubin: CubinEditor, arch: str, names: Sequence[str], wanted: W
     table = _find_table(arch)
     for name in names:
         if isinstance(table, Reason):
-            yield Row(name, code=table.code, detail=table.detail)
+            yield leave_alone(name, table)
         else:
             yield from _explain_kernel(cubin, name, table, wanted)
 
@@ -125,21 +123,20 @@ def _explain_kernel(cubin: CubinEditor, name: str, table: Table, wanted: Wanted)
         kernel = read_kernel(cubin, name, table)
         sites = [row for site in iter_sites(kernel) if (row := _explain_site(name, site, wanted))]
     except UnknownOpcodeError as error:
-        yield Row(name, code="unknown_opcode", detail=error.fact)
+        yield leave_alone(name, Reason("unknown_opcode", error.fact))
         return
     except UnboundedError as error:
-        yield Row(name, code="unbounded", detail=error.fact)
+        yield leave_alone(name, Reason("unbounded", error.fact))
         return
     except GptError as error:
-        yield Row(name, code="unreadable", detail=error.fact)
+        yield leave_alone(name, Reason("image_unreadable", error.fact))
         return
     least = [
         min((n for n in column if n is not None), default=None)
         for column in zip(*(row.free for row in sites), strict=True)
     ]
-    whole = Row(name, sites=len(sites), registers=kernel.registers, free=least or Row.free)
-    if not kernel.has_usual_entry:
-        whole.code, whole.detail = "unknown_entry", f"it begins with {kernel.code[0].name}"
+    whole = leave_alone(name, None if kernel.has_usual_entry else Reason("unknown_entry", kernel.code[0].name))
+    whole.sites, whole.registers, whole.free = len(sites), kernel.registers, least or Row.free
     yield whole
     yield from sites
 
@@ -161,9 +158,9 @@ def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
     return row
 
 
-def leave_alone(names: Sequence[str], code: str) -> Iterator[Row]:
-    """Yield the rows of kernels that aren't looked at."""
-    return (Row(name, code=code) for name in names)
+def leave_alone(name: str, reason: Reason | None) -> Row:
+    """Return the row of a kernel, with the reason why it's left alone, if it is."""
+    return Row(name, code=reason.code, detail=reason.detail or None) if reason else Row(name)
 
 
 def make_answer(name: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -175,7 +172,8 @@ def make_answer(name: str, rows: Sequence[Row]) -> dict[str, Any]:
         if row.code:
             counts[row.code, row.instruction is None] += 1
     verdict = [
-        f"{count:,} {'kernel' if whole else 'place'}{'s' * (count > 1)} left alone: {code}: {TABLE[code]}"
+        f"{count:,} {'kernel' if whole else 'place'}{'s' * (count > 1)} left alone: {code}: "
+        + (TABLE[code][0] if whole else PLACES[code])
         for (code, whole), count in counts.items()
     ]
     return records.make("answer", name=name, **packer.keys(), top=None, verdict=verdict, plots=None)

@@ -11,6 +11,7 @@ from gpt.formats.closed import find_closed_kernel, is_closed_name
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.sass.explain import Wanted, explain_cubin, leave_alone, make_answer
 from gpt.stream import records
+from gpt.stream.reasons import Reason
 from gpt.stream.stage import Stage
 
 NAMED = 3  # kernels that a message lists
@@ -67,10 +68,10 @@ class Explaining:
         listed = [symbol["name"] for symbol in record["kernels"]]
         library = record["library"]
         if is_closed_name([library], self._build_ids.get(library)) or find_closed_kernel([*names, *listed]):
-            rows = leave_alone(wanted, CLOSED)
+            rows = [leave_alone(kernel, Reason(CLOSED)) for kernel in wanted]
         else:
-            rows = explain_cubin(cubin, record["arch"], wanted, self._wanted)
-        return make_answer(name, list(rows))
+            rows = list(explain_cubin(cubin, record["arch"], wanted, self._wanted))
+        return make_answer(name, rows)
 
     def _wants(self, name: str) -> bool:
         kept = not self._keep or any(part in name for part in self._keep)
