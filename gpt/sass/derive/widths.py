@@ -210,7 +210,7 @@ def _conflicts(bits: Sequence[int], values: dict[int, int]) -> int:
 
 
 def _missing(samples: Samples, seeds: Sequence[int], selectors: list[int], index: int, role: int) -> list[int]:
-    """Return words, three seeds each, for values of the selectors that no sample has; for all values if they are few."""
+    """Return three words each for values of the selectors that no sample has, or for all if they are few."""
     if len(selectors) > MOST_SELECTORS:
         return []
     have = _groups(selectors, _values(samples, index, role))
