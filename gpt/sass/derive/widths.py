@@ -184,7 +184,7 @@ def _selectors(samples: Samples, index: int, role: int) -> list[int]:
             break
         chosen.append(min(left, key=lambda bit: _conflicts([*chosen, bit], values)))
     seen = {bit for bit, one, other in samples.neighbours if values[one] != values[other]}
-    for bit in sorted(chosen, key=lambda bit: (bit in seen, -bit)):  # those that weren't seen to matter go first
+    for bit in sorted(chosen, key=lambda bit: (bit in seen, -bit)):  # first drop bits never seen to matter
         fewer = [other for other in chosen if other != bit]
         if _decides(fewer, values):
             chosen = fewer
