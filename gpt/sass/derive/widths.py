@@ -24,6 +24,7 @@ from gpt.sass.tables import UNKNOWN, Count
 SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
 MOST_SELECTORS = 9
 TURNED = 2  # words of each opcode of which every modifier is turned
+FEW = 5  # selectors of which every value is tried with several words
 TRIES = 24  # random words for each opcode
 
 
@@ -182,7 +183,8 @@ def _selectors(samples: Samples, index: int, role: int) -> list[int]:
         if not left:
             break
         chosen.append(min(left, key=lambda bit: _conflicts([*chosen, bit], values)))
-    for bit in sorted(chosen, reverse=True):
+    seen = {bit for bit, one, other in samples.neighbours if values[one] != values[other]}
+    for bit in sorted(chosen, key=lambda bit: (bit in seen, -bit)):  # first drop bits never seen to matter
         fewer = [other for other in chosen if other != bit]
         if _decides(fewer, values):
             chosen = fewer
@@ -208,7 +210,7 @@ def _conflicts(bits: Sequence[int], values: dict[int, int]) -> int:
 
 
 def _missing(samples: Samples, seeds: Sequence[int], selectors: list[int], index: int, role: int) -> list[int]:
-    """Return words for values of the selectors that no sample has: the first three seeds with each."""
+    """Return three words each for values of the selectors that no sample has, or for all if they are few."""
     if len(selectors) > MOST_SELECTORS:
         return []
     have = _groups(selectors, _values(samples, index, role))
@@ -216,7 +218,7 @@ def _missing(samples: Samples, seeds: Sequence[int], selectors: list[int], index
     return [
         seed & ~mask | value
         for value in (_scatter(number, selectors) for number in range(1 << len(selectors)))
-        if value not in have
+        if value not in have or len(selectors) <= FEW
         for seed in seeds[:3]
     ]
 
