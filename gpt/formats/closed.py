@@ -54,7 +54,7 @@ def find_closed_kernel(names: Iterable[str]) -> str | None:
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
     """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
     soname = [_find_soname(source, tables)] if tables else []
-    return is_closed_name([source.name, *soname], tables and tables.build_id)
+    return is_closed_name([source.name, *soname], tables.build_id if tables else None)
 
 
 def is_closed_name(paths: Iterable[str], build_id: str | None) -> bool:

@@ -11,8 +11,8 @@ ptxas doesn't always make one instruction of one: `atom.shared.add.f32` is a loo
 the compare-and-swap that it is. A load with the guard `!PT`, which ptxas puts in front of LDGSTS, never runs and is no
 site.
 
-An opcode's lower nine bits are the operation; the upper three say what stands at bit 32. The bits (sm_90), each seen
-by varying a PTX instruction, and held against it by tests/sass/test_faces.py:
+An opcode's lower nine bits are the operation; the upper three are the kind of its operand at bit 32. The bits (sm_90),
+each seen by varying a PTX instruction, and held against it by tests/sass/test_faces.py:
 
     73 -  75   memory: 0-3 u8 s8 u16 s16, 4 32 bits, 5 64, 6 128
     73 -  76   atomics: 0-3 u32 s32 u64 s64; with a float: 0 f16x2, 3 bf16x2, 9 f32, 15 f64
@@ -187,7 +187,7 @@ _NAMES = {name for name, _ in _FACES} | _WITHOUT
 def find_face(one: Instruction) -> str | None:
     """Return the opcode and modifiers of the PTX instruction that this one is shown as.
 
-    It's empty if a probe might look for the instruction and what it is can't be told; None if it's no site.
+    Return an empty string if a probe might look for the instruction, but its bits aren't known; None if it's no site.
     """
     if one.name not in _NAMES or (one.guard.predicate == PT and one.guard.negated):
         return None

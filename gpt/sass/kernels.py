@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def has_usual_entry(self) -> bool:
-        """Whether it begins by loading the stack pointer, and nothing jumps back there."""
+        """True if it begins by loading the stack pointer, and nothing jumps back there."""
         first = self.code[0]
         loads = first.name == self.code.table.arch.entry and first.writes.R == 1 << 1
         return loads and first.guard.always and 0 not in self.code.targets | self.jump_tables

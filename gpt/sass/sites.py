@@ -1,13 +1,13 @@
 """Sites: the instructions of a kernel where probes can go, and the registers that are free there.
 
-A site is the kernel's first instruction (the face `entry`), or one that has a face (faces.py). A probe's code runs in
+A site is the kernel's first instruction (the face `entry`), or one with a face (faces.py). A probe's code runs in
 front of it or behind it, in registers of the kernel that hold nothing: dead, and with nothing in flight for them
 (flow.py). What the site itself waits for has arrived by then. Registers of the file R that the kernel doesn't name
 aren't counted: a kernel that needs more of them may lose warps. Those of the other files exist anyway.
 
     R    below the kernel's register count, without R1, the stack pointer
     UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say
-    P    without PT; UP likewise
+    P    without PT; UP in the same way
     B    convergence barriers
 """
 

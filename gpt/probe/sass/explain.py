@@ -28,7 +28,7 @@ from gpt.stream.packed import Packer
 from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
-PLACES = {  # why a place is left alone; the codes of kernels are those of gpt/stream/reasons.py
+PLACES = {  # why a place is left alone; gpt/stream/reasons.py has the codes of kernels
     "no_face": "no PTX instruction is known as which a probe could see it",
     "never_runs": "nothing leads to it",
     "few_registers": "fewer registers are free than --registers asks for",
@@ -49,7 +49,7 @@ _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 @dataclass
 class Row:
-    """A kernel, or one of its sites; the names of its parts are those of the columns."""
+    """A kernel, or one of its sites; each part is a column of the answer."""
 
     kernel: str
     instruction: str | None = None
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to explain: the sites of these probes, or all if there are none; how many registers a probe needs."""
+    """The request: explain the sites of these probes, or all sites without any. A probe needs some `registers`."""
 
     files: Sequence[ProbeFile] = ()
     registers: int = 0
@@ -86,7 +86,7 @@ class Wanted:
 
     @property
     def looks_for_instructions(self) -> bool:
-        """Whether a probe goes to instructions, so that those which can't be shown to it matter."""
+        """True if a probe goes to instructions. Then an instruction without a face matters."""
         positions = [position for file in self.files for probe in file.probes for position in probe.positions]
         return not self.files or any(position.kind == "opcode" for position in positions)
 
