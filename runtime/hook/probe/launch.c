@@ -31,7 +31,8 @@ static bool is_dependent(const struct frame *frame) {
 
 static bool is_captured(uint64_t stream) {
     int capturing = 0;
-    return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
+    return hook_is_capturing() && hook_find_probe_calls() &&
+           (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
 // Return why this launch can't be probed, or NULL if it can. Empty: don't count it, for example while
@@ -221,15 +222,14 @@ static void write_launch(const struct frame *frame, struct save *save) {
     const struct launch *launch = &frame->launch;
     const struct woven *woven = save->probed->woven;
     uint64_t grid[3], block[3];
-    CUdevice device = 0;
     for (int i = 0; i < 3; i++)
         grid[i] = save->grid[i], block[i] = launch->block[i];
-    hook_do.get_device(&device);
     uint32_t id = frame->thread ? hook_new_id(&hook_watched->probed) : 0;
     if (id && HOOK_WRITE(probed, .id = id, .kernel = woven->number, .function = save->probed->function,
-                         .thread = frame->thread->tid, .start = frame->start, .device = (uint64_t)device,
-                         .stream = launch->stream, .grid = {grid, 3}, .block = {block, 3},
-                         .shared = launch->shared, .params = {save->block, woven->param_bytes}))
+                         .thread = frame->thread->tid, .start = frame->start,
+                         .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
+                         .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
+                         .params = {save->block, woven->param_bytes}))
         save->id = id;
 }
 

@@ -473,6 +473,7 @@ struct pool {
     struct reference reference;
     bool made; // else a thread is making it
     uint64_t context, stream;
+    CUdevice device;
     uint64_t memory;      // the driver's pool
     char *stage;          // freed with the context
     uint64_t bytes, most; // of all slabs and the scratch memory

@@ -214,7 +214,10 @@ static bool begin_memory(struct pool *pool) {
                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     uint64_t all = UINT64_MAX;
     pool->most = most_bytes();
-    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props) &&
+    if (hook_do.get_device(&pool->device))
+        return false;
+    props.location.id = pool->device;
+    return !hook_do.create_pool(&pool->memory, &props) &&
            !hook_do.set_pool(pool->memory, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
 }
 
