@@ -4,18 +4,23 @@
 PYTHON ?= python3
 PREFIX ?= /usr/local
 
+comma := ,
 VENV  := .venv
 READY := $(VENV)/.ready
 
 # The runtime is C for the build machine; glibc 2.28 or later is all that it needs (runtime/portable.h). Functions that
 # later versions have in libc come from two other libraries before.
 RUNTIME := gpt/_runtime
+
+# The processor: a folder of runtime/arch, whose README.md says how to add one.
+ARCH := x86_64
+arch_files = $(wildcard runtime/arch/$(ARCH)/$(1)/*.[cS])
 CFLAGS ?= -O2 -g
-RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime $(CFLAGS)
+RUNTIME_CFLAGS = -std=gnu11 -D_GNU_SOURCE -include runtime/portable.h -Wall -Wextra -Werror -fvisibility=hidden -Iruntime -Iruntime/arch/$(ARCH) $(CFLAGS)
 OLD_LIBS = -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2
 TENSORS = $(wildcard gpt/tensors/*.py)
-HOOK_FILES = $(wildcard runtime/hook/*/*.[chS])
-HEADERS = $(wildcard runtime/*.h runtime/abi/*.h) runtime/abi/records.h
+HOOK_FILES = $(wildcard runtime/hook/*/*.[ch])
+HEADERS = $(wildcard runtime/*.h runtime/abi/*.h runtime/arch/$(ARCH)/*.h) runtime/abi/records.h
 
 C_FILES     = $(shell find runtime tests \( -name '*.[ch]' -o -name '*.cu' \) 2>/dev/null)
 SHELL_FILES = .ci/run gpt/packaging/install.sh $(shell grep -lE '^\#!.*(sh|bash)$$' bin/*) $(shell find tests -name '*.sh')
@@ -69,22 +74,25 @@ $(RUNTIME)/python/%: %
 	@cp $< $@
 
 # What weaves and assembles kernels: what is kept of other code is not used.
-WEAVER = $(sort $(wildcard runtime/host/*.h) $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
+WEAVER = $(sort $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
 
-$(RUNTIME)/gpt-hook: $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
+$(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_PACKAGE_VERSION='"$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpt/__init__.py)"' \
 	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
-	    $(filter-out %/ask.c %/run_pipeline.c %/request.c,$(filter %.c,$^)) $(OLD_LIBS) -Wl,--wrap=__libc_start_main -o $@
+	    $(filter-out %/ask.c %/run_pipeline.c %/request.c,$(filter %.c,$^)) $(OLD_LIBS) \
+	    $(if $(call arch_files,launcher),-Wl$(comma)--wrap=__libc_start_main) -o $@
 
-$(RUNTIME)/libgpthook.so: $(HOOK_FILES) runtime/hook/versions.map $(wildcard runtime/common/*.[ch]) $(HEADERS)
+VERSIONS = $(wildcard runtime/arch/$(ARCH)/hook/versions.map)
+
+$(RUNTIME)/libgpthook.so: $(HOOK_FILES) $(call arch_files,hook) $(VERSIONS) $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -DGPT_OWN_DLFCN -fPIC -shared -Wl,-z,defs,-z,now -Wl,-Bsymbolic-functions \
-	    -Wl,--version-script=runtime/hook/versions.map $(filter runtime/hook/%.c %.S,$^) $(OLD_LIBS) -o $@
+	    $(VERSIONS:%=-Wl$(comma)--version-script=%) $(filter-out runtime/common/%,$(filter %.c %.S,$^)) $(OLD_LIBS) -o $@
 
-$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h runtime/portable.h runtime/say.h
+$(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id.h $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
@@ -98,15 +106,16 @@ $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/com
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
 # What makes host code of PTX: what is kept of another generator is not used.
-GENERATOR = $(sort $(wildcard runtime/host/*.h gpt/asm/host/*.py gpt/ptx/*))
+HOST = $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h
+GENERATOR = $(sort $(HOST) $(wildcard gpt/asm/host/*.py gpt/ptx/*))
 
-$(RUNTIME)/sim/libcuda.so.1: $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/sim/renamed.h $(GENERATOR) \
+$(RUNTIME)/sim/libcuda.so.1: $(call arch_files,sim) $(wildcard runtime/sim/*.c) $(wildcard runtime/sim/*.h) runtime/sim/renamed.h $(GENERATOR) \
     $(wildcard runtime/common/*.[ch]) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -DGPT_GENERATOR='"$(shell cat $(filter %.h %.py %.lark,$(GENERATOR)) | sha256sum | cut -c -32)"' \
-	    $(filter runtime/sim/%.c,$^) $(OLD_LIBS) -o $@
+	    $(filter runtime/sim/%.c runtime/arch/%,$(filter %.c %.S,$^)) $(OLD_LIBS) -o $@
 
 # What programs find that ask for the driver by the name of its development package. A link would become a second
 # driver in a wheel.
@@ -118,14 +127,14 @@ $(RUNTIME)/sim/libcuda.so: $(RUNTIME)/sim/libcuda.so.1
 $(RUNTIME)/sim/libcudart.so: $(RUNTIME)/sim/libcudart.so.13
 	@echo 'INPUT(libcudart.so.13)' >$@
 
-$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) runtime/portable.h runtime/say.h
+$(RUNTIME)/sim/libcudart.so.13: $(wildcard runtime/cudart/*) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-soname,libcudart.so.13 -Wl,-z,defs,-z,now,-z,nodelete -Wl,-Bsymbolic \
 	    -Wl,--version-script=runtime/cudart/versions.map $(filter %.c,$^) $(OLD_LIBS) -o $@
 
 # gpt-asm compiles with these.
-$(RUNTIME)/host/abi.h: $(wildcard runtime/host/*.h)
+$(RUNTIME)/host/abi.h: $(HOST)
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 

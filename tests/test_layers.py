@@ -61,6 +61,22 @@ def test_no_two_files_import_each_other():
     assert not imports
 
 
+def test_a_plan_knows_no_instruction_set():
+    """Probes are in PTX, which gpt/probe itself reads. What's woven, and into what, is a back end's business: lowering
+    a snippet's body needs the tree and the types of PTX, no module.
+    """
+    allowed = {
+        "plan": ("gpt.base.", "gpt.formats.params", "gpt.stream.", "gpt.probe."),
+        "lower": ("gpt.ptx.tree", "gpt.ptx.types", "gpt.probe."),
+    }
+    for folder, begin in allowed.items():
+        for path in (ROOT / "gpt" / "probe" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("gpt"):
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                    assert all(name.startswith(begin) for name in names), f"{path}: {names}"
+
+
 def test_only_entry_points_import_other_peoples_formats():
     """What reads them is registered; the core doesn't know who they are."""
     for path in sources():

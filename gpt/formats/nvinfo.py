@@ -1,12 +1,12 @@
-"""Read the resources that kernels need from a cubin: registers, stack, constant memory.
+"""Read `.nv.info`, where a cubin says what its kernels need: registers, stack, constant memory, parameters.
 
-`.nv.info` holds entries: u8 format, u8 attribute, u16 value; with format 4 the value is the size of a payload that
-follows. These attributes have as payload the index of a symbol and a number:
+It holds entries: u8 format, u8 attribute, u16 value; with format 4 the value is the size of a payload that follows.
+cuobjdump prints the name of each attribute. These have as payload the index of a symbol and a number:
 
     0x2f  registers of a thread       0x11  bytes of the function's own stack frame
     0x12  bytes of stack of an entry and all that it calls; 0xffffffff if not known
 
-Up to CUDA 12 the registers are in bits 24-31 of sh_info of `.text.K` as well. `.nv.constantN.K` are the constant
+Before sm_90 the registers are in bits 24-31 of sh_info of `.text.K` as well. `.nv.constantN.K` are the constant
 banks that K has for itself: bank 0 has what the driver writes and the parameters, bank 2 literals. The size of
 `.nv.shared.K` is not what the kernel declared: from sm_90 on it counts 1,024 bytes that the system keeps.
 """
@@ -14,18 +14,52 @@ banks that K has for itself: bank 0 has what the driver writes and the parameter
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
 from gpt.formats.cubin import SECTION, STO_CUDA_ENTRY, STT_FUNC, SYMBOL, Data, section_headers
 from gpt.formats.elf import SHT_SYMTAB
 
-_ENTRY = struct.Struct("<BBH")
-_PAIR = struct.Struct("<II")
-_SIZED = 4  # the format with a payload
-_REGISTERS, _FRAME, _STACK = 0x2F, 0x11, 0x12
+ENTRY = struct.Struct("<BBH")
+PAIR = struct.Struct("<II")
+SIZED = 4  # the format with a payload
+REGISTERS = 0x2F
+_FRAME, _STACK = 0x11, 0x12
 _UNKNOWN = 0xFFFFFFFF
 _CONSTANT = b".nv.constant"
+
+
+class Attribute(NamedTuple):
+    """An entry at an offset of the section. `payload` is empty unless the format has one; then `value` is its size."""
+
+    at: int
+    form: int
+    kind: int
+    value: int
+    payload: memoryview
+
+    @property
+    def end(self) -> int:
+        """Return the offset of the next entry."""
+        return self.at + ENTRY.size + len(self.payload)
+
+
+def iter_attributes(content: Data) -> Iterator[Attribute]:
+    """Yield the entries of an `.nv.info` section. Raises MalformedError where it ends within one."""
+    view = memoryview(content)
+    at = 0
+    while at < len(view):
+        if at + ENTRY.size > len(view):
+            raise MalformedError("cubin: .nv.info ends within an entry")
+        form, kind, value = ENTRY.unpack_from(view, at)
+        start = at + ENTRY.size
+        end = start + (value if form == SIZED else 0)
+        if end > len(view):
+            raise MalformedError("cubin: .nv.info ends within an entry")
+        yield Attribute(at, form, kind, value, view[start:end])
+        at = end
 
 
 @dataclass
@@ -66,22 +100,14 @@ def read_needs(data: Data) -> dict[str, Needs]:
 
 
 def _read_info(entries: memoryview, kernels: dict[int, tuple[str, Needs]]) -> None:
-    position = 0
-    while position + _ENTRY.size <= len(entries):
-        form, attribute, value = _ENTRY.unpack_from(entries, position)
-        position += _ENTRY.size
-        if form != _SIZED:
-            continue
-        if attribute in (_REGISTERS, _FRAME, _STACK) and value >= _PAIR.size:
-            if position + _PAIR.size > len(entries):
-                raise MalformedError("cubin: .nv.info ends within an entry")
-            symbol, number = _PAIR.unpack_from(entries, position)
+    for entry in iter_attributes(entries):
+        if entry.kind in (REGISTERS, _FRAME, _STACK) and len(entry.payload) >= PAIR.size:
+            symbol, number = PAIR.unpack_from(entry.payload)
             needs = kernels[symbol][1] if symbol in kernels else Needs()
-            if attribute == _REGISTERS:
+            if entry.kind == REGISTERS:
                 needs.registers = number
             elif number != _UNKNOWN:
                 needs.stack = max(needs.stack, number)
-        position += value
 
 
 def _part(view: memoryview, header: tuple[int, ...]) -> memoryview:

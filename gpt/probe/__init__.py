@@ -6,17 +6,15 @@
 
 The objects are in model.py: a ProbeFile has probes, maps and registers; a Probe has positions, a level and the snippets
 `before` and `after`; a Snippet is a list of Lines, each a PTX instruction or label (gpt.ptx.tree) or a Save, with its
-line in the file. The weaver (gpt/probe/weave) goes from there:
+line in the file. From there, gpt/probe/plan places the snippets, gpt/probe/lower turns their bodies into PTX,
+and a back end, such as gpt/probe/ptx, weaves it in. These need:
 
-    positions.find_sites(Body(module, function, statements), probe.positions) -> [Site]
-                                               the matching statements, as indices into
-                                               gpt.ptx.scan.Module.statements(function); a statement has its byte span
-                                               in the module's text
-    parse.parse_statements(module.source(statement)) -> [Instruction]
-                                               the instruction at a site
+    positions.matches(position, head) -> bool  whether a position means an instruction
+    face.Face                                  the PTX instruction that a probe is shown there, and
     operands.bind(instruction) -> Bound        its operands as helpers: out, ins, type, bits, address, space, bytes,
                                                flops; None where the instruction doesn't have them
     verify.find_misfit(probe, bound) -> str    why the probe can't run there (the site is left alone), or None
+    effects                                    what a file's snippets do with its registers
 
 In a snippet, a helper is an operand like any other, tree.Name("ADDR"); model.HELPERS has its type. A register declared
 in the file keeps its name in the model, and the weaver makes it unique in the program. Each thread of a probed kernel

@@ -1,4 +1,4 @@
-"""Lay out the parameters of a kernel, and append more.
+"""Lay out the parameters of a kernel, and find room for more.
 
 Parameters are in a constant bank after the driver's own data, and alignment applies to the address in the bank: with
 528 bytes in front, as on sm_90, a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
+from gpt.formats.params import Param as Param
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import Item, Module, find_name
@@ -20,15 +20,6 @@ from gpt.ptx.types import STORED, integer
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
 SPACES = ("global", "const", "shared", "local")  # that a pointer may name
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, by first target
-
-
-class Param(NamedTuple):
-    """A parameter: offset and size in bytes, type with dimensions (`b8[16]`), and the space of a `.ptr`."""
-
-    offset: int
-    size: int
-    type: str
-    space: str | None = None
 
 
 def reserved(target: int) -> int:
@@ -60,13 +51,6 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
         found.append(Param(offset, size, type_, space))
         end = offset + size
     return found
-
-
-def addresses_after(params: list[Param], count: int) -> list[Param]:
-    """Return `count` more parameters, which are addresses, after these."""
-    end = params[-1].offset + params[-1].size if params else 0
-    first = -(-end // 8) * 8
-    return [Param(first + 8 * number, 8, "u64") for number in range(count)]
 
 
 def limit(version: tuple[int, int]) -> int:

@@ -62,10 +62,10 @@ def ptx_probe(
             verify(file)
     if show:
         return _show(loaded, files or [])
-    from gpt.probe.weave.stream import Weaving  # gpt-hook waits for --show, which needs nothing of it
+    from gpt.probe.ptx.stream import PtxWeaving  # gpt-hook waits for --show, which needs nothing of it
 
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
-    weaving = Weaving(stage, loaded, keep, drop, not no_verify, count, relocatable)
+    weaving = PtxWeaving(stage, loaded, keep, drop, not no_verify, count=count, relocatable=relocatable)
     return stage.filter(weaving.handle, files or (), wants=PTX)
 
 

@@ -6,9 +6,9 @@
 //   thread's
 //
 // A function's name is what cuGetProcAddress is asked for; its symbol is the name and the suffix. `since` is
-// the version of CUDA that brought this variant. `words` is how many words of arguments lie on the stack, an
-// even number; 32 stands for a function with arguments in vector registers. Types, operations and
-// handlers are in hook/entry/table.h, by name.
+// the version of CUDA that brought this variant. `words` is how many arguments there are beyond the sixth,
+// made an even number: words on the stack of x86-64; 32 stands for a function with arguments in vector
+// registers. Types, operations and handlers are in hook/entry/table.h, by name.
 //
 // Includers define X, and P if its two symbols aren't two of X. Rows are sorted by name, for the hook
 // searches them.

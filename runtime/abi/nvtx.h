@@ -1,5 +1,5 @@
-// What is needed of the ABI between a program with NVTX (version 3) and what NVTX_INJECTION64_PATH names.
-// tests/runtime/test_nvtx.py holds it against NVIDIA's headers.
+// The part that we need of the ABI between a program with NVTX (version 3) and the library that
+// NVTX_INJECTION64_PATH names. tests/runtime/test_nvtx.py compares it with NVIDIA's headers.
 
 #ifndef GPT_ABI_NVTX_H
 #define GPT_ABI_NVTX_H
@@ -55,8 +55,7 @@ typedef void nvtx_function(void);
 
 typedef struct {
     size_t struct_size;
-    // Returns the places of function pointers, and how many there are, the one that is not used at 0
-    // included.
+    // Returns pointers to the function pointers, and their number; entry 0 counts although it's unused.
     int (*GetModuleFunctionTable)(int module, nvtx_function ****table, unsigned *size);
 } NvtxExportTableCallbacks;
 
@@ -66,7 +65,7 @@ typedef const void *nvtx_get_export_table(uint32_t id);
 // it.
 
 enum { NVTX_VERSION = 3, NVTX_EXT_PAYLOAD_MODULEID = 2, NVTX_EXT_PAYLOAD_COMPATID = 0x0104 };
-enum { NVTX_OLDEST_PAYLOAD = 0x0103 }; // the same as far as is said here; NCCL 2.32 has it
+enum { NVTX_OLDEST_PAYLOAD = 0x0103 }; // equal in all that we declare; NCCL 2.32 uses it
 
 typedef struct {
     size_t segmentId, slotCount;

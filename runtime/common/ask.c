@@ -90,8 +90,9 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
         __atomic_store_n(&late, true, __ATOMIC_RELAXED);
     if (hope > APART && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         snprintf(outcome->note, sizeof(outcome->note),
-                 "the supervisor of gpt-hook, which makes code, %s: a pipeline of its own makes that of each "
-                 "kernel",
+                 "gpt-hook's supervisor, which compiles kernels, %s: each kernel gets a pipeline of its own, "
+                 "which is "
+                 "slow",
                  hope == LATE   ? "does not answer"
                  : hope == LOST ? "is gone or out of reach"
                                 : "is gone");

@@ -1,12 +1,11 @@
 // SHA-256 (FIPS 180-4), with the processor's own instructions where it has them.
 
-#include <cpuid.h>
-#include <immintrin.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "arch_sha256.h"
 #include "cache.h"
 
 static const uint32_t K[64] = {
@@ -22,7 +21,7 @@ static const uint32_t K[64] = {
 
 static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
-static void plain_blocks(uint32_t state[8], const unsigned char *data, size_t count) {
+static void plain_blocks(uint32_t state[8], const unsigned char *data, size_t count, const uint32_t *k) {
     for (; count--; data += 64) {
         uint32_t w[64], s[8];
         for (int i = 0; i < 16; i++) {
@@ -35,7 +34,7 @@ static void plain_blocks(uint32_t state[8], const unsigned char *data, size_t co
         memcpy(s, state, sizeof(s));
         for (int i = 0; i < 64; i++) {
             uint32_t one = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) +
-                           ((s[4] & s[5]) ^ (~s[4] & s[6])) + K[i] + w[i];
+                           ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
             uint32_t two = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) +
                            ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
             memmove(s + 1, s, 7 * sizeof(*s));
@@ -47,55 +46,19 @@ static void plain_blocks(uint32_t state[8], const unsigned char *data, size_t co
     }
 }
 
-__attribute__((target("sha,sse4.1,ssse3"))) static void sha_blocks(uint32_t state[8],
-                                                                   const unsigned char *data, size_t count) {
-    const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    // The instructions keep the state as (a b e f) and (c d g h).
-    __m128i low = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)state), 0xb1);
-    __m128i high = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(state + 4)), 0x1b);
-    __m128i abef = _mm_alignr_epi8(low, high, 8), cdgh = _mm_blend_epi16(high, low, 0xf0);
-    for (; count--; data += 64) {
-        __m128i w[4], before = abef, before2 = cdgh;
-        for (int i = 0; i < 16; i++) {
-            __m128i words;
-            if (i < 4)
-                words = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)data + i), swap);
-            else {
-                words = _mm_sha256msg1_epu32(w[i & 3], w[(i + 1) & 3]);
-                words = _mm_add_epi32(words, _mm_alignr_epi8(w[(i + 3) & 3], w[(i + 2) & 3], 4));
-                words = _mm_sha256msg2_epu32(words, w[(i + 3) & 3]);
-            }
-            w[i & 3] = words;
-            words = _mm_add_epi32(words, _mm_loadu_si128((const __m128i *)K + i));
-            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, words);
-            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(words, 0x0e));
-        }
-        abef = _mm_add_epi32(abef, before);
-        cdgh = _mm_add_epi32(cdgh, before2);
-    }
-    low = _mm_shuffle_epi32(abef, 0x1b);
-    high = _mm_shuffle_epi32(cdgh, 0xb1);
-    _mm_storeu_si128((__m128i *)state, _mm_blend_epi16(low, high, 0xf0));
-    _mm_storeu_si128((__m128i *)(state + 4), _mm_alignr_epi8(high, low, 8));
-}
-
-static bool has_sha(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & 1u << 29;
-}
-
 void gpt_sha256(const void *data, size_t size, char hex[65]) {
-    void (*blocks)(uint32_t[8], const unsigned char *, size_t) = has_sha() ? sha_blocks : plain_blocks;
+    void (*blocks)(uint32_t[8], const unsigned char *, size_t, const uint32_t *) =
+        arch_has_sha256() ? arch_sha256_blocks : plain_blocks;
     uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     unsigned char tail[128] = {0};
     size_t whole = size / 64, rest = size % 64, padded = rest < 56 ? 64 : 128;
-    blocks(state, data, whole);
+    blocks(state, data, whole, K);
     memcpy(tail, (const unsigned char *)data + 64 * whole, rest);
     tail[rest] = 0x80;
     uint64_t bits = __builtin_bswap64((uint64_t)size * 8);
     memcpy(tail + padded - 8, &bits, 8);
-    blocks(state, tail, padded / 64);
+    blocks(state, tail, padded / 64, K);
     for (int i = 0; i < 32; i++) {
         unsigned byte = state[i / 4] >> (24 - 8 * (i % 4)) & 0xff;
         hex[2 * i] = "0123456789abcdef"[byte >> 4];

@@ -1,6 +1,5 @@
 // Programs that a preloaded library cannot enter.
 
-#include <elf.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -9,6 +8,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "arch_elf.h"
 #include "unwatchable.h"
 
 enum { MOST_SCRIPTS = 5 }; // as the kernel: a script may name another as its interpreter
@@ -27,7 +27,7 @@ static const char *check_elf(int file) {
         return NULL; // the kernel will say what it thinks of it
     if (head.e_ident[EI_CLASS] != ELFCLASS64)
         return "a 32-bit program";
-    if (head.e_machine != EM_X86_64)
+    if (head.e_machine != ARCH_ELF_MACHINE)
         return "a program for another machine";
     for (int i = 0; i < head.e_phnum; i++) {
         Elf64_Phdr segment;

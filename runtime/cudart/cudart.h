@@ -1,7 +1,7 @@
 // libcudart.so.13 over the public driver API: what nvcc's host code (`-cudart shared`) calls, for the
 // simulated device and any other libcuda.so.1. Handles, flags and most structures of the runtime API are the
-// driver's; so are its error codes. tests/runtime/test_cudart.py compares what is declared here with
-// CUDA's headers.
+// driver's; so are its error codes. tests/runtime/test_cudart.py compares these declarations with CUDA's
+// headers.
 
 #ifndef GPT_CUDART_H
 #define GPT_CUDART_H
@@ -41,7 +41,7 @@ typedef struct {
     unsigned x, y, z;
 } dim3;
 
-// A function of the driver by its symbol: `call(parameters)`; 36 where the driver has none of that name.
+// Calls a driver function by its symbol; 36 if the driver doesn't have it.
 #define DRIVER(name, parameters, ...)                                                                        \
     ({                                                                                                       \
         static int(*of_driver) parameters;                                                                   \
@@ -49,7 +49,7 @@ typedef struct {
         function_of_driver ? function_of_driver(__VA_ARGS__) : cudaErrorCallRequiresNewerDriver;             \
     })
 
-// A function of the runtime API: begins with a context that is current, and remembers what goes wrong.
+// Defines a function of the runtime API: it makes sure that a context is current, and remembers its error.
 #define DEFINE(name, parameters, ...)                                                                        \
     API name parameters {                                                                                    \
         int begun = cudart_begin();                                                                          \
@@ -59,7 +59,7 @@ typedef struct {
 // The default stream of programs compiled with --default-stream per-thread.
 #define PER_THREAD(stream) ((stream) ? (stream) : (void *)2)
 
-// Of a new node of a graph: what comes before it.
+// The parameters that every function adding a graph node begins with.
 #define NODE void **node, void *graph, void *const *after, size_t count
 
 // device.c

@@ -1,5 +1,5 @@
-// Every error of the runtime API: its number, its name, and its text where that is none of the driver's. X is
-// the includer's.
+// Every error of the runtime API: its number, its name, and its text if the driver has no such error. The
+// including file defines X.
 
 // clang-format off
 X(0, cudaSuccess, "no error")

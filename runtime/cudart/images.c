@@ -16,7 +16,7 @@ struct wrapper { // of nvcc: fatbinary_section.h
 struct image {
     struct image *next;
     const struct wrapper *wrapper;
-    struct named *first; // what was registered with it
+    struct named *first; // functions and variables registered with it
     void *library;
     int status;
     bool loaded;

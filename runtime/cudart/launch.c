@@ -34,7 +34,7 @@ API __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void **s
 // bits.
 static int launch(void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *stream,
                   bool cooperative) {
-    if (!kernel) // __cudaGetKernel has said why there is none
+    if (!kernel) // __cudaGetKernel has set the error
         return cudart_last_error() ? cudart_last_error() : cudaErrorInvalidResourceHandle;
     if (shared > UINT32_MAX)
         return cudaErrorInvalidValue;
@@ -57,7 +57,7 @@ static int launch_function(const void *function, dim3 grid, dim3 block, void **a
     return status ? status : launch(kernel, grid, block, args, shared, stream, cooperative);
 }
 
-// The structure of cudaLaunchKernelExC, and that of the driver.
+// The launch configurations of cudaLaunchKernelExC and of the driver's cuLaunchKernelEx.
 
 struct config {
     dim3 grid, block;

@@ -57,7 +57,8 @@ DEFINE(cudaHostGetDevicePointer, (uint64_t *found, void *memory, unsigned flags)
 DEFINE(cudaHostGetFlags, (unsigned *flags, void *memory),
        DRIVER(cuMemHostGetFlags, (unsigned *, void *), flags, memory))
 
-// Copies. The driver has a function for each direction; `variant`: that of the thread's default stream.
+// Copies. The driver has a function for each direction; `variant` is the suffix for the per-thread default
+// stream.
 
 #define COPY(name, variant, ...)                                                                             \
     ({                                                                                                       \

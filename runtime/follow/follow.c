@@ -1,10 +1,10 @@
-// The helper of a live stream. The program writes its traces to files in a private folder, as ever, so that a
-// slow reader never holds it up; this process reads what is there.
+// The helper of a live stream. The program writes its traces to files in a private folder, as it always does,
+// so that a slow reader never holds it up; this process reads those files as they grow.
 //
-// Segments take turns in the stream: whatever is new is passed on, of one process after the other. The helper
+// Segments take turns in the stream: the helper goes from process to process and passes on new records. It
 // ends when nobody can begin a trace any more: the command has ended, and no process is left that was started
-// with the folder in its environment, daemons included. It is not a descendant of such a process, nor a child
-// of the command, which could come to wait for it.
+// with the folder in its environment, daemons included. It isn't a descendant of such a process, nor a child
+// of the command, which might wait for it.
 
 #include <dirent.h>
 #include <errno.h>
@@ -32,8 +32,7 @@
 #define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
-static int folder =
-    -1; // where TMPDIR is shared, somebody may put a link in its place: we stay in the one that we made
+static int folder = -1; // open, since in a shared TMPDIR somebody may put a link in its place
 static struct output output;
 static uint64_t syncs;
 static volatile sig_atomic_t stopped;
@@ -51,7 +50,7 @@ static DIR *open_entries(void) {
     return again >= 0 ? fdopendir(again) : NULL;
 }
 
-// Output that cannot be written any more ends the helper, and nothing else: a reader that went away quietly.
+// An output that can't be written any more ends the helper only: quietly if its reader went away.
 static _Noreturn void leave(int error) {
     folder_empty(folder);
     rmdir(self->folder);
@@ -139,7 +138,7 @@ static void put_turn(const struct trace *trace) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
-// Passes on what is new of a trace.
+// Passes on a trace's new records.
 static enum step follow_one(struct trace *trace, bool last) {
     bool dead = (last && self->ends_with_root) || !segment_lives(trace->segment);
     output.records = trace->records;
@@ -164,7 +163,7 @@ static enum step follow_one(struct trace *trace, bool last) {
     return step;
 }
 
-// Passes on what is new, of one process after the other. Returns false if there was nothing to do.
+// Passes on the new records of every process. Returns whether there were any.
 static bool follow_all(bool last) {
     bool any = false;
     for (struct trace **at = &traces; *at && !stopped;) {
@@ -243,7 +242,8 @@ static _Noreturn void follow(pid_t root, int root_file) {
     unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
     bool ended = false, nothing = true, removed = false;
     while (!stopped) {
-        // What has ended left all that it had, and may have been what the folder above was there for.
+        // Once every process has ended, its trace is complete, and it's no loss if somebody removes the
+        // folder.
         if (!removed && is_removed() && (any_lives() || !gpt_wait_for(root_file, 0))) {
             say_removed();
             removed = true;
@@ -292,7 +292,7 @@ static void stop(int signal) {
     stopped = 1;
 }
 
-// A program may make its trace shorter while we read it: zeros stand for what is gone.
+// If the program truncates its trace while we read it, we read zeros instead of getting a SIGBUS.
 static void put_zeros(int signal, siginfo_t *info, void *context) {
     (void)context;
     uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);

@@ -21,7 +21,7 @@ struct follow {
     const char *folder;  // absolute; goes away with the helper
     const char *where;   // of the output, for messages
     int output;          // where the stream goes
-    int lock;            // of the folder, held while the helper lives; -1: there is none
+    int lock;            // of the folder, held while the helper lives; -1: none
     bool ends_with_root; // and not with the last process that the command leaves behind
     bool quiet;          // says nothing of a stream without records
     char **argv;         // of the command that is watched
@@ -30,7 +30,7 @@ struct follow {
 // Starts the helper, which is not a child of this process. Returns false with errno set.
 bool follow_start(const struct follow *follow);
 
-struct bytes { // that wait to be written
+struct bytes { // waiting to be written
     unsigned char *data;
     size_t size, room;
 };
@@ -57,8 +57,8 @@ struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t
 void rows_add(struct rows **list, struct rows *rows);
 void rows_free(struct rows *list);
 
-// Adds records with those rows that may be passed on now, all of them if these are the `last`; forgets what
-// has no more. Returns how many records.
+// Adds records with the rows that may be passed on now, or every row if this is the `last` time, and forgets
+// records without further rows. Returns how many records it added.
 uint64_t rows_take(struct rows **list, struct bytes *bytes, bool last, bool *failed);
 
 // segment.c
@@ -73,7 +73,7 @@ bool segment_lives(const struct segment *segment);     // its process is there
 
 enum step { STEP_WAIT, STEP_MORE, STEP_DONE, STEP_FAILED };
 
-// Passes on what is new in the trace. `dead` says that its process had ended before.
+// Passes on the trace's new records. `dead` means that its process had ended before.
 enum step segment_step(struct segment *segment, struct output *output, bool dead);
 
 #endif

@@ -1,8 +1,7 @@
 // The rows of a record, passed on while the program fills them in.
 //
-// Rows of `calls` and `gpu_times` are passed on when the call has returned, those of counts whenever they
-// have counted on, with what was added since; rows of other kinds at the end. A row that is passed on stands
-// in a record like that which it comes from.
+// Rows of `calls` and `gpu_times` are passed on when the call has returned; rows of counts whenever the count
+// has grown, with the difference; rows of other kinds at the end. Each is passed on in a record like its own.
 
 #include <stdlib.h>
 
@@ -11,7 +10,7 @@
 
 struct place {
     uint64_t offset; // in a row
-    uint32_t size;   // bytes; 0: there is none
+    uint32_t size;   // bytes; 0: none
 };
 
 struct rows { // of one record
@@ -161,7 +160,7 @@ static bool pick(struct rows *rows, uint64_t row, bool last, uint64_t *count) {
 static uint64_t pick_rows(struct rows *rows, uint64_t row, bool last, struct picked *picked) {
     for (picked->count = 0; row < rows->count && picked->count < PICKED; row++) {
         if (rows->way == CALLS && !load(row_at(rows, row), rows->start))
-            return rows->count; // nor are those after it in use
+            return rows->count; // the rows after it aren't in use either
         if (pick(rows, row, last, &picked->counts[picked->count]))
             picked->row[picked->count++] = row;
     }

@@ -3,11 +3,11 @@
 // Most records never change once a chunk's `used` counts them: they are passed on as they are, rows as they
 // are filled in (rows.c).
 //
-// A reader shall know a function before its calls. The hook writes `api` before the row, so it is enough to
-// look the other way round: first at the rows, then at the records, which are written out first.
+// A reader must know a function before its calls. The hook writes `api` before the row, so we look in the
+// opposite order: first at the rows, then at the records, and write out the records first.
 //
-// The program can write what it likes to its trace, at any time: records are copied before they are looked
-// at. It can also make the file shorter; then there are zeros (follow.c).
+// The program can write anything to its trace at any time, so we copy records before we look at them. It can
+// also truncate the file; then we read zeros (follow.c).
 
 #include <endian.h>
 #include <errno.h>
@@ -37,7 +37,7 @@ struct chunk {
     uint32_t size;
     uint32_t taken; // bytes of records that were passed on
     struct rows *rows;
-    bool over; // what follows is of a process that announced itself after the end, or is not to be trusted
+    bool over; // ignore the rest: written by a process that began after the end, or not to be trusted
 };
 
 struct segment {
@@ -46,7 +46,7 @@ struct segment {
     struct tail *tail;
     struct chunk *chunks;
     uint64_t known; // bytes of the file whose chunks were mapped
-    uint64_t end;   // of what is passed on, once its process counts as dead: it may go on to write
+    uint64_t end;   // once its process counts as dead: nothing beyond is passed on, though it may still write
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -62,7 +62,7 @@ static unsigned all_mapped; // chunks, of all segments
 bool output_flush(struct output *output) {
     for (size_t done = 0; done < output->bytes.size;) {
         ssize_t size = write(output->file, output->bytes.data + done, output->bytes.size - done);
-        if (size < 0 && errno == EAGAIN) // whoever gave us the descriptor wanted it so
+        if (size < 0 && errno == EAGAIN) // the descriptor came to us non-blocking
             poll(&(struct pollfd){output->file, POLLOUT, 0}, 1, -1);
         else if (size < 0 && errno != EINTR)
             return false;

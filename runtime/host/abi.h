@@ -44,20 +44,21 @@ enum host_fault {
     HOST_FAULT_LOCAL,       // outside of the thread's local memory
     HOST_FAULT_STACK,       // calls too deep
     HOST_FAULT_TRAP,        // trap, brkpt
-    HOST_FAULT_FUNCTION,    // a call to what is not a function
+    HOST_FAULT_FUNCTION,    // a call to an address that isn't a function's
     HOST_FAULT_INSTRUCTION, // operands that no such instruction has: a mask without the thread itself
     HOST_FAULT_ASSERT,
     HOST_FAULT_CLUSTER, // st.async, red.async: the launch has no clusters
 };
 
-// Functions of what runs the code. `site` says which instruction calls: its index in host_kernel.sites.
+// Functions of the program that runs the code. `site` says which instruction calls: its index in
+// host_kernel.sites.
 struct host_services {
     // Lets others run: a thread calls it after `budget` backward branches, and where it waits for memory to
     // change.
     void (*turn)(struct host_thread *, uint32_t site);
-    // Waits until all lanes of `mask` that have not exited are in meet with this mask and this function;
-    // calls it once; returns the mask of those that met. With mask 0: until no other lane of the warp can
-    // advance; those that are then at this site meet.
+    // Waits until every lane of `mask` that hasn't exited has called meet with this mask and function; calls
+    // the function once and returns the mask of the lanes that met. With mask 0 it waits until no other lane
+    // of the warp can advance; the lanes that are then at this site meet.
     uint32_t (*meet)(struct host_thread *, uint32_t site, uint32_t mask, host_combine *, void *data);
     // bar and barrier: `threads` is a multiple of the warp's size, 0 for all of the block that have not
     // exited.
@@ -113,7 +114,7 @@ struct host_address {
     const char *symbol;
     int64_t addend;
     uint8_t size;    // bytes that are stored
-    uint8_t shift;   // after the address is shifted right by so many bits: 0xff00(x) takes a byte of it
+    uint8_t shift;   // bits that the address is shifted right by first: 0xff00(x) takes its second byte
     uint8_t generic; // else it is an address of the variable's own space
 };
 

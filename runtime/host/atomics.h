@@ -1,11 +1,11 @@
-// Atomic operations. Each gives what was there before; floats are their bits.
+// Atomic operations. Each returns the old value; floats are passed as their bits.
 
 #ifndef GPT_HOST_ATOMICS_H
 #define GPT_HOST_ATOMICS_H
 
 #include "math.h"
 
-// `next` is made of `old`, what is there, and `b`.
+// `next` is the new value, an expression of `old` and `b`.
 #define ATOMIC(name, type, next)                                                                             \
     CALLED type atomic_##name(struct host_thread *t, type *at, type b) {                                     \
         (void)t;                                                                                             \

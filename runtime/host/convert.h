@@ -12,8 +12,8 @@
 #define NAN_INTEGER(type, source)                                                                            \
     (sizeof(type) == 8 || sizeof(source) == 8 ? 1ull << (8 * sizeof(type) - 1) : 0)
 
-// Operands, in double.
-enum { KEEP_f16 = 0, KEEP_bf16 = 0, KEEP_f32 = 0, KEEP_f64 = FLAG_payload }; // what becomes of a NaN
+// Operands, in double. FLAG_payload: a NaN keeps its payload.
+enum { KEEP_f16 = 0, KEEP_bf16 = 0, KEEP_f32 = 0, KEEP_f64 = FLAG_payload };
 INLINE double read_f16(uint16_t value, unsigned flags) { return (void)flags, host_widen_f16(value); }
 INLINE double read_bf16(uint16_t value, unsigned flags) {
     return (void)flags, (double)as_f32((uint32_t)value << 16);
@@ -84,7 +84,7 @@ CALLED uint32_t widen_two(enum host_format format, int width, uint32_t value, un
                 host_narrow(FORMAT_f16, host_widen(format, value >> width & mask), ROUND_rn, flags));
 }
 
-// ue8m0: 2^(encoding - 127), 0xff NaN; the sign is lost, and what is below is the least, 2^-127.
+// ue8m0: 2^(encoding - 127), 0xff is NaN. The sign is lost, and smaller numbers become the least, 2^-127.
 CALLED uint8_t host_ue8m0(double value, enum host_round round, unsigned flags) {
     if (value != value)
         return 0xff;

@@ -102,8 +102,8 @@ static __attribute__((unused)) void *host_function(struct host_thread *t, uint32
         top = (unsigned char *)((uint64_t)(top - (size)) & -(uint64_t)(align));                              \
     } while (0)
 
-// The address of a variable of a frame, in the window of local memory. The compiler would not see that an
-// access by way of the window may be to the variable: so it knows nothing of the address.
+// The address of a frame's variable in the window of local memory. The compiler can't see that an access
+// through the window may reach the variable, so the empty asm statement hides where the address comes from.
 INLINE uint64_t host_offset(const struct host_thread *t, const unsigned char *place) {
     __asm__("" : "+r"(place) : : "memory");
     return (uint64_t)(place - t->local);
@@ -179,7 +179,7 @@ INLINE void *host_constant(struct host_thread *t, uint32_t site, uint64_t addres
     return (void *)(t->constant + address);
 }
 
-// Of a kernel that has so many bytes of parameters
+// An address in the parameters of a kernel, which take `total` bytes
 INLINE const void *host_parameter(struct host_thread *t, uint32_t site, const unsigned char *parameters,
                                   uint64_t total, uint64_t address, uint64_t size) {
     if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, total)))
@@ -187,12 +187,12 @@ INLINE const void *host_parameter(struct host_thread *t, uint32_t site, const un
     return parameters + address;
 }
 
-// The address in shared memory of a generic one, or of one that is in shared memory already.
+// Converts a generic address to one in shared memory; leaves addresses in shared memory as they are.
 INLINE uint64_t host_to_shared(const struct host_thread *t, uint64_t address) {
     return address >> 32 ? address - (uint64_t)t->shared : address;
 }
 
-// Of as many bytes as a register says, a multiple of 16, as bulk copies have them
+// The range of a bulk copy: its size comes from a register and must be a multiple of 16
 INLINE unsigned char *host_range_shared(struct host_thread *t, uint32_t site, uint64_t address,
                                         uint64_t size) {
     if (UNLIKELY((address | size) & 15) || UNLIKELY(host_is_outside(address, size, t->shared_size)))

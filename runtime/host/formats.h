@@ -45,9 +45,9 @@ enum host_format {
     FORMAT_e2m1x2 = FORMAT_e2m1,
 };
 
-// Encodings have no sign. `greatest` is the greatest finite number; above it is infinity, if there is one,
-// and NaN; `nan` is the canonical one, or, where there is none, what a NaN becomes. A tf32 has 13 bits of 0
-// below.
+// Encodings without their sign. `greatest` is the greatest finite number; infinity, if the format has one,
+// and NaN lie above it. `nan` is the canonical NaN, or the number that a NaN becomes in a format without NaN.
+// The lowest 13 bits of a tf32 are 0.
 static const struct {
     uint8_t fraction, exponent, size; // bits
     bool infinity, has_nan;
@@ -67,7 +67,8 @@ static const struct {
 
 INLINE uint64_t host_sign(enum host_format format) { return 1ull << (host_formats[format].size - 1); }
 
-// Whether what was cut off rounds the magnitude up: `rest` is 0, less than half (1), half (2), more (3).
+// Whether the bits cut off round the magnitude up: `rest` is 0 for none, 1 for less than half, 2 for half, 3
+// for more.
 INLINE bool host_rounds_up(enum host_round round, bool negative, bool odd, unsigned rest) {
     switch (round) {
     case ROUND_rz:
@@ -111,7 +112,7 @@ CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int e
     return sign | (greatest + !(finite || flags & FLAG_satfinite || !host_formats[format].infinity));
 }
 
-// From double, and so from every format. Flags: .relu, .satfinite, .sat, .ftz (of what is written).
+// From double, and so from every format. Flags: .relu, .satfinite, .sat, .ftz (flushes the result).
 CALLED uint64_t host_narrow(enum host_format format, double value, enum host_round round, unsigned flags) {
     uint64_t bits = bits_f64(value), fraction = bits << 12 >> 12;
     int exponent = (int)(bits >> 52 & 0x7ff);
@@ -133,8 +134,7 @@ CALLED uint64_t host_narrow(enum host_format format, double value, enum host_rou
                        exponent ? exponent - 1075 : -1074, negative, round, flags);
 }
 
-// To double, exactly. A NaN is a quiet one that keeps its bits (f16 to f64: what is above is that of the
-// format).
+// To double, exactly. A NaN becomes quiet and keeps its payload, which stays at the top of the fraction.
 CALLED double host_widen(enum host_format format, uint64_t encoding) {
     int bits = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;
     uint64_t sign = encoding & host_sign(format) ? 1ull << 63 : 0,
@@ -181,8 +181,8 @@ INLINE double host_quiet(double value) {
     return value == value ? value : as_f64(bits_f64(value) | 1ull << 51);
 }
 
-// Integers. "cvt": what is outside of the integer's range becomes its least or greatest value. A NaN becomes
-// 0, but 1 << (bits - 1) if it is an f64 or the integer has 64 bits.
+// To integer, as `cvt` does: numbers outside the integer's range become its least or greatest value. A NaN
+// becomes 0, but 1 << (bits - 1) if it is an f64 or the integer has 64 bits.
 CALLED uint64_t host_to_integer(double value, enum host_round round, int bits, bool is_signed, uint64_t nan) {
     uint64_t raw = bits_f64(value), fraction = raw << 12 >> 12;
     int exponent = (int)(raw >> 52 & 0x7ff);

@@ -16,7 +16,7 @@ INLINE double host_half(enum host_format format, uint16_t value, unsigned flags)
 
 CALLED uint16_t host_half_fma(enum host_format format, uint16_t a, uint16_t b, uint16_t c,
                               enum host_round round, unsigned flags) {
-    if (flags & FLAG_oob && (a == 0xffff || b == 0xffff)) // such a NaN stands for what is out of bounds
+    if (flags & FLAG_oob && (a == 0xffff || b == 0xffff)) // this NaN marks an element out of bounds
         return 0;
     double product = host_half(format, a, flags) * host_half(format, b, flags);
     return (uint16_t)host_narrow(format, host_add_odd(product, host_half(format, c, flags)), round, flags);

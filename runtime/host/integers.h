@@ -1,5 +1,5 @@
 // Integer instructions that C has no operator for: saturation, division, halves and bytes of words, bits,
-// video. PTX's own text says what those of an opcode's name do.
+// video. A function named after an opcode does what the PTX manual says of it.
 
 #ifndef GPT_HOST_INTEGERS_H
 #define GPT_HOST_INTEGERS_H
@@ -13,7 +13,7 @@ INLINE int32_t saturate_s32(int64_t value) {
     return (int32_t)(value > INT32_MAX ? INT32_MAX : value < INT32_MIN ? INT32_MIN : value);
 }
 
-// The nearest integer of so many bits
+// The nearest integer that fits in `bits`
 INLINE int128_t saturate(int128_t value, unsigned bits, bool is_signed) {
     int128_t most = (int128_t)(~0ull >> (64 - bits + is_signed)), least = is_signed ? -most - 1 : 0;
     return value > most ? most : value < least ? least : value;
@@ -127,8 +127,8 @@ INLINE uint32_t fns(uint32_t mask, uint32_t base, int32_t offset) {
     return ~0u;
 }
 
-// Positions and lengths are of 8 bits for words of 32. For those of 64, where the PTX manual says the same,
-// an H200 takes all of them.
+// Positions and lengths have 8 bits for 32-bit words. The manual says so for 64-bit words too, but there an
+// H200 uses all bits.
 INLINE uint32_t host_field(uint32_t number, uint32_t bits) {
     return bits == 32 ? number & 255 : MIN(number, 255);
 }
@@ -146,7 +146,7 @@ INLINE uint64_t bfe_signed(int64_t a, uint32_t position, uint32_t length, uint32
     if (length == 0)
         return 0;
     uint32_t last = MIN(position + length - 1, bits - 1);
-    a = (int64_t)((uint64_t)a << (63 - last)) >> (63 - last); // the field's highest bit is that of the sign
+    a = (int64_t)((uint64_t)a << (63 - last)) >> (63 - last); // the field's highest bit is its sign
     return (uint64_t)(a >> (position < bits ? position : 63));
 }
 

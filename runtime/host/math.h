@@ -2,13 +2,14 @@
 // everything else that code of gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off, and
 // linked with -lm.
 //
-// NaN: an f32 result is the canonical 0x7fffffff. PTX does not say which one an f64 result is: as on an H200
-// it is the operand that is one, quiet, or 0xfff8000000000000: of several the second, in fma then the third,
-// in div the first. .ftz flushes what is read and the result. Approximate functions are computed in double
-// and rounded: they are within every bound that the manual states, but have other bits than hardware has.
+// NaN: an f32 result is the canonical 0x7fffffff. PTX doesn't say which NaN an f64 result is. We do what an
+// H200 does: it's the operand that is a NaN, made quiet, or 0xfff8000000000000 if none is. If several are,
+// the second wins, in fma before the third; in div the first wins. .ftz flushes operands and result.
+// Approximate functions are computed in double and rounded: they keep every bound in the manual, but their
+// bits differ from hardware's.
 //
-// The rounding modes that are not C's, and .ftz near the least normal number, are one instruction of the host
-// between two loads of MXCSR, in one asm statement: nothing else is rounded so, and flags stay as they were.
+// The rounding modes that are not C's, and .ftz near the least normal number, are up to the processor
+// (arch_math.h).
 
 #ifndef GPT_HOST_MATH_H
 #define GPT_HOST_MATH_H
@@ -17,55 +18,9 @@
 
 #include <math.h>
 
+#include "arch_math.h"
+
 #define NAN_F32 as_f32(0x7fffffff)
-
-// MXCSR by rounding mode, exceptions masked; then the same with subnormal operands and results as 0.
-static const uint32_t host_mxcsr[2][4] = {{0x1f80, 0x7f80, 0x3f80, 0x5f80}, {0x9fc0, 0xffc0, 0xbfc0, 0xdfc0}};
-
-#define HOST_ROUNDED(name, type, instruction)                                                                \
-    INLINE type name(type a, type b, enum host_round round, unsigned flags) {                                \
-        uint32_t saved;                                                                                      \
-        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2\n\t" instruction " %3, %1\n\tldmxcsr %0"                  \
-                         : "=&m"(saved), "+x"(a)                                                             \
-                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]), "x"(b));                         \
-        return a;                                                                                            \
-    }
-HOST_ROUNDED(host_f32_add, float, "addss")
-HOST_ROUNDED(host_f32_sub, float, "subss")
-HOST_ROUNDED(host_f32_mul, float, "mulss")
-HOST_ROUNDED(host_f32_div, float, "divss")
-HOST_ROUNDED(host_f32_sqrt, float, "sqrtss")
-HOST_ROUNDED(host_f64_add, double, "addsd")
-HOST_ROUNDED(host_f64_sub, double, "subsd")
-HOST_ROUNDED(host_f64_mul, double, "mulsd")
-HOST_ROUNDED(host_f64_div, double, "divsd")
-HOST_ROUNDED(host_f64_sqrt, double, "sqrtsd")
-
-// Without -mfma it is the C library's, which keeps to MXCSR: in a function of its own, so that nothing else
-// does.
-#ifdef __FMA__
-#define HOST_FUSED(name, type, instruction, function)                                                        \
-    INLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                        \
-        uint32_t saved;                                                                                      \
-        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2\n\t" instruction " %4, %3, %1\n\tldmxcsr %0"              \
-                         : "=&m"(saved), "+x"(c)                                                             \
-                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]), "x"(a), "x"(b));                 \
-        return c;                                                                                            \
-    }
-#else
-#define HOST_FUSED(name, type, instruction, function)                                                        \
-    OUTLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                       \
-        uint32_t saved;                                                                                      \
-        __asm__ volatile("stmxcsr %0\n\tldmxcsr %2"                                                          \
-                         : "=&m"(saved), "+x"(a)                                                             \
-                         : "m"(host_mxcsr[(flags & FLAG_ftz) != 0][round]));                                 \
-        type result = function(a, b, c);                                                                     \
-        __asm__ volatile("ldmxcsr %1" : "+x"(result) : "m"(saved));                                          \
-        return result;                                                                                       \
-    }
-#endif
-HOST_FUSED(host_f32_fma, float, "vfmadd231ss", __builtin_fmaf)
-HOST_FUSED(host_f64_fma, double, "vfmadd231sd", __builtin_fma)
 
 // What modifiers make of a result: .sat has no NaN and no -0.
 INLINE float host_f32_result(float value, unsigned flags) {

@@ -1,4 +1,4 @@
-// gpt-hook check: what is here, and what will not work.
+// gpt-hook check: report what's installed, and what won't work.
 
 #include <dlfcn.h>
 #include <errno.h>

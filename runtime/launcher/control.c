@@ -183,7 +183,7 @@ static void find_run(struct asking *asking, pid_t pid, const char *name, const c
     snprintf(asking->run, sizeof(asking->run), "%s", run);
 }
 
-// Asks a process that listens, if it is that of the pid or one of the run.
+// Asks a listening process if its pid was given or, with --all, if it belongs to the run.
 static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
     if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
         ask(asking, pid, name);

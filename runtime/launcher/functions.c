@@ -1,5 +1,5 @@
-// gpt-hook functions: what is known of the driver's functions, a line each, as programs of bpftrace are made
-// of it.
+// gpt-hook functions: print what we know about each driver function, one per line. gpt-attach makes its
+// bpftrace programs from this list.
 
 #include <errno.h>
 #include <stdio.h>

@@ -23,7 +23,7 @@
 
 enum { BAD = 1, USAGE = 2, MISSING = 4, CANNOT_RUN = 126, NOT_FOUND = 127 };
 
-// Says what is wrong, and exits.
+// Prints the error and exits.
 __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char *where, const char *format,
                                                           ...);
 
@@ -31,7 +31,7 @@ __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char
 bool find_runtime(const char *name, char path[PATH_MAX]);
 bool find_neighbour(const char *name, char path[PATH_MAX]);
 bool is_command(const char *name, char path[PATH_MAX]);   // whether execvp would run a file
-void find_command(const char *name, char path[PATH_MAX]); // fails if there is none
+void find_command(const char *name, char path[PATH_MAX]); // fails if it isn't found
 const char *absolute(const char *path);                   // valid until the next call
 
 // calls.c
@@ -44,10 +44,10 @@ void begin_trace(const char *output, bool force, bool quiet, bool call_back, cha
 
 // parent.c
 
-// Starts the shell command that reads a stream, and returns the descriptor for it. `output` is its standard
-// output, which is closed here; -1: that of this process. It returns in a child,
-// which becomes the command; this process waits for both, and does not return. Fails if there is no such
-// command. Unless its status `counts`, that of the program is ours.
+// Starts the shell command that reads a stream, and returns the descriptor to write to. `output` becomes the
+// reader's standard output and is closed here; -1 means our own. The function returns in a child, which
+// becomes the command to watch; this process waits for both and never returns. Fails if there's no such
+// command. We exit with the program's status or, if `counts` is set, the reader's.
 int start_reader(const char *command, int output, bool counts);
 void name_folder(
     const char *folder); // of the stream: the parent of the command tidies up if nobody else is left

@@ -74,7 +74,7 @@ static void need_runtime(const char *name, char path[PATH_MAX]) {
         fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
 }
 
-// The process that this one becomes says at its end what was written, if there still is our standard error.
+// The process that we become reports its traces at exit, if our standard error is still open then.
 static void set_report(bool wanted) {
     struct stat error;
     char value[PATH_MAX + 96], path[PATH_MAX] = "";
@@ -83,7 +83,8 @@ static void set_report(bool wanted) {
         set("GPT_HOOK_NOTES", NULL);
         return;
     }
-    // A terminal or file can be opened again if the program closes it, as those of coreutils do at their end.
+    // If the program closes its standard error, as coreutils do at exit, a terminal or file can be opened
+    // again.
     if ((S_ISCHR(error.st_mode) || S_ISREG(error.st_mode)) &&
         readlink("/proc/self/fd/2", path, sizeof(path) - 1) < 0)
         *path = '\0';
@@ -185,8 +186,7 @@ static int run(int argc, char **argv) {
     }
     if (request.simulated)
         prepend_folder("LD_LIBRARY_PATH", driver);
-    if (request.tensors) { // a `gpt` of the program's own comes first all the same: here it is a namespace
-                           // package
+    if (request.tensors) { // the folder's `gpt` is a namespace package, so a `gpt` of the program's own wins
         tensors[strlen(tensors) - strlen("/" TENSORS)] = '\0';
         prepend("PYTHONPATH", tensors);
     }

@@ -8,11 +8,7 @@
 #include "options.h"
 
 static const char HELP[] =
-    "usage: gpt-hook run [-o FILE] [-f] [-q] [--calls all|none|WORD,...] [--stacks WORD,...]\n"
-    "                    [--gpu-time] [--ioctl] [--tensors] [--save-modules DIR] [--device real|sim]\n"
-    "                    [--replace DIR]\n"
-    "                    [-p PROBE ... | --jit PIPELINE] [-k NAME:...] [--filter NAME:...]\n"
-    "                    [--disabled | --control] [--] COMMAND [ARG ...]\n"
+    "usage: gpt-hook run [OPTION ...] [--] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
     "       gpt-hook ctl [--all] [-k NAME:...] [--filter NAME:...] [--jit PIPELINE] PID probe [PROBE ...]\n"
     "       gpt-hook attach -p PID | --system [OPTION ...]\n"
@@ -20,43 +16,43 @@ static const char HELP[] =
     "       gpt-hook check\n"
     "       gpt-hook --help | --version\n"
     "\n"
-    "run    run COMMAND and record what it does with the CUDA driver\n"
+    "run    run COMMAND and record its use of the CUDA driver\n"
     "  -o, --output FILE   the trace (trace.mp); %p is the pid, %h the host, %r RANK; a FIFO,\n"
     "                      '-' or '|COMMAND' get the stream while the program runs\n"
     "  -f, --force         overwrite FILE\n"
-    "  -q, --quiet         do not say at the end what was written\n"
-    "      --calls WORD,.. record the calls of these driver functions: all, none, globs of\n"
-    "                      their names, types as memcpy or kernel, query; -WORD excludes\n"
+    "  -q, --quiet         don't report at the end where the trace is\n"
+    "      --calls WORD,.. record calls of these driver functions: all, none, globs of\n"
+    "                      names, types such as memcpy or kernel, query; -WORD excludes\n"
     "                      (all,-query; with --ioctl all)\n"
-    "      --stacks WORD,..  record where calls of these functions come from (none)\n"
+    "      --stacks WORD,..  record the stack of calls of these functions (none)\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
-    "      --ioctl         record what the driver asks the kernel for\n"
-    "      --tensors       let Python programs import gpt.tensors, in whatever environment they run\n"
-    "      --save-modules DIR  keep the images of modules that are not in a file\n"
+    "      --ioctl         record the driver's ioctls\n"
+    "      --tensors       let Python programs import gpt.tensors from any environment\n"
+    "      --save-modules DIR  save modules that no file holds to DIR\n"
     "      --device KIND   real, or sim: a device simulated in host memory (real)\n"
-    "      --replace DIR   load the libraries in DIR instead of those of the same name and build id\n"
+    "      --replace DIR   load the libraries in DIR instead of their originals\n"
     "  -p, --probe PROBE   weave a probe into the kernels that COMMAND launches: a file or a\n"
     "                      built-in probe; repeatable\n"
-    "      --jit PIPELINE  a shell pipeline that weaves them, from modules to images\n"
-    "  -k, --kernel NAME:...  only kernels with such a part in their name\n"
-    "      --filter NAME:...  no kernels with such a part in their name\n"
-    "      --wait S        seconds that look-ups may wait for kernels with probes (30)\n"
+    "      --jit PIPELINE  the shell pipeline that turns modules into probed images\n"
+    "  -k, --kernel NAME:...  only kernels with one of these in their name\n"
+    "      --filter NAME:...  no kernels with one of these in their name\n"
+    "      --wait S        how many seconds a look-up may wait for probed kernels (30)\n"
     "      --launch-skip N    leave out the first N launches of each kernel\n"
     "      --launch-count N   probe no more than N launches of each kernel\n"
     "      --sample 1/N    probe one launch in N of each kernel\n"
-    "      --max-memory SIZE  device memory for buffers, as 512M (a tenth of what is free)\n"
-    "      --complete      wait for buffers rather than leave out a launch\n"
+    "      --max-memory SIZE  device memory for buffers, as 512M (a tenth of free memory)\n"
+    "      --complete      wait for a buffer rather than run a launch without probes\n"
     "      --benchmark     run each kernel without probes too, and time both; save no buffers\n"
-    "      --memusage      only add up what buffers would need\n"
+    "      --memusage      only add up the memory that buffers would need\n"
     "      --control       let gpt-hook ctl turn recording on and off\n"
     "      --disabled      like --control, but start with recording and probes off\n"
     "ctl    control a process started with --control or --disabled: start or stop recording,\n"
     "       print its status, or replace its probes\n"
     "      --all           in all processes of its run\n"
-    "      --json          say it as JSON, a line for each process\n"
-    "attach watch a process that already runs, by bpftrace, as root; see gpt-hook attach --help\n"
-    "functions  print what is known of the driver's functions\n"
-    "check  report what is installed: driver, devices, runtime, kernel features\n";
+    "      --json          print JSON, one line for each process\n"
+    "attach watch a running process with bpftrace, as root; see gpt-hook attach --help\n"
+    "functions  print the driver functions that gpt-hook knows\n"
+    "check  report the driver, devices, runtime and kernel features found here\n";
 
 void help(void) {
     fputs(HELP, stdout);
@@ -185,14 +181,14 @@ static void parse_options(struct request *request, int argc, char **argv) {
     request->command = argv + optind;
 }
 
-// What makes no sense ends here, before anything is written.
+// Refuses options that make no sense, before anything is written.
 static void check_request(struct request *request) {
     const char *output = request->output;
     if (!*request->command)
         fail(USAGE, "run", "no command; see gpt-hook --help");
     if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
         fail(USAGE, "-o", *output == '|' ? "no command" : "not a file name");
-    if (!request->calls) // queries ask the kernel too, and are to be the parents of what they ask
+    if (!request->calls) // queries make ioctls too, and must be recorded as their parents
         request->calls = request->ioctls ? "all" : "all,-query";
     if (!*request->calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");

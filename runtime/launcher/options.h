@@ -14,7 +14,7 @@ struct request {
     char **command; // and its arguments
 };
 
-// Fails for what makes no sense, before anything is written.
+// Fails if the options make no sense, before anything is written.
 void read_options(struct request *request, int argc, char **argv);
 
 // Says how the words of a command line without a command of gpt-hook's may have been meant.

@@ -60,7 +60,7 @@ static void remove_one(const char *path) {
         snprintf(beside + size, 16, ".%d", number);
 }
 
-// The traces that an earlier run left: FILE, and those of its other processes, FILE.PID.
+// Visits the traces that an earlier run left: FILE, and FILE.PID for each of its other processes.
 static void each_old(const char *path, void (*visit)(const char *path)) {
     char folder[PATH_MAX], other[2 * PATH_MAX];
     snprintf(folder, sizeof(folder), "%s", path);
@@ -82,9 +82,9 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
         closedir(entries);
 }
 
-// Whether what has the name, a file or a link to one or to nothing, may be replaced. Anything else stays, and
-// so does a link to something else, or to a file that is open, as /dev/stdout: root would take it from the
-// whole machine.
+// Whether the output may replace `path`: a regular file, or a link to one or to nothing. Devices and other
+// links stay, among them links to open files such as /dev/stdout: as root, we'd remove it for the whole
+// machine.
 static bool is_replaceable(const char *path, const struct stat *found) {
     struct stat target;
     char text[8] = "";

@@ -1,8 +1,9 @@
-// gpt-hook as the parent of the command, with -o '|COMMAND': to whoever started it, it acts as the command.
+// gpt-hook as the parent of the command, with -o '|COMMAND'. To the process that started us, we look like the
+// command.
 //
-// The command is in the same process group, so the terminal's signals reach it without us; those that a
-// process sent are passed on. When it stops we stop, which the shell then sees. The reader of the stream
-// ignores the keys that interrupt and stop the command: it ends with the stream.
+// The command is in our process group, so the terminal's signals reach it without us; signals sent to our pid
+// are passed on. When the command stops we stop too, so that the shell sees it. The reader of the stream
+// ignores the keys that interrupt and stop the command, and ends when the stream does.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 
 static bool reader_counts;
 static char *shared_folder;                   // of the stream, PATH_MAX bytes: the command's side makes it
-static volatile sig_atomic_t program, reader; // pids; that of the program is 0 once it has ended
+static volatile sig_atomic_t program, reader; // pids; `program` is 0 once the program has ended
 static volatile sig_atomic_t ended_reader;    // by a signal to us, when the program had ended
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
@@ -35,7 +36,7 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
     errno = error;
 }
 
-// The signals that are passed on: all but those that cannot be, and those of our own faults and children.
+// We pass on every signal that can be caught, except those raised by our own faults and children.
 static void set_passed(sigset_t *passed) {
     static const int kept[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigfillset(passed);
@@ -110,8 +111,8 @@ static _Noreturn void supervise(const sigset_t *passed) {
         if (sigismember(passed, signal) == 1)
             sigaction(signal, &action, NULL);
     sigprocmask(SIG_UNBLOCK, passed, NULL);
-    int null =
-        open("/dev/null", O_RDWR); // whoever is at the other end of what is open waits for the program only
+    // Our copies of pipes would keep their readers waiting after the program has closed its own.
+    int null = open("/dev/null", O_RDWR);
     for (int i = 0; i < STDERR_FILENO; i++) // the reader has standard error as long
         dup2(null, i);
     close_range(3, ~0u, 0);

@@ -1,7 +1,7 @@
-// What -p and --jit ask for: the pipeline that the broker keeps, and what the hook is told of it.
+// Turns -p and --jit into a pipeline for the broker to keep and variables for the hook to read.
 //
-// The probes are read before the command runs, by the stage that weaves them: a fault in them ends here. What
-// it shows of them is, with the pipeline's text, what results are kept under.
+// The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
+// Cached results are named by a digest of the probes, as that stage prints them, and the pipeline's text.
 
 #include <ctype.h>
 #include <errno.h>
@@ -48,7 +48,7 @@ static void add_stage(const char *name) {
     add_quoted(&pipeline, find_neighbour(name, path) ? path : name);
 }
 
-// Takes what a command writes; what it says of a fault is what is said of it.
+// Reads a command's output. If the command fails, its own message is the error.
 static void read_output(FILE *stream, struct gpt_bytes *output) {
     char block[4096];
     size_t size;
@@ -355,7 +355,8 @@ const char *use_probing(const struct probing *probing) {
             fail(BAD, "GPT_KEEP", "'%s': %s", keep, strerror(errno));
     }
     if (probing->benchmark && !probing->quiet)
-        fputs("gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another "
+        fputs("gpt-hook: warning: --benchmark runs each kernel twice: a kernel that works in place gives "
+              "another "
               "result\n",
               stderr);
     char digest[65];

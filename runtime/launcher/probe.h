@@ -1,4 +1,4 @@
-// What the command line asks for of probes.
+// The command line's options for probes.
 
 #ifndef GPT_PROBE_H
 #define GPT_PROBE_H
@@ -18,11 +18,11 @@ struct probing { // NULL: the option was not given
 extern bool probes_call_back; // one names a file that is to be run on what each launch saved
 
 // Sets what the hook reads, and returns the pipeline's text for the broker, or NULL if nothing is to be
-// probed. Fails for what makes no sense, and for probes that cannot be read.
+// probed. Fails if the options make no sense or a probe can't be read.
 const char *use_probing(const struct probing *probing);
 
-// Adds a list of parts, as -k and --filter take it, to those of the same option before, or NULL. Fails for
-// one that has none.
+// Adds the parts of names in a -k or --filter option to those `known` from earlier ones (NULL: none). Fails
+// if the option names no part.
 const char *add_parts(const char *option, const char *known, const char *parts);
 
 // The text of the pipeline for probes or --jit, and its digest with theirs. Fails as the above.

@@ -1,7 +1,6 @@
 // The files of the folder, by name, and what identifies a shared object.
 
 #include <dirent.h>
-#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "arch_elf.h"
 #include "folder.h"
 
 #define MAX_DEPTH 32      // of subfolders
@@ -37,7 +37,7 @@ const char *replace_identify(const char *path, struct identity *identity) {
     *identity = (struct identity){0};
     if (fstat(file, &status) || !S_ISREG(status.st_mode) ||
         pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
-        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_machine != EM_X86_64 || head.e_type != ET_DYN ||
+        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_machine != ARCH_ELF_MACHINE || head.e_type != ET_DYN ||
         head.e_phentsize != sizeof(*segments) || head.e_phnum > MAX_SEGMENTS)
         goto done;
     ssize_t size = head.e_phnum * (ssize_t)sizeof(*segments);

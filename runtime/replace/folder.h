@@ -22,7 +22,7 @@ struct file { // of the folder
     size_t stem; // bytes of the name that stand before a version
     enum { UNREAD, GOOD, BAD } state;
     bool warned, used;
-    struct identity identity, original; // its own; that of the library that it stands for
+    struct identity identity, original; // its own, and the replaced library's
     const char *asked;                  // the name with a slash that it was last loaded for
 };
 
@@ -31,10 +31,10 @@ static inline const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// The identity of a shared object that is whole; returns why not otherwise.
+// Reads the identity of a complete shared object. Returns NULL, or why it can't.
 const char *replace_identify(const char *path, struct identity *identity);
 size_t replace_read_folder(const char *path); // with its subfolders; returns how many files there are
-// The files whose stem is that of the name: the first of them and, in `count`, how many.
+// Finds the files whose stem equals the name's. Returns the first; `count` gets their number.
 struct file **replace_find_files(const char *name, size_t *count);
 
 #endif

@@ -2,24 +2,26 @@
 // that the program asks for. It is an auditing library (rtld-audit(7)), brought in by LD_AUDIT, and lives in
 // a namespace of its own, so the program's symbols, errno and heap are untouched.
 //
-// A file stands for a library of its name, whatever version follows `.so`, also if the library was named by a
-// symbolic link, and of its build id. Several of one name in subfolders are told apart by build id; of equal
-// ones that whose path ends most like the library's is taken.
+// A file replaces the library with its name, whatever version follows `.so`, and its build id; a symbolic
+// link to the library may have another name. If several files in subfolders have one name, the build id
+// decides, and among equal ones the path with the longest end in common with the library's.
 //
 // The linker asks in two ways:
 //
 //   - for a name without slash, each path that the search tries is shown first. The answer is opened, but the
 //     object keeps the path that was tried: $ORIGIN, dladdr and debuggers see nothing.
-//   - for a name with a slash, the answer becomes the object's path, and $ORIGIN with it. So that the library
-//     finds its neighbours all the same, $ORIGIN in its dynamic section is written out before the linker
-//     reads it, and the object gets back the name that was asked for. The linker frees the name that it made
-//     itself, so that one is put back when the object is closed.
+//   - for a name with a slash, the answer becomes the object's path, and $ORIGIN with it. The library must
+//   still
+//     find its neighbours, so $ORIGIN in its dynamic section is written out before the linker reads it, and
+//     the object gets back the name that was asked for. The linker frees the name that it made itself, so
+//     that one is put back when the object is closed.
 //
-// One file stands for one library: were it loaded for two, the two would share their variables. And a library
-// that is loaded as it is stays so.
+// One file replaces one library: loaded for two, it would make them share their variables. A library that's
+// already loaded unreplaced stays that way.
 //
 // No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
-// at a time; large buffers are static, for the stack is that of whoever calls dlopen.
+// at a time; large buffers are static, since we run on the stack of the thread that calls dlopen, which may
+// be small.
 
 #include <limits.h>
 #include <link.h>

@@ -5,17 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch_sim.h"
 #include "build.h"
 #include "run.h"
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
-
-static const char *option(void) {
-    __builtin_cpu_init();
-    bool v3 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
-    return v3 ? "v3" : "";
-}
 
 // What decides which code is made of a text. Names of kernels can be longer than any buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
@@ -24,7 +18,7 @@ static void name_code(const char *text, size_t size, const char *kernel, char ke
     gpt_sha256(text, size, of_text);
     gpt_sha256(kernel, strlen(kernel), of_kernel);
     gpt_sha256(compiler, strlen(compiler), of_compiler);
-    snprintf(all, sizeof(all), "%s\n%s\n%s\n%s\n%s", GPT_GENERATOR, option(), of_text, of_kernel,
+    snprintf(all, sizeof(all), "%s\n%s\n%s\n%s\n%s", GPT_GENERATOR, arch_variant(), of_text, of_kernel,
              of_compiler);
     gpt_sha256(all, strlen(all), key);
 }

@@ -1,6 +1,6 @@
-// What of CUDA's device runtime, libcudadevrt.a, the device has: grids that synchronize. The workspace of a
-// cooperative grid has the number of blocks that have come in its second word; the first block adds so much
-// that with all others the highest bit changes, which they wait for.
+// The part of CUDA's device runtime (libcudadevrt.a) that the device has: synchronization of a grid. The
+// second word of a cooperative grid's workspace counts blocks that have arrived. The first block adds a
+// number that makes the highest bit flip when the last block arrives, and every block waits for that.
 
 #include "image.h"
 
@@ -13,7 +13,7 @@ const char sim_device_runtime[] =
     "    mov.b32 %low, %envreg2;\n"
     "    mov.b32 %high, %envreg1;\n"
     "    mov.b64 %workspace, {%low, %high};\n"
-    "    setp.ne.u32 %none, %scope, 1; // that of a grid\n"
+    "    setp.ne.u32 %none, %scope, 1; // a grid's\n"
     "    @%none mov.b64 %workspace, 0;\n"
     "    st.param.b64 [z], %workspace;\n"
     "    ret;\n"

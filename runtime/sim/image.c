@@ -1,7 +1,6 @@
 // Images of GPU code: the part that suits the device is copied, and its kernels, their parameters and its
 // variables are read. Compressed parts aren't read: any name may be in them.
 
-#include <elf.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "arch_elf.h"
 #include "host/abi.h"
 #include "image.h"
 
@@ -81,7 +81,7 @@ static CUresult read_image(struct code *code, const void *start, size_t room) {
     size_t size;
     if (!memcmp(start, ELFMAG, SELFMAG)) {
         const Elf64_Ehdr *head = start;
-        if (head->e_machine == EM_X86_64) {
+        if (head->e_machine == ARCH_ELF_MACHINE) {
             const char *bytes = sim_copy_elf(code, head, room, &size);
             if (!bytes || !(code->object = sim_open_object(bytes, size)))
                 return CUDA_ERROR_INVALID_IMAGE;

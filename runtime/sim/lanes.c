@@ -25,46 +25,6 @@ struct slab {
     struct stack stacks[SLAB];
 };
 
-// Saves what a function must keep, by the System V ABI, on the stack that it leaves, and goes on where `to`
-// was left.
-void sim_switch(void **from, void *to) __attribute__((visibility("hidden")));
-void sim_first(void) __attribute__((visibility("hidden")));
-__asm__(".text\n"
-        ".type sim_switch, @function\n"
-        ".hidden sim_switch\n"
-        ".globl sim_switch\n"
-        "sim_switch:\n"
-        "    pushq %rbp\n"
-        "    pushq %rbx\n"
-        "    pushq %r12\n"
-        "    pushq %r13\n"
-        "    pushq %r14\n"
-        "    pushq %r15\n"
-        "    subq $8, %rsp\n"
-        "    stmxcsr (%rsp)\n"
-        "    fnstcw 4(%rsp)\n"
-        "    movq %rsp, (%rdi)\n"
-        "    movq %rsi, %rsp\n"
-        "    fldcw 4(%rsp)\n"
-        "    ldmxcsr (%rsp)\n"
-        "    addq $8, %rsp\n"
-        "    popq %r15\n"
-        "    popq %r14\n"
-        "    popq %r13\n"
-        "    popq %r12\n"
-        "    popq %rbx\n"
-        "    popq %rbp\n"
-        "    ret\n"
-        ".size sim_switch, . - sim_switch\n"
-        ".type sim_first, @function\n"
-        ".hidden sim_first\n"
-        ".globl sim_first\n"
-        "sim_first:\n"
-        "    movq %rbx, %rdi\n"
-        "    call sim_run_lanes\n"
-        "    ud2\n"
-        ".size sim_first, . - sim_first\n");
-
 static struct stack *new_slab(struct worker *worker) {
     size_t each = worker->stack_size, size = SLAB * each;
     struct slab *slab = malloc(sizeof(*slab));
@@ -112,18 +72,6 @@ static void start(struct lane *lane, struct stack *stack) {
     lane->thread.local_size = (uint32_t)(stack->top - lane->thread.local);
 }
 
-// The stack pointer of a stack on which sim_first is to run.
-static void *prepare(struct worker *worker, struct stack *stack) {
-    uint64_t *at = (uint64_t *)stack->top;
-    *--at = (uint64_t)sim_first;
-    *--at = 0;                // rbp
-    *--at = (uint64_t)worker; // rbx
-    for (int i = 0; i < 4; i++)
-        *--at = 0;
-    *--at = 0x037f00001f80; // control words as a process begins with
-    return at;
-}
-
 // Run `next`, or the worker if it's NULL. Returns when the caller is resumed.
 static void go(struct worker *worker, void **from, struct lane *next) {
     struct stack *stack = worker->free;
@@ -139,7 +87,7 @@ static void go(struct worker *worker, void **from, struct lane *next) {
     else {
         worker->free = stack->next;
         start(next, stack);
-        sim_switch(from, prepare(worker, stack));
+        sim_switch(from, sim_prepare_stack(stack->top, worker));
     }
 }
 
@@ -152,8 +100,7 @@ static __attribute__((noreturn)) void end(struct worker *worker, struct stack *s
     __builtin_unreachable();
 }
 
-// What runs on a stack: one lane after the other, until one is next that has a stack.
-__attribute__((used, noreturn, visibility("hidden"))) void sim_run_lanes(struct worker *worker) {
+void sim_run_lanes(struct worker *worker) {
     struct stack *stack = worker->current->stack;
     struct lane *lane = worker->current;
     for (;;) {

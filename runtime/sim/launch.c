@@ -195,7 +195,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     if (!blocks && (dimensions[0] || dimensions[1] || dimensions[2]))
         return false;
     if (blocks > 1 && sim_runs) {
-        sim_say("cluster of %llu blocks: those of one block are simulated, see gpt-sim(7)",
+        sim_say("cluster of %llu blocks: only clusters of one block are simulated, see gpt-sim(7)",
                 (unsigned long long)blocks);
         return false;
     }

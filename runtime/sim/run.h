@@ -125,6 +125,14 @@ void sim_leave(struct lane *lane);                             // another one ru
 void sim_go_home(struct lane *lane);
 void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
 
+// What runs on a stack: one lane after the other, until one is next that has a stack.
+void sim_run_lanes(struct worker *worker) __attribute__((used, noreturn, visibility("hidden")));
+
+// In runtime/arch: leave a stack, whose state goes to `from`, and go on where the other one was left.
+void sim_switch(void **from, void *to) __attribute__((visibility("hidden")));
+// Return what to switch to so that sim_run_lanes runs on a stack that ends at `top`.
+void *sim_prepare_stack(unsigned char *top, struct worker *worker);
+
 // block.c
 struct lane *sim_choose(struct resident *block); // that may run, or NULL
 void sim_exit(struct lane *lane);

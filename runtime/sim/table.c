@@ -9,117 +9,81 @@
 
 __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
 
-#define NEEDS_NO_INIT(name) __asm__(".set .Lopen_" #name ", 1\n");
-NEEDS_NO_INIT(cuInit)
-NEEDS_NO_INIT(cuDriverGetVersion)
-NEEDS_NO_INIT(cuGetErrorName)
-NEEDS_NO_INIT(cuGetErrorString)
-NEEDS_NO_INIT(cuGetProcAddress)
-NEEDS_NO_INIT(cuGetProcAddress_v2)
-NEEDS_NO_INIT(cuGetProcAddress_v2_ptsz)
-NEEDS_NO_INIT(cuGetExportTable)
-NEEDS_NO_INIT(cuLogsCurrent)
-NEEDS_NO_INIT(cuLogsDumpToFile)
-NEEDS_NO_INIT(cuLogsDumpToMemory)
-NEEDS_NO_INIT(cuLogsRegisterCallback)
-NEEDS_NO_INIT(cuLogsUnregisterCallback)
-NEEDS_NO_INIT(cuProfilerInitialize)
+// clang-format off
+
+// Those that may be called before cuInit.
+#define BEFORE_INIT(X) \
+    X(cuInit) \
+    X(cuDriverGetVersion) \
+    X(cuGetErrorName) \
+    X(cuGetErrorString) \
+    X(cuGetProcAddress) \
+    X(cuGetProcAddress_v2) \
+    X(cuGetProcAddress_v2_ptsz) \
+    X(cuGetExportTable) \
+    X(cuLogsCurrent) \
+    X(cuLogsDumpToFile) \
+    X(cuLogsDumpToMemory) \
+    X(cuLogsRegisterCallback) \
+    X(cuLogsUnregisterCallback) \
+    X(cuProfilerInitialize)
 
 // What a host function or callback may call: an H200 refuses the others (800). It takes work of streams
-// without looking; cuStreamQuery then says 600, for the callback is not done.
-#define IN_CALLBACK(name) __asm__(".set .Lcallback_" #name ", 1\n");
-#define ON_STREAM(name) __asm__(".set .Lcallback_" #name ", 1\n.set .Lcallback_" #name "_ptsz, 1\n");
-IN_CALLBACK(cuInit)
-IN_CALLBACK(cuDriverGetVersion)
-IN_CALLBACK(cuGetErrorName)
-IN_CALLBACK(cuGetErrorString)
-IN_CALLBACK(cuGetProcAddress)
-IN_CALLBACK(cuGetProcAddress_v2)
-IN_CALLBACK(cuGetProcAddress_v2_ptsz)
-IN_CALLBACK(cuGetExportTable)
-IN_CALLBACK(cuLogsCurrent)
-IN_CALLBACK(cuLogsDumpToFile)
-IN_CALLBACK(cuLogsDumpToMemory)
-IN_CALLBACK(cuLogsRegisterCallback)
-IN_CALLBACK(cuLogsUnregisterCallback)
-IN_CALLBACK(cuThreadExchangeStreamCaptureMode)
-IN_CALLBACK(cuEventQuery)
-IN_CALLBACK(cuEventDestroy)
-IN_CALLBACK(cuEventDestroy_v2)
-IN_CALLBACK(cuEventElapsedTime)
-IN_CALLBACK(cuEventElapsedTime_v2)
-ON_STREAM(cuEventRecord)
-ON_STREAM(cuEventRecordWithFlags)
-ON_STREAM(cuStreamQuery)
-ON_STREAM(cuStreamWaitEvent)
-ON_STREAM(cuStreamAddCallback)
-ON_STREAM(cuLaunchHostFunc)
-ON_STREAM(cuLaunchHostFunc_v2)
-ON_STREAM(cuLaunchKernel)
-ON_STREAM(cuLaunchKernelEx)
-ON_STREAM(cuLaunchCooperativeKernel)
-ON_STREAM(cuGraphLaunch)
-ON_STREAM(cuMemcpyAsync)
-ON_STREAM(cuMemcpyHtoDAsync_v2)
-ON_STREAM(cuMemcpyDtoHAsync_v2)
-ON_STREAM(cuMemcpyDtoDAsync_v2)
-ON_STREAM(cuMemcpy2DAsync_v2)
-ON_STREAM(cuMemcpy3DAsync_v2)
-ON_STREAM(cuMemsetD8Async)
-ON_STREAM(cuMemsetD16Async)
-ON_STREAM(cuMemsetD32Async)
-ON_STREAM(cuMemsetD2D8Async)
-ON_STREAM(cuMemsetD2D16Async)
-ON_STREAM(cuMemsetD2D32Async)
+// without looking; cuStreamQuery then says 600, for the callback is not done. Those of the second list have a
+// variant _ptsz.
+#define IN_CALLBACK(X) \
+    X(cuInit) \
+    X(cuDriverGetVersion) \
+    X(cuGetErrorName) \
+    X(cuGetErrorString) \
+    X(cuGetProcAddress) \
+    X(cuGetProcAddress_v2) \
+    X(cuGetProcAddress_v2_ptsz) \
+    X(cuGetExportTable) \
+    X(cuLogsCurrent) \
+    X(cuLogsDumpToFile) \
+    X(cuLogsDumpToMemory) \
+    X(cuLogsRegisterCallback) \
+    X(cuLogsUnregisterCallback) \
+    X(cuThreadExchangeStreamCaptureMode) \
+    X(cuEventQuery) \
+    X(cuEventDestroy) \
+    X(cuEventDestroy_v2) \
+    X(cuEventElapsedTime) \
+    X(cuEventElapsedTime_v2)
+#define ON_STREAM(X) \
+    X(cuEventRecord) \
+    X(cuEventRecordWithFlags) \
+    X(cuStreamQuery) \
+    X(cuStreamWaitEvent) \
+    X(cuStreamAddCallback) \
+    X(cuLaunchHostFunc) \
+    X(cuLaunchHostFunc_v2) \
+    X(cuLaunchKernel) \
+    X(cuLaunchKernelEx) \
+    X(cuLaunchCooperativeKernel) \
+    X(cuGraphLaunch) \
+    X(cuMemcpyAsync) \
+    X(cuMemcpyHtoDAsync_v2) \
+    X(cuMemcpyDtoHAsync_v2) \
+    X(cuMemcpyDtoDAsync_v2) \
+    X(cuMemcpy2DAsync_v2) \
+    X(cuMemcpy3DAsync_v2) \
+    X(cuMemsetD8Async) \
+    X(cuMemsetD16Async) \
+    X(cuMemsetD32Async) \
+    X(cuMemsetD2D8Async) \
+    X(cuMemsetD2D16Async) \
+    X(cuMemsetD2D32Async)
+// clang-format on
 
 // Whether this thread runs a host function, asked only while some thread does.
 int sim_callbacks;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 
-// A jump leaves arguments and the caller's frame as they are.
-__asm__(
-    ".text\n"
-    ".Lnot_ready:\n"
-    "    movl $3, %eax\n" // CUDA_ERROR_NOT_INITIALIZED
-    "    ret\n"
-    ".Lask:\n" // with the function in r11; the arguments are kept
-    "    push %rdi\n    push %rsi\n    push %rdx\n    push %rcx\n    push %r8\n    push %r9\n    push %r11\n"
-    "    sub $16, %rsp\n"
-    "    movups %xmm0, (%rsp)\n"
-    "    call sim_is_in_callback\n"
-    "    movups (%rsp), %xmm0\n"
-    "    add $16, %rsp\n"
-    "    pop %r11\n    pop %r9\n    pop %r8\n    pop %rcx\n    pop %rdx\n    pop %rsi\n    pop %rdi\n"
-    "    test %eax, %eax\n"
-    "    jne .Lnot_permitted\n"
-    "    jmp *%r11\n"
-    ".Lnot_permitted:\n"
-    "    movl $800, %eax\n" // CUDA_ERROR_NOT_PERMITTED
-    "    ret\n"
-    ".macro stub name\n"
-    "    .globl \\name\n"
-    "    .type \\name, @function\n"
-    "\\name:\n"
-    "    .cfi_startproc\n"
-    "    .ifndef .Lopen_\\name\n"
-    "    cmpb $0, sim_ready(%rip)\n"
-    "    je .Lnot_ready\n"
-    "    .endif\n"
-    "    .ifndef .Lcallback_\\name\n"
-    "    leaq sim_\\name(%rip), %r11\n"
-    "    cmpl $0, sim_callbacks(%rip)\n"
-    "    jne .Lask\n"
-    "    .endif\n"
-    "    jmp sim_\\name\n"
-    "    .cfi_endproc\n"
-    "    .size \\name, . - \\name\n"
-    ".endm\n");
-// Each defines P too, for an X within P would see renamed.h.
-#define DRIVER_ALL
-#define X(name, suffix, since, words) __asm__("stub " #name #suffix "\n");
-#define P(name, suffix, since, variant, words)                                                               \
-    __asm__("stub " #name #suffix "\nstub " #name #suffix #variant "\n");
-#include "abi/driver.h"
+// Defines the symbol of every function by these lists. It answers CUDA_ERROR_NOT_INITIALIZED or
+// CUDA_ERROR_NOT_PERMITTED, or goes on to sim_NAME.
+#include "arch_stubs.h"
 
 static CUresult refuse(const char *name, bool *said) {
     if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {

@@ -20,7 +20,7 @@ from gpt.asm.reports import Report, read_reports
 from gpt.asm.targets import GpuTarget
 from gpt.base.errors import GptError
 from gpt.formats.nvinfo import read_needs
-from gpt.probe.weave.edits import marked
+from gpt.probe.ptx.edits import marked
 from tests import cuda
 from tests.asm import fake
 from tests.asm.modules import CALLER, HEAD, PLAIN, RECURSIVE, RICH, hungry, probed

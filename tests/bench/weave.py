@@ -32,8 +32,8 @@ from rich.table import Table
 
 from gpt.probe import verify
 from gpt.probe.model import ProbeFile
+from gpt.probe.ptx.weave import LeftAlone, Woven, weave
 from gpt.probe.read import load
-from gpt.probe.weave.weave import LeftAlone, Woven, weave
 from gpt.ptx import scan
 from gpt.ptx.prune import pruned
 from gpt.stream import wire
@@ -45,7 +45,7 @@ LIBRARIES = {  # library -> wheel
     "libbitsandbytes_cuda130.so": "bitsandbytes==0.50.2",
     "_C.so": "xformers==0.0.35",
 }
-SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "probe/weave/tensor.cu"]
+SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "probe/ptx/tensor.cu"]
 REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what is added
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
 LARGEST = 256 << 10  # bytes of a module

@@ -27,7 +27,7 @@ jq -es 'map(select(.maps))[0] | [.params[].offset, .added[].offset] == [0, 8, 16
 python3 - <<'END'
 import sys
 from gpt import stream
-from gpt.probe.weave.weave import unweave
+from gpt.probe.ptx.weave import unweave
 
 (ptx,) = (record for record in stream.read_records(open("probed.mp", "rb"), "probed.mp") if record["kind"] == "ptx")
 lines = [line for line in ptx["data"].split(b"\n") if b"//@" in line]

@@ -1,7 +1,7 @@
-// The hook, on unwind tables, and on what it remembers of them: sites.c.
+// The hook, on unwind tables, and on what it remembers of them: unwind.c.
 
+#include "arch/x86_64/hook/unwind.c"
 #include "harness.h"
-#include "hook/watch/sites.c"
 
 struct watched *hook_watched;
 _Atomic uint64_t *hook_find_in_map(struct map *map, uint64_t key) { return map && key ? NULL : NULL; }
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(&wanted, data, sizeof(wanted));
     input = data + sizeof(wanted), left = size - sizeof(wanted);
     uintptr_t table = (uintptr_t)input;
-    struct rule rule = hook_read_rule(table, table + (uint64_t)(int64_t)wanted);
+    struct rule rule = read_rule(table, table + (uint64_t)(int64_t)wanted);
     struct rule again = unpack(pack(&rule));
     if (rule.how != NO_CFA && memcmp(&rule, &again, offsetof(struct rule, outermost)))
         abort();

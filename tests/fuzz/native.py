@@ -21,7 +21,7 @@ from tests.fuzz.engine import ROOT, Result, Sample, saved
 
 HERE = Path(__file__).parent
 FLAGS = (
-    "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", f"-I{ROOT}/runtime",
+    "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", f"-I{ROOT}/runtime", f"-I{ROOT}/runtime/arch/x86_64",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-ffunction-sections", "-fno-pie", "-no-pie",
 )  # fmt: skip
 NOWHERE = 16  # the address of what an included file names and no input reaches: using it crashes

@@ -88,6 +88,37 @@ def pack_again(data: bytes) -> None:
     fatbinwrite.pack_fatbin([fatbinwrite.Payload("cubin", "sm_100a", data)], "zstd")
 
 
+def edit_cubin(data: bytes) -> None:
+    """Each kernel gets code, registers and a parameter more, or says why not; another reader then accepts what's built.
+
+    Without edits the cubin is the same.
+    """
+    from gpt.formats import code_moves, cubin
+    from gpt.formats.cubin_edit import CubinEditor
+    from gpt.formats.kernel_edit import NOP, KernelEditor
+    from gpt.formats.kernel_params import add_parameter
+
+    editor = CubinEditor(data)
+    if editor.build() != data:
+        raise Wrong("the cubin has changed without an edit")
+    names = [name.decode("utf-8", "surrogateescape") for name in list(editor.kernels)[:20]]
+    edits: list[Callable[[KernelEditor], object]] = [
+        lambda kernel: kernel.insert(0, NOP), lambda kernel: kernel.append(NOP * 3), add_parameter,
+        lambda kernel: kernel.set_registers(kernel.registers + 2),
+        lambda kernel: kernel.move({0: 16}),
+        lambda kernel: code_moves.follow_symbols(editor, kernel.section, lambda offset: offset),
+    ]  # fmt: skip
+    for number, name in enumerate(names):
+        for edit in edits[number % 2 :]:
+            try:
+                edit(KernelEditor(editor, name))
+            except GptError:
+                pass  # the rest goes on
+    built = editor.build()
+    if len(built) > 2 * len(data) + 4096 * len(names) or len(cubin.section_headers(built)) != len(editor.sections) * 64:
+        raise Wrong("what's built is not the cubin")
+
+
 def wheel_seeds(sample: Sample) -> list[bytes]:
     made = []
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
@@ -242,6 +273,7 @@ READERS = [
     Target("fatbin", samples("fatbin"), refuses(read_file), quick=200),
     Target("cubin", samples("cubin"), refuses(read_file), quick=400),
     Target("nvinfo", samples("cubin"), refuses(pack_again), quick=200),
+    Target("cubin-edit", samples("cubin"), refuses(edit_cubin), quick=200),
     Target("archive", samples("archive", "object_"), refuses(read_file), quick=100),
     Target("frames", frame_seeds, refuses(read_frames), quick=300),
     Target("wheel", wheel_seeds, extract_file("-r"), quick=40),

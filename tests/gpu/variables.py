@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
+from gpt.probe.ptx.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 from tests.gpu.weave import Case, Gpu, assemble, buffer_size, compile_ptx, probe_files, rows, same  # noqa: E402

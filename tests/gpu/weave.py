@@ -29,9 +29,9 @@ from gpt.asm.backend import Options  # noqa: E402
 from gpt.asm.host.backend import Host, HostTarget  # noqa: E402
 from gpt.probe import verify  # noqa: E402
 from gpt.probe.model import ProbeFile  # noqa: E402
+from gpt.probe.plan.maps import make_map  # noqa: E402
+from gpt.probe.ptx.weave import Woven, unweave, weave  # noqa: E402
 from gpt.probe.read import load  # noqa: E402
-from gpt.probe.weave.stream import make_map  # noqa: E402
-from gpt.probe.weave.weave import Woven, unweave, weave  # noqa: E402
 from gpt.ptx.prune import prune  # noqa: E402
 from gpt.ptx.scan import scan_module  # noqa: E402
 from gpt.trace.buffers import MapLayout, SavedBuffer  # noqa: E402

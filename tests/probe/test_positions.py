@@ -4,7 +4,9 @@ import pytest
 
 from gpt.base.errors import MalformedError
 from gpt.probe.model import Position
-from gpt.probe.positions import Body, find_sites, matches, parse_positions
+from gpt.probe.positions import matches, parse_positions
+from gpt.probe.ptx.function import PtxFunction
+from gpt.probe.ptx.template import Shapes
 from gpt.ptx import scan
 
 PROGRAM = """.version 8.0
@@ -45,9 +47,8 @@ $L_tail:
 
 def sites(text, name="kernel"):
     module = scan.scan_module(PROGRAM.encode())
-    function = module.find(name)
-    statements = module.statements(function)
-    found = find_sites(Body(module, function, statements), parse_positions(text))
+    function = PtxFunction(module, module.find(name), Shapes())
+    statements, found = function.statements, function.find_sites(parse_positions(text))
     return [(site.kind, *(statements[n].head if n < len(statements) else None for n in site[2:])) for site in found]
 
 

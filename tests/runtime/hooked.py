@@ -21,6 +21,8 @@ from tests import cuda
 ROOT = Path(__file__).parents[2]
 SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 
+ARCH = ROOT / "runtime" / "arch" / "x86_64"
+INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # of the runtime's own files
 PROGRAMS = ROOT / "tests" / "programs"
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 
@@ -47,8 +49,9 @@ def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
     """Builds libgpthook.so from its sources, with more of them or other flags than `make` does."""
     source = ROOT / "runtime"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-Wl,-Bsymbolic-functions"]
-    flags += [f"-Wl,--version-script={source}/hook/versions.map", f"-I{source}"]
-    subprocess.run([compiler, *flags, *source.glob("hook/**/*.[cS]"), *more, "-o", out], check=True)
+    flags += [f"-Wl,--version-script={ARCH}/hook/versions.map", *INCLUDE]
+    files = [*source.glob("hook/**/*.c"), *ARCH.glob("hook/*.[cS]")]
+    subprocess.run([compiler, *flags, *files, *more, "-o", out], check=True)
     return out
 
 
@@ -56,7 +59,7 @@ def build_launcher(folder: Path, *flags: str) -> Path:
     """Builds gpt-hook from its sources with more flags, those of sanitizers, which must be there."""
     source = ROOT / "runtime"
     files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
-    base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", f"-I{source}", '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
+    base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", *INCLUDE, '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
     built = subprocess.run(["gcc", *base, *flags, *files, "-o", folder / "gpt-hook"], capture_output=True, text=True)
     if built.returncode:
         assert "cannot find" in built.stderr, built.stderr

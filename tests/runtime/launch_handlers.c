@@ -27,7 +27,7 @@ static void show(const struct property *property, void *count) {
 void hook_before_launch(struct frame *frame) {
     const char *wanted = getenv("TEST_HANDLERS");
     calls.before++;
-    frame->note = calls.before;
+    frame->note = (struct note){NOTE_GENERATION, {.number = calls.before}};
     if (!strcmp(wanted, "answer"))
         frame_answer(frame, 999);
     else if (!strcmp(wanted, "ask") && calls.before == 1) {
@@ -42,8 +42,8 @@ void hook_before_launch(struct frame *frame) {
 }
 
 void hook_after_launch(struct frame *frame) {
-    calls.after += frame->note == calls.before;
-    calls.failed += (CUresult)frame->rax != CUDA_SUCCESS;
+    calls.after += frame->note.kind == NOTE_GENERATION && frame->note.number == calls.before;
+    calls.failed += (CUresult)frame->result != CUDA_SUCCESS;
 }
 
 __attribute__((destructor)) static void tell(void) {

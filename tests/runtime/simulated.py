@@ -67,10 +67,11 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
                 '-DGPT_GENERATOR="sanitized"',
                 f"-fsanitize={sanitizers}",
                 f"--param={param}",
-                f"-I{hooked.ROOT}/runtime",
+                *hooked.INCLUDE,
                 "-Wl,-soname,libcuda.so.1",
             ]
-            cuda.c_compiler(*flags, quiet, *hooked.ROOT.glob("runtime/sim/*.c"), "-o", folder / "libcuda.so.1")
+            files = [*hooked.ROOT.glob("runtime/sim/*.c"), *hooked.ARCH.glob("sim/*.c")]
+            cuda.c_compiler(*flags, quiet, *files, "-o", folder / "libcuda.so.1")
     return folder
 
 

@@ -9,7 +9,7 @@ from tests.runtime import hooked
 
 FOLDER = hooked.ROOT / "tests/runtime/buffers"
 PROBE = hooked.ROOT / "runtime/hook/probe"
-FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{PROBE.parents[1]}")
+FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *hooked.INCLUDE)
 
 # Seeds that found a fault, by the fault. A seed is another schedule once the program or the hook changes: then put the
 # fault back and look for a new one.

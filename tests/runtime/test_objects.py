@@ -344,7 +344,7 @@ def test_objects_alone(tmp_path):
     """What probing will ask for, without a driver: images, attributes, parameters, variables, generations."""
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"
-    line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", f"-I{source.parent}", "-Wall", "-Werror"]
+    line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", *hooked.INCLUDE, "-Wall", "-Werror"]
     files = [test, source / "watch" / "objects.c", source / "write" / "no_signals.c"]
     subprocess.run([*line, *files, "-o", tmp_path / "alone", "-lpthread"], check=True)
     done = subprocess.run([tmp_path / "alone"], capture_output=True, text=True, timeout=60, check=False)

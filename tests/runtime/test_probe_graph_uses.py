@@ -722,5 +722,5 @@ def test_turns_alone(tmp_path):
     test, hook = hooked.ROOT / "tests/runtime/turns_alone.c", folder / "hook"
     sources = [test, hook / "probe/graph_lock.c", hook / "write/no_signals.c"]
     program = tmp_path / "alone"
-    cuda.c_compiler("-std=gnu11", "-D_GNU_SOURCE", f"-I{folder}", *sources, "-o", program, "-lpthread")
+    cuda.c_compiler("-std=gnu11", "-D_GNU_SOURCE", *hooked.INCLUDE, *sources, "-o", program, "-lpthread")
     subprocess.run([program], check=True, timeout=60)

@@ -249,7 +249,7 @@ def test_clusters_of_several_blocks_are_refused(sim_play, tmp_path):
         assert cu.cuLaunchKernelEx(byref(config), make, None, None) == status
     """
     done = sim_play(script, tmp_path / "code.ptx")
-    fact = "cluster of 2 blocks: those of one block are simulated, see gpt-sim(7)"
+    fact = "cluster of 2 blocks: only clusters of one block are simulated, see gpt-sim(7)"
     assert (done.returncode, done.stderr) == (0, f"libcuda.so.1: error: {fact}\n")
 
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from gpt.probe.weave.weave import unweave
+from gpt.probe.ptx.weave import unweave
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import scan_module
 from gpt.stream import records, wire

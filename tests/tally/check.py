@@ -25,8 +25,8 @@ from gpt.base.cache import Cache
 from gpt.base.errors import GptError, MalformedError
 from gpt.formats.ptxtext import find_head
 from gpt.probe import verify
+from gpt.probe.ptx.weave import LeftAlone, Woven, unweave, weave
 from gpt.probe.read import load
-from gpt.probe.weave.weave import LeftAlone, Woven, unweave, weave
 from gpt.ptx import parse
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module

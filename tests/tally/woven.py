@@ -18,8 +18,8 @@ import numpy as np
 
 from gpt.probe import verify
 from gpt.probe.model import ProbeFile
+from gpt.probe.ptx.weave import LeftAlone, Woven, weave
 from gpt.probe.read import load
-from gpt.probe.weave.weave import LeftAlone, Woven, weave
 from tests.asm.host.jobs import Answer, Job
 from tests.gpu.weave import buffer_size, rows
 from tests.tally.launches import Launch

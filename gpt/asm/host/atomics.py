@@ -67,7 +67,7 @@ def _rows() -> Iterator[Row]:
         for order in ("{.M}{.S}{.W}{.G}.O", ".O{.M}{.S}{.W}"):
             for hint, hinted in (("", "!L2::cache_hint"), (" h:u64", "L2::cache_hint")):
                 for opcode, written in (("atom", "d "), ("red", "")):
-                    if opcode == "red" and name in ("exch", "cas"):
+                    if (name in ("exch", "cas") and opcode == "red") or (name == "cas" and hint):
                         continue
                     yield Row(
                         f"{opcode}{order}{{.noftz}}{{.L2::cache_hint}}{{.V}}.T",

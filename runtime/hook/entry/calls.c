@@ -32,8 +32,8 @@ static uint64_t read_argument(const struct frame *frame, uint8_t where) {
 
 // Once the driver has taken it: it may refuse the call before it looks at what `args[0]` points to.
 static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
-    const CUDA_MEMCPY3D *copy3 = (const void *)frame->args[0];
-    const CUDA_MEMCPY2D *copy2 = (const void *)frame->args[0];
+    const CUDA_MEMCPY3D *copy3 = (const void *)frame_arg(frame, 0);
+    const CUDA_MEMCPY2D *copy2 = (const void *)frame_arg(frame, 0);
     if (deep) {
         row->to = copy3->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->dstHost : copy3->dstDevice;
         row->from = copy3->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)copy3->srcHost : copy3->srcDevice;
@@ -58,7 +58,7 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
     case SPECIAL_AREA_1:
     case SPECIAL_AREA_2:
     case SPECIAL_AREA_4:
-        row->bytes = frame->args[3] * frame->args[4] << (slot->special - SPECIAL_AREA_1);
+        row->bytes = frame_arg(frame, 3) * frame_arg(frame, 4) << (slot->special - SPECIAL_AREA_1);
         break;
     default:
         break;
@@ -69,9 +69,10 @@ static void read_memory(struct row_memory *row, const struct frame *frame, const
 static struct launch decode_launch(const struct frame *frame, const struct slot *slot) {
     if (slot->special == SPECIAL_LAUNCH_EX) {
         CUlaunchConfig config;
-        struct launch launch = {
-            .function = frame->args[1], .params = (void **)frame->args[2], .extra = (void **)frame->args[3]};
-        if (!hook_read((const void *)frame->args[0], &config, sizeof(config)))
+        struct launch launch = {.function = frame_arg(frame, 1),
+                                .params = (void **)frame_arg(frame, 2),
+                                .extra = (void **)frame_arg(frame, 3)};
+        if (!hook_read((const void *)frame_arg(frame, 0), &config, sizeof(config)))
             return launch;
         launch.stream = (uint64_t)config.hStream;
         launch.shared = config.sharedMemBytes;
@@ -92,21 +93,22 @@ static struct launch decode_launch(const struct frame *frame, const struct slot 
         bool grid = strcmp(slot->symbol, "cuLaunch") != 0,
              stream = !strcmp(slot->symbol, "cuLaunchGridAsync");
         return (struct launch){
-            .function = frame->args[0],
-            .stream = stream ? frame->args[3] : 0,
-            .grid = {grid ? (uint32_t)frame->args[1] : 1, grid ? (uint32_t)frame->args[2] : 1, 1}};
+            .function = frame_arg(frame, 0),
+            .stream = stream ? frame_arg(frame, 3) : 0,
+            .grid = {grid ? (uint32_t)frame_arg(frame, 1) : 1, grid ? (uint32_t)frame_arg(frame, 2) : 1, 1}};
     }
     struct launch launch = {
-        .function = frame->args[0],
-        .stream = frame->stack[2],
-        .grid = {(uint32_t)frame->args[1], (uint32_t)frame->args[2], (uint32_t)frame->args[3]},
-        .block = {(uint32_t)frame->args[4], (uint32_t)frame->args[5], (uint32_t)frame->stack[0]},
-        .shared = (uint32_t)frame->stack[1],
-        .params = (void **)frame->stack[3],
+        .function = frame_arg(frame, 0),
+        .stream = frame_arg(frame, 8),
+        .grid = {(uint32_t)frame_arg(frame, 1), (uint32_t)frame_arg(frame, 2), (uint32_t)frame_arg(frame, 3)},
+        .block = {(uint32_t)frame_arg(frame, 4), (uint32_t)frame_arg(frame, 5),
+                  (uint32_t)frame_arg(frame, 6)},
+        .shared = (uint32_t)frame_arg(frame, 7),
+        .params = (void **)frame_arg(frame, 9),
         .cooperative = slot->special == SPECIAL_LAUNCH_COOPERATIVE,
     };
     if (!launch.cooperative)
-        launch.extra = (void **)frame->stack[4];
+        launch.extra = (void **)frame_arg(frame, 10);
     return launch;
 }
 
@@ -127,7 +129,7 @@ static inline void read_launch(struct row_launch *row, const struct launch *laun
 static uint64_t stack_words(const struct frame *frame) {
     if (LIKELY(frame->slot->words < STACK_WORDS))
         return (uint64_t)frame->slot->words;
-    uintptr_t start = (uintptr_t)frame->stack, end = start + STACK_WORDS * sizeof(uint64_t);
+    uintptr_t start = (uintptr_t)frame->registers.stack, end = start + STACK_WORDS * sizeof(uint64_t);
     if (LIKELY((start ^ (end - 1)) < 4096))
         return STACK_WORDS;
     char byte;
@@ -251,6 +253,7 @@ uint64_t hook_enter(struct frame *frame) {
     frame->counter = NULL;
     frame->thread = thread;
     frame->timed = NULL;
+    frame->note.kind = NOTE_NONE;
     frame->probed = false;
     frame->off = frame->flags & SLOT_UNCOUNTED;
     frame->outer = hook_calling > (const void *)frame ? hook_calling : NULL;
@@ -292,7 +295,7 @@ static void read_results(struct row *row, const struct frame *frame, const struc
         if (slot->special == SPECIAL_COPY_2D || slot->special == SPECIAL_COPY_3D)
             read_copy(memory, frame, slot->special == SPECIAL_COPY_3D);
         if (slot->special == SPECIAL_PITCH) // bytes a row, as the driver chose them, and rows
-            memory->bytes = read_argument(frame, ARG_OUT | 1) * frame->args[3];
+            memory->bytes = read_argument(frame, ARG_OUT | 1) * frame_arg(frame, 3);
         break;
     case LAYOUT_OBJECT:
         if (slot->values[0] & ARG_OUT)
@@ -318,11 +321,12 @@ void hook_leave(struct frame *frame) {
     struct thread *thread = hook_thread;
     if (UNLIKELY(thread != frame->thread))
         thread = NULL;
-    if (UNLIKELY((CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY) && slot->known && slot->known->allocates)
+    if (UNLIKELY((CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY) && slot->known &&
+        slot->known->allocates)
         run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run(slot->known->probe_after, frame); // which may make the call anew
-    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint32_t captured =
         UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;
     if (frame->flags & SLOT_QUERY && thread)
@@ -332,7 +336,7 @@ void hook_leave(struct frame *frame) {
     struct row *row = frame->row;
     if (row && thread && is_mapped(thread, row) &&
         LIKELY(atomic_load_explicit(&row->start, memory_order_relaxed) == frame->start)) {
-        row->result = (int32_t)frame->rax;
+        row->result = (int32_t)frame->result;
         if (UNLIKELY(captured))
             row->api = captured;
         if (done)
@@ -347,7 +351,7 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_SYNC) && thread)
         hook_gpu_read(thread);
     if (UNLIKELY(!done) && (slot->on_return || slot->layout == LAYOUT_LAUNCH ||
-                            (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION))
+                            (CUresult)frame->result == CUDA_ERROR_ILLEGAL_INSTRUCTION))
         run(hook_on_failure, frame);
     if (done && slot->on_return)
         run(slot->on_return, frame);

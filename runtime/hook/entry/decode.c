@@ -20,7 +20,7 @@
 
 static const struct {
     const char *symbol, *name;
-    int8_t words; // of stack arguments
+    int8_t words; // of arguments beyond the sixth
 } names[HOOK_NAMES] = {
 #define X(name, suffix, since, words) {#name #suffix, #name, words},
 #include "abi/driver.h"
@@ -142,11 +142,17 @@ static bool is_capturable(const struct slot *slot) {
     return !strcmp(op, "launch") || !strcmp(op, "host") || !strcmp(op, "wait");
 }
 
+// How many of them are on the stack.
+static int8_t count_words(int beyond) {
+    int more = beyond < STACK_WORDS ? beyond + 6 - ARCH_REGISTER_ARGS : STACK_WORDS;
+    return (int8_t)(more > 0 ? more : 0);
+}
+
 void hook_describe(struct slot *slot, const char *symbol) {
     char name[NAME_BYTES];
     const struct slot *named = hook_named_slot(symbol);
     slot->symbol = symbol;
-    slot->words = named ? names[named - hook_slots].words : STACK_WORDS;
+    slot->words = named ? count_words(names[named - hook_slots].words) : STACK_WORDS;
     snprintf(name, sizeof(name), "%s", symbol);
     bool versioned = gpt_cut_suffixes(name);
     const struct known *known = find_known(name);

@@ -42,7 +42,6 @@ struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
 
 // Stubs
 
-#define STUB_SIZE 16
 #define BUCKETS (4 * SLOTS)
 
 static _Atomic uint16_t buckets[BUCKETS]; // slots that are not in driver.h
@@ -51,14 +50,6 @@ static _Atomic uint32_t name_bytes;
 static char name_store[128 << 10];
 
 static CUresult missing(void) { return CUDA_ERROR_STUB_LIBRARY; }
-
-static void *stub_of(const struct slot *slot) {
-    return (void *)(hook_stubs + STUB_SIZE * (slot - hook_slots));
-}
-
-static bool is_stub(const void *address) {
-    return (const char *)address >= hook_stubs && (const char *)address < hook_stubs_end;
-}
 
 static const char *keep_name(const char *name) {
     uint32_t size = (uint32_t)strlen(name) + 1;
@@ -95,7 +86,7 @@ static struct slot *find_slot(void *real, const char *symbol) {
 }
 
 void *hook_wrap(void *real, const char *symbol) {
-    if (!real || is_stub(real) || !strcmp(symbol, "cuGetExportTable"))
+    if (!real || hook_is_stub(real) || !strcmp(symbol, "cuGetExportTable") || !hook_stub_of(hook_slots))
         return real;
     struct slot *slot = hook_named_slot(symbol);
     if (slot) {
@@ -106,27 +97,27 @@ void *hook_wrap(void *real, const char *symbol) {
             old = real;
         }
         if (old == real)
-            return stub_of(slot);
+            return hook_stub_of(slot);
     }
     slot = find_slot(real, symbol);
-    return slot ? stub_of(slot) : real;
+    return slot ? hook_stub_of(slot) : real;
 }
 
 void hook_on_get_proc_address(struct frame *frame) {
-    const char *name = (const char *)frame->args[0];
-    void **function = (void **)frame->args[1];
+    const char *name = (const char *)frame_arg(frame, 0);
+    void **function = (void **)frame_arg(frame, 1);
     if (!name || !function || !*function || !strcmp(name, "cuGetExportTable"))
         return;
     char symbol[NAME_BYTES];
     const char *exported = hook_driver_symbol(*function);
     snprintf(symbol, sizeof(symbol), "%s", exported ? exported : name);
     // A driver may hand out functions that it exports under no name.
-    if (!exported && !strcmp(name, "cuGetProcAddress") && frame->args[2] >= 12000)
+    if (!exported && !strcmp(name, "cuGetProcAddress") && frame_arg(frame, 2) >= 12000)
         strcat(symbol, "_v2");
     else if (!exported && strlen(name) < NAME_BYTES - 16) {
-        if ((int)frame->args[2] >= 3020 && hook_is_old(name))
+        if ((int)frame_arg(frame, 2) >= 3020 && hook_is_old(name))
             strcat(symbol, "_v2");
-        if (frame->args[3] & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+        if (frame_arg(frame, 3) & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
             strcat(symbol, "_ptsz");
     }
     *function = hook_wrap(*function, symbol);
@@ -170,7 +161,7 @@ void hook_unresolve(struct span driver) {
 // What RTLD_DEFAULT means to the caller, the stubs left out.
 static void *find_default(const char *name, const void *caller) {
     void *found = hook_real_dlsym(RTLD_DEFAULT, name); // where a program defines it itself
-    if (found && is_stub(found))
+    if (found && hook_is_stub(found))
         found = hook_next_function(name);
     struct linked linked;
     if (!found && hook_linked_of(caller, &linked) && *linked.name) {
@@ -206,7 +197,7 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
         return answer;
     answer.given = 1;
     answer.value = handle == RTLD_DEFAULT ? find_default(name, caller) : hook_real_dlsym(handle, name);
-    if (is_stub(answer.value)) { // a stub in the program's own scope
+    if (hook_is_stub(answer.value)) { // a stub in the program's own scope
         void *next = hook_next_function(name);
         answer.value = next ? next : hook_real_dlsym(RTLD_NEXT, name);
     }
@@ -237,7 +228,6 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
 // would mix handles of two drivers, so we only report that its calls aren't recorded.
 
 bool hook_deep; // a library was opened with RTLD_DEEPBIND: set by dlopen
-void hook_dlsym_here(void);
 void hook_see_deep(void);
 
 static void tell(const char *path, const char *fact) {

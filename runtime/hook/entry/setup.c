@@ -11,17 +11,29 @@
 #include "hook/probe/probe.h"
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
+#include "say.h"
+#include "stub.h"
 
 static bool is_wanted(void) {
     const char *output = getenv("GPT_HOOK_OUTPUT");
     return output && *output;
 }
 
-// A program of musl gets no driver, which is a library of glibc. It runs on as it would, and its trace says
-// so.
-static void pass_through(void) {
-    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"),
-               .text = GPT_STR("a program of another libc than glibc: it is not watched"));
+#define UNKNOWN_PROCESSOR "built without stubs for this processor: no calls are recorded"
+
+// Return why nothing is recorded of this process, or NULL. It runs on as it would.
+static const char *why_unwatched(void) {
+    if (!hook_is_glibc()) // of musl, say: it gets no driver, which is a library of glibc
+        return "a program of another libc than glibc: it is not watched";
+    return hook_stub_of(hook_slots) ? NULL : UNKNOWN_PROCESSOR;
+}
+
+// Write it to the trace. A build without stubs is worth a message too, once: from gpt-hook's own command.
+static void say_unwatched(const char *why) {
+    const char *root = getenv("GPT_HOOK_REPORT");
+    HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"), .text = hook_str(why));
+    if (hook_is_glibc() && root && atoi(root) == getpid())
+        gpt_write_line("gpt-hook: warning: " UNKNOWN_PROCESSOR);
     hook_finish(0);
 }
 
@@ -53,11 +65,12 @@ bool hook_setup(void) {
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();
-    if (!hook_is_glibc())
-        pass_through();
+    const char *why = why_unwatched();
+    if (why)
+        say_unwatched(why);
     else if (hook_has_driver())
         hook_this_thread();
-    if (hook_probing && hook_is_glibc())
+    if (hook_probing && !why)
         hook_zstd_setup(&(struct linker){hook_real_dlopen, hook_real_dlclose, hook_real_dlsym});
     errno = error;
     return true;

@@ -3,6 +3,8 @@
 #ifndef GPT_STUB_H
 #define GPT_STUB_H
 
+#include "arch_hook.h"
+
 #define SLOTS 4096
 #define SLOT_SHIFT 6 // a slot is 64 bytes
 #define SLOT_REAL 0
@@ -45,15 +47,12 @@
 #define KEY_FACTOR 0x9e3779b97f4a7c15
 #define KEY_SHIFT 40
 
-#define FRAME_SIZE 368
-#define FRAME_ARGS 0
-#define FRAME_RAX 48
-#define FRAME_RDX 56
-#define FRAME_XMM 64
-#define FRAME_SLOT 192
-#define FRAME_STACK 216
-#define FRAME_REAL 256
-#define FRAME_ANSWER 264
+#define FRAME_RESULT 0
+#define FRAME_REGISTERS 8
+#define FRAME_SLOT (FRAME_REGISTERS + ARCH_REGISTERS_SIZE)
+#define FRAME_REAL (FRAME_SLOT + 64)
+#define FRAME_ANSWER (FRAME_SLOT + 72)
+#define FRAME_SIZE ((FRAME_SLOT + 176 + 15) & ~15)
 #define STACK_WORDS 32 // copied for a function whose number of arguments is not known
 
 #ifndef __ASSEMBLER__
@@ -68,13 +67,17 @@ enum {
 };
 
 extern struct slot hook_slots[SLOTS];
-extern const char hook_stubs[], hook_stubs_end[];
 uint64_t
 hook_enter(struct frame *frame); // gives how many words of stack arguments the real function may need
 void hook_leave(struct frame *frame);
 uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
-void hook_resolve(void);                       // what an unresolved slot holds in place of the real function
-void hook_give_answer(void);                   // stands for the real function where a handler has answered
+
+// The rest is in runtime/arch.
+void *hook_stub_of(const struct slot *slot); // NULL in a build without stubs
+bool hook_is_stub(const void *address);
+void hook_resolve(void);     // what an unresolved slot holds in place of the real function
+void hook_give_answer(void); // stands for the real function where a handler has answered
+void hook_dlsym_here(void);  // dlsym, as the program calls it
 
 _Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&
                    offsetof(struct row, api) == ROW_API && offsetof(struct row, result) == ROW_RESULT,
@@ -84,9 +87,9 @@ _Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(stru
                    offsetof(struct slot, announced) == SLOT_ANNOUNCED,
                "as the stub has it");
 _Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
-_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, rax) == FRAME_RAX,
-               "as the stub has it");
-_Static_assert(offsetof(struct frame, xmm) == FRAME_XMM && offsetof(struct frame, stack) == FRAME_STACK,
+_Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, result) == FRAME_RESULT &&
+                   offsetof(struct frame, registers) == FRAME_REGISTERS &&
+                   sizeof(struct arch_registers) == ARCH_REGISTERS_SIZE,
                "as the stub has it");
 _Static_assert(offsetof(struct frame, real) == FRAME_REAL && offsetof(struct frame, answer) == FRAME_ANSWER,
                "as the stub has it");

@@ -84,17 +84,17 @@ void hook_after_attribute(struct frame *frame) {
     const char *name = frame->slot->symbol;
     bool kernel = !strncmp(name, "cuKernel", strlen("cuKernel")), attribute = strstr(name, "SetAttribute");
     unsigned first = kernel && attribute ? 2 : 0; // the handle
-    const uint64_t *a = frame->args;
-    const struct probed *entry =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_find_probed(a[first]) : NULL;
+    const struct probed *entry = hook_probing && (CUresult)frame->result == CUDA_SUCCESS
+                                     ? hook_find_probed(frame_arg(frame, first))
+                                     : NULL;
     if (!entry)
         return;
     struct property property = {.what = attribute                   ? PROPERTY_ATTRIBUTE
                                         : strstr(name, "SharedMem") ? PROPERTY_SHARED_CONFIG
                                                                     : PROPERTY_CACHE_CONFIG,
-                                .number = attribute ? (uint32_t)a[kernel ? 0 : 1] : 0,
-                                .value = (uint32_t)a[attribute && !kernel ? 2 : 1],
-                                .device = kernel ? (int)a[attribute ? 3 : 2] : -1};
+                                .number = attribute ? (uint32_t)frame_arg(frame, kernel ? 0 : 1) : 0,
+                                .value = (uint32_t)frame_arg(frame, attribute && !kernel ? 2 : 1),
+                                .device = kernel ? (int)frame_arg(frame, attribute ? 3 : 2) : -1};
     set_all(entry, &property);
 }
 
@@ -235,20 +235,20 @@ static bool may_come(uint64_t handle) {
 }
 
 static bool is_answered(const struct frame *frame) {
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && frame->args[0];
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && frame_arg(frame, 0);
 }
 
 typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 
 // The same question of another kernel, whose answer goes elsewhere.
 static CUresult ask_again(const struct frame *frame, void *answer, uint64_t function) {
-    const uint64_t *a = frame->args;
-    return ((general *)frame->real)((uint64_t)answer, function, a[2], a[3], a[4], a[5], 0);
+    return ((general *)frame->real)((uint64_t)answer, function, frame_arg(frame, 2), frame_arg(frame, 3),
+                                    frame_arg(frame, 4), frame_arg(frame, 5), 0);
 }
 
 // Answers by the lower number of both, which is one of 32 bits.
 static void lower(const struct frame *frame, struct question *question) {
-    int *answer = (int *)frame->args[0], found = 0;
+    int *answer = (int *)frame_arg(frame, 0), found = 0;
     OTHER other = find_other(question->handle, question->threads);
     if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
@@ -258,41 +258,43 @@ static void lower(const struct frame *frame, struct question *question) {
 
 // cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, shared, flags)
 void hook_after_blocks(struct frame *frame) {
-    const uint64_t *a = frame->args;
     if (is_answered(frame))
-        lower(frame, &(struct question){.handle = a[1], .threads = (uint32_t)a[2], .shared = a[3]});
+        lower(frame, &(struct question){.handle = frame_arg(frame, 1),
+                                        .threads = (uint32_t)frame_arg(frame, 2),
+                                        .shared = frame_arg(frame, 3)});
 }
 
 // cuOccupancyAvailableDynamicSMemPerBlock(shared, function, blocks, threads)
 void hook_after_shared(struct frame *frame) {
-    size_t *answer = (size_t *)frame->args[0], found;
-    struct question question = {.handle = frame->args[1], .threads = (uint32_t)frame->args[3]};
+    size_t *answer = (size_t *)frame_arg(frame, 0), found;
+    struct question question = {.handle = frame_arg(frame, 1), .threads = (uint32_t)frame_arg(frame, 3)};
     OTHER other = is_answered(frame) ? find_other(question.handle, question.threads) : (struct other){0};
     if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
     if (!is_answered(frame) || !may_come(question.handle))
         return;
     question.shared = *answer;
-    uint64_t blocks = (uint32_t)frame->args[2], fit = count_both(question.handle, other.function, &question);
+    uint64_t blocks = (uint32_t)frame_arg(frame, 2),
+             fit = count_both(question.handle, other.function, &question);
     keep_answer(&question, fit < blocks ? fit : blocks);
 }
 
 // cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): of the kernel
 // with probes the block, and the grid that both fill at most.
 void hook_after_block_size(struct frame *frame) {
-    int *grid = (int *)frame->args[0], *threads = (int *)frame->args[1], found[2] = {0};
-    size_t (*shared_of)(int) = (size_t (*)(int))frame->args[3];
-    const uint64_t *a = frame->args;
+    int *grid = (int *)frame_arg(frame, 0), *threads = (int *)frame_arg(frame, 1), found[2] = {0};
+    size_t (*shared_of)(int) = (size_t (*)(int))frame_arg(frame, 3);
     if (!is_answered(frame) || !threads || *threads <= 0)
         return;
-    struct question question = {.handle = a[2], .threads = (uint64_t)*threads};
+    struct question question = {.handle = frame_arg(frame, 2), .threads = (uint64_t)*threads};
     OTHER other = find_other(question.handle, 1);
     if (other.function &&
-        !((general *)frame->real)((uint64_t)&found[0], (uint64_t)&found[1], other.function, a[3], a[4], a[5],
-                                  *frame->stack) &&
+        !((general *)frame->real)((uint64_t)&found[0], (uint64_t)&found[1], other.function,
+                                  frame_arg(frame, 3), frame_arg(frame, 4), frame_arg(frame, 5),
+                                  frame_arg(frame, 6)) &&
         found[1] > 0)
         question.threads = (uint64_t)found[1];
-    question.shared = shared_of ? shared_of((int)question.threads) : a[4];
+    question.shared = shared_of ? shared_of((int)question.threads) : frame_arg(frame, 4);
     // The number of multiprocessors is in both grids.
     uint64_t fit = count_both(question.handle, other.function, &question),
              with = found[1] > 0 ? count_blocks(other.function, &question) : 0;
@@ -304,10 +306,10 @@ void hook_after_block_size(struct frame *frame) {
 
 // cuOccupancyMaxPotentialClusterSize(size, function, config), cuOccupancyMaxActiveClusters(count, ...)
 void hook_after_clusters(struct frame *frame) {
-    const CUlaunchConfig *config = (const void *)frame->args[2];
+    const CUlaunchConfig *config = (const void *)frame_arg(frame, 2);
     if (!is_answered(frame) || !config)
         return;
-    struct question question = {.handle = frame->args[1],
+    struct question question = {.handle = frame_arg(frame, 1),
                                 .threads =
                                     (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ,
                                 .shared = config->sharedMemBytes,

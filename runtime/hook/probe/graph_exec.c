@@ -106,14 +106,14 @@ static bool undress(struct frame *frame, struct dressed *dressed) {
     hook_undress(dressed->members);
     hook_relaxed_mode(mode);
     hook_end_turn(&dressed->turn);
-    if ((CUresult)frame->rax != CUDA_SUCCESS && has_probes(dressed->members)) {
-        frame->rax = hook_call_again(frame);
+    if ((CUresult)frame->result != CUDA_SUCCESS && has_probes(dressed->members)) {
+        frame->result = hook_call_again(frame);
         strip_all(dressed->members, refused);
     }
     if (!has_probes(dressed->members))
         hook_let_set_go(&dressed->set);
     hook_call_without_buffers(frame);
-    return (CUresult)frame->rax == CUDA_SUCCESS;
+    return (CUresult)frame->result == CUDA_SUCCESS;
 }
 
 static void give_up(struct dressed *dressed) {
@@ -161,25 +161,25 @@ static void install(uint64_t exec, const struct dressed *dressed, bool updated) 
 // cuGraphInstantiate(&exec, graph, flags), once with a pointer in place of the flags;
 // cuGraphInstantiateWithParams(&exec, graph, params)
 void hook_before_instantiate(struct frame *frame) {
-    frame->note = 0;
-    if (!hook_probing || !frame->args[0] || !hook_find_probe_calls())
+    if (!hook_probing || !frame_arg(frame, 0) || !hook_find_probe_calls())
         return;
-    uint64_t flags = frame->args[2];
+    uint64_t flags = frame_arg(frame, 2);
     CUDA_GRAPH_INSTANTIATE_PARAMS params;
     if (strstr(frame->slot->symbol, "WithParams"))
         flags = hook_read((const void *)flags, &params, sizeof(params)) ? params.flags : 0;
     else if (flags >= MOST_FLAGS)
         flags = 0;
     const char *refuse = flags & DEVICE_LAUNCH ? "its graph can be launched from the device" : NULL;
-    frame->note = (uint64_t)dress(&(struct wanted){.graph = frame->args[1], .refuse = refuse});
+    frame_leave_note(frame, NOTE_DRESSED,
+                     dress(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse}));
 }
 
 void hook_after_instantiate(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed)
         return;
     if (undress(frame, dressed))
-        install(*(const uint64_t *)frame->args[0], dressed, false);
+        install(*(const uint64_t *)frame_arg(frame, 0), dressed, false);
     else
         give_up(dressed);
     free(dressed);
@@ -193,24 +193,26 @@ static void forget(uint64_t exec) {
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_before_exec_update(struct frame *frame) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
-    struct wanted wanted = {.graph = frame->args[1], .updates = true, .context = graph ? graph->context : 0};
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct wanted wanted = {
+        .graph = frame_arg(frame, 1), .updates = true, .context = graph ? graph->context : 0};
     for (int i = 0; graph && i < MOST_SETS; i++)
         wanted.replaced += graph->sets[i].slab ? graph->sets[i].slab->size : 0;
     if (graph)
         hook_put_prepared(graph);
-    frame->note = hook_probing && hook_find_probe_calls() ? (uint64_t)dress(&wanted) : 0;
+    if (hook_probing && hook_find_probe_calls())
+        frame_leave_note(frame, NOTE_DRESSED, dress(&wanted));
 }
 
 void hook_after_exec_update(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed) { // then it has no probes any more
-        if (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS)
-            forget(frame->args[0]);
+        if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
+            forget(frame_arg(frame, 0));
         return;
     }
     if (undress(frame, dressed))
-        install(frame->args[0], dressed, true);
+        install(frame_arg(frame, 0), dressed, true);
     else
         give_up(dressed);
     free(dressed);
@@ -218,8 +220,7 @@ void hook_after_exec_update(struct frame *frame) {
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph), and its like
 void hook_before_child(struct frame *frame, uint64_t graph) {
-    frame->note = 0;
-    struct prepared *found = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    struct prepared *found = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!found)
         return;
     if (!leads_somewhere(graph)) { // the call fails, and changes nothing
@@ -227,7 +228,7 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
         return;
     }
     unsigned place = hook_find_place(found);
-    const struct member *node = hook_find_member(found, frame->args[1]);
+    const struct member *node = hook_find_member(found, frame_arg(frame, 1));
     const char *refuse = place == MOST_SETS    ? hook_outgrown
                          : node && !node->sure ? "its graph was set of a node inside of a conditional one"
                                                : NULL;
@@ -238,8 +239,8 @@ void hook_before_child(struct frame *frame, uint64_t graph) {
     if (!dressed)
         hook_put_prepared(found);
     else
-        dressed->graph = found, dressed->node = frame->args[1];
-    frame->note = (uint64_t)dressed;
+        dressed->graph = found, dressed->node = frame_arg(frame, 1);
+    frame_leave_note(frame, NOTE_DRESSED, dressed);
 }
 
 void hook_take_back_copies(struct prepared *graph, const struct written *written) {
@@ -287,7 +288,7 @@ static bool exchange(struct dressed *dressed) {
 }
 
 void hook_after_child(struct frame *frame) {
-    struct dressed *dressed = (struct dressed *)frame->note;
+    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
     if (!dressed)
         return;
     struct prepared *graph = dressed->graph;
@@ -303,21 +304,21 @@ void hook_after_child(struct frame *frame) {
     free(dressed);
 }
 
-void hook_before_exec_child(struct frame *frame) { hook_before_child(frame, frame->args[2]); }
+void hook_before_exec_child(struct frame *frame) { hook_before_child(frame, frame_arg(frame, 2)); }
 void hook_after_exec_child(struct frame *frame) { hook_after_child(frame); }
 
 // cuGraphExecDestroy(exec): another one may have the handle before the call is back.
 
 void hook_before_exec_gone(struct frame *frame) {
     if (hook_probing)
-        hook_mark_exec_going(frame->args[0], true);
+        hook_mark_exec_going(frame_arg(frame, 0), true);
 }
 
 void hook_after_exec_gone(struct frame *frame) {
     struct prepared *graph = NULL;
-    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS)
-        hook_mark_exec_going(frame->args[0], false);
-    else if (hook_probing && (graph = hook_take_off(frame->args[0], true)))
+    if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS)
+        hook_mark_exec_going(frame_arg(frame, 0), false);
+    else if (hook_probing && (graph = hook_take_off(frame_arg(frame, 0), true)))
         hook_release_prepared(graph);
 }
 
@@ -355,9 +356,8 @@ static void place_member(struct prepared *graph, const struct member *old, struc
 
 // Replace a node's parameters, which are at `given` inside the memory that argument 2 points to.
 static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *kernel, bool has_kernel) {
-    frame->note = 0;
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
-    const struct member *old = graph ? hook_find_member(graph, frame->args[1]) : NULL;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    const struct member *old = graph ? hook_find_member(graph, frame_arg(frame, 1)) : NULL;
     struct changed *changed = old && !graph->updated ? calloc(1, sizeof(*changed)) : NULL;
     if (!changed) {
         if (graph && (old || graph->updated))
@@ -380,21 +380,21 @@ static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *ke
         place_member(graph, old, &changed->member);
     hook_relaxed_mode(mode);
     changed->graph = graph;
-    changed->params = frame->args[2];
-    frame->note = (uint64_t)changed;
+    changed->params = frame_arg(frame, 2);
+    frame_leave_note(frame, NOTE_CHANGED, changed);
 }
 
 static void after_kernel(struct frame *frame) {
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed)
         return;
     struct prepared *graph = changed->graph;
-    frame->args[2] = changed->params;
-    if ((CUresult)frame->rax != CUDA_SUCCESS && changed->member.save) {
+    frame_set_arg(frame, 2, changed->params);
+    if ((CUresult)frame->result != CUDA_SUCCESS && changed->member.save) {
         hook_strip_member(&changed->member, "the driver refused its node with probes");
-        frame->rax = hook_call_again(frame);
+        frame->result = hook_call_again(frame);
     }
-    if ((CUresult)frame->rax == CUDA_SUCCESS && hook_own_members(graph)) {
+    if ((CUresult)frame->result == CUDA_SUCCESS && hook_own_members(graph)) {
         struct member *member = hook_find_member(graph, changed->member.named), was = *member;
         *member = changed->member;
         changed->member.save = NULL;
@@ -407,13 +407,12 @@ static void after_kernel(struct frame *frame) {
 
 // cuGraphExecKernelNodeSetParams(exec, node, params)
 void hook_before_exec_kernel(struct frame *frame) {
-    frame->note = 0;
     bool has_kernel = strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams") != 0;
     CUDA_KERNEL_NODE_PARAMS params = {0};
-    if (hook_read((const void *)frame->args[2], &params,
+    if (hook_read((const void *)frame_arg(frame, 2), &params,
                   has_kernel ? sizeof(params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern)))
         before_kernel(frame, &params, has_kernel);
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed || !changed->member.save)
         return;
     changed->given.kernel = hook_probed_params(&changed->member);
@@ -424,7 +423,7 @@ void hook_after_exec_kernel(struct frame *frame) { after_kernel(frame); }
 
 // The call may fail: then kernels are without probes that could have them.
 static void before_write(const struct frame *frame, struct written written) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
         return;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -436,32 +435,31 @@ static void before_write(const struct frame *frame, struct written written) {
 // cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams(exec, node, params, context)
 void hook_before_exec_copy(struct frame *frame) {
     CUDA_MEMCPY3D copy;
-    if (hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
-        before_write(frame, hook_written_by_copy(frame->args[1], &copy));
+    if (hook_read((const void *)frame_arg(frame, 2), &copy, sizeof(copy)))
+        before_write(frame, hook_written_by_copy(frame_arg(frame, 1), &copy));
 }
 
 void hook_before_exec_set(struct frame *frame) {
     CUDA_MEMSET_NODE_PARAMS_v2 set;
-    if (hook_read((const void *)frame->args[2], &set, sizeof(set)))
-        before_write(frame, hook_written_by_set(frame->args[1], &set));
+    if (hook_read((const void *)frame_arg(frame, 2), &set, sizeof(set)))
+        before_write(frame, hook_written_by_set(frame_arg(frame, 1), &set));
 }
 
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_before_exec_node(struct frame *frame) {
     CUgraphNodeParams copy, *params = &copy;
-    frame->note = 0;
-    if (!hook_read((const void *)frame->args[2], &copy, sizeof(copy)))
+    if (!hook_read((const void *)frame_arg(frame, 2), &copy, sizeof(copy)))
         return;
     if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
         hook_before_child(frame, (uint64_t)params->graph.graph);
     if (params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
-        before_write(frame, hook_written_by_copy(frame->args[1], &params->memcpy.copyParams));
+        before_write(frame, hook_written_by_copy(frame_arg(frame, 1), &params->memcpy.copyParams));
     if (params->type == CU_GRAPH_NODE_TYPE_MEMSET)
-        before_write(frame, hook_written_by_set(frame->args[1], &params->memset));
+        before_write(frame, hook_written_by_set(frame_arg(frame, 1), &params->memset));
     if (params->type != CU_GRAPH_NODE_TYPE_KERNEL)
         return;
     before_kernel(frame, &params->kernel, true);
-    struct changed *changed = (struct changed *)frame->note;
+    struct changed *changed = frame_note(frame, NOTE_CHANGED);
     if (!changed || !changed->member.save)
         return;
     changed->given = *params;
@@ -470,25 +468,21 @@ void hook_before_exec_node(struct frame *frame) {
 }
 
 void hook_after_exec_node(struct frame *frame) {
-    if (!frame->note)
-        return;
-    const CUgraphNodeParams *params = (const void *)frame->args[2]; // of the program's type in any case
-    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        hook_after_child(frame);
-    else
-        after_kernel(frame);
+    hook_after_child(frame); // each looks at its own note only
+    after_kernel(frame);
 }
 
 // cuGraphNodeSetEnabled(exec, node, enabled)
 void hook_after_node_enabled(struct frame *frame) {
-    struct prepared *graph =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS ? hook_take_prepared(frame->args[0]) : NULL;
+    struct prepared *graph = hook_probing && (CUresult)frame->result == CUDA_SUCCESS
+                                 ? hook_take_prepared(frame_arg(frame, 0))
+                                 : NULL;
     if (!graph)
         return;
     if (graph->updated)
         graph->lost = hook_changed_late;
-    if (hook_find_member(graph, frame->args[1]) && hook_own_members(graph))
-        hook_find_member(graph, frame->args[1])->disabled = !(unsigned)frame->args[2];
+    if (hook_find_member(graph, frame_arg(frame, 1)) && hook_own_members(graph))
+        hook_find_member(graph, frame_arg(frame, 1))->disabled = !(unsigned)frame_arg(frame, 2);
     hook_put_prepared(graph);
 }
 
@@ -512,7 +506,6 @@ void hook_before_packed(struct frame *frame) {
     CUgraphNodeParams copy = {0}, *params = &copy;
     CUDA_KERNEL_NODE_PARAMS *kernel = any ? &params->kernel : (void *)params;
     size_t size = any ? sizeof(*params) : whole ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern);
-    frame->note = 0;
     if (!hook_probing || !hook_read((const void *)frame_arg(frame, argument), &copy, size) ||
         (any && params->type != CU_GRAPH_NODE_TYPE_KERNEL) || !kernel->extra || kernel->kernelParams)
         return;
@@ -533,13 +526,13 @@ void hook_before_packed(struct frame *frame) {
     given->kernelParams = unpacked->save->arguments;
     given->extra = NULL;
     unpacked->argument = argument;
-    unpacked->params = frame->args[argument];
+    unpacked->params = frame_arg(frame, argument);
     frame_set_arg(frame, argument, (uint64_t)&unpacked->given);
-    frame->note = (uint64_t)unpacked;
+    frame_leave_note(frame, NOTE_UNPACKED, unpacked);
 }
 
 void hook_after_packed(struct frame *frame) {
-    struct unpacked *unpacked = (struct unpacked *)frame->note;
+    struct unpacked *unpacked = frame_note(frame, NOTE_UNPACKED);
     if (!unpacked)
         return;
     frame_set_arg(frame, unpacked->argument, unpacked->params);

@@ -114,8 +114,7 @@ static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread)
 }
 
 void hook_before_replay(struct frame *frame) {
-    frame->note = 0;
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame->args[0]) : NULL;
+    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
         return;
     const struct order *order = hook_order();
@@ -143,7 +142,7 @@ void hook_before_replay(struct frame *frame) {
     if (!graph->captured && hook_settings.complete)
         find_place(graph, stream, thread);
     leave(stay);
-    frame->note = (uint64_t)graph;
+    frame_leave_note(frame, NOTE_REPLAY, graph);
 }
 
 // After it
@@ -221,10 +220,10 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
 }
 
 void hook_after_replay(struct frame *frame) {
-    struct prepared *graph = (struct prepared *)frame->note;
+    struct prepared *graph = frame_note(frame, NOTE_REPLAY);
     if (!graph)
         return;
-    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
     if (done && !graph->captured)

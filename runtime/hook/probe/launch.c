@@ -19,7 +19,7 @@ static bool is_dependent(const struct frame *frame) {
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
     if (frame->slot->special != SPECIAL_LAUNCH_EX ||
-        !hook_read((const void *)frame->args[0], &config, sizeof(config)))
+        !hook_read((const void *)frame_arg(frame, 0), &config, sizeof(config)))
         return false;
     for (uint32_t i = 0; config.attrs && i < config.numAttrs && i < 64 &&
                          hook_read(&config.attrs[i], &attribute, sizeof(attribute));
@@ -105,10 +105,8 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
 }
 
 // A launch without probes is counted once it has been made: the frame has the reason until then.
-static const uint64_t IS_REASON = 1ull << 63; // no pointer has this bit
-
 static void keep_reason(struct frame *frame, const char *reason) {
-    frame->note = *reason ? (uint64_t)reason | IS_REASON : 0;
+    frame_leave_note(frame, NOTE_REASON, *reason ? reason : NULL);
 }
 
 // What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
@@ -118,13 +116,12 @@ static void forget_launch(const struct frame *frame) {
         atomic_fetch_sub(&first->launches, 1);
 }
 
-static void count_reason(const struct frame *frame) {
+static void count_reason(const struct frame *frame, const char *reason) {
     struct probed *probed = hook_find_probed(frame->launch.function);
-    if ((CUresult)frame->rax != CUDA_SUCCESS)
+    if ((CUresult)frame->result != CUDA_SUCCESS)
         forget_launch(frame);
     else
-        hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function),
-                            (const char *)(frame->note & ~IS_REASON));
+        hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function), reason);
 }
 
 // The launch of a kernel that will have probes in a graph: the driver does not give back packed parameters of
@@ -137,7 +134,7 @@ static void unpack(struct frame *frame, struct probed *probed) {
     save->unpacked = true;
     save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
     pass_arguments(frame, launch->function, save->arguments, NULL);
-    frame->note = (uint64_t)save;
+    frame_leave_note(frame, NOTE_SAVE, save);
 }
 
 // Claim buffers as large as an earlier launch of the same kernel needed, or smaller ones if none are free in
@@ -167,7 +164,8 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     if (save && !hook_size_buffers(save, launch))
         reason = "its buffers are too large";
     if (!reason && hook_settings.memusage && is_known_need(save)) {
-        frame->note = (uint64_t)save; // it is counted once it has been made, and needs no probes for that
+        frame_leave_note(frame, NOTE_SAVE,
+                         save); // it is counted once it has been made, and needs no probes for that
         return;
     }
     struct slab *slab = NULL;
@@ -197,12 +195,11 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->offset = offset;
     hook_point_at_buffers(save, hook_slab_address(slab) + offset);
     pass_arguments(frame, choice->handle, save->arguments, NULL);
-    frame->note = (uint64_t)save;
+    frame_leave_note(frame, NOTE_SAVE, save);
     save->prologue = hook_now() - begun;
 }
 
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
-    frame->note = 0;
     if (!hook_probing)
         return;
     uint64_t begun = hook_now(), context = hook_current_context();
@@ -234,19 +231,17 @@ static void write_launch(const struct frame *frame, struct save *save) {
 }
 
 __attribute__((weak)) void hook_after_launch(struct frame *frame) {
-    struct save *save = (struct save *)frame->note;
+    const char *reason = frame_note(frame, NOTE_REASON);
+    struct save *save = frame_note(frame, NOTE_SAVE);
+    if (reason)
+        count_reason(frame, reason);
     if (!save)
         return;
-    if (frame->note & IS_REASON) {
-        count_reason(frame);
-        return;
-    }
-    frame->note = 0;
     struct slab *slab = save->slab;
     if (save->unpacked)
         restore_arguments(frame, save);
     if (!slab) { // it has no probes
-        if (!save->unpacked && (CUresult)frame->rax == CUDA_SUCCESS)
+        if (!save->unpacked && (CUresult)frame->result == CUDA_SUCCESS)
             hook_count_need(save->probed->function, save->needed);
         else if (!save->unpacked)
             forget_launch(frame);
@@ -254,7 +249,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
         return;
     }
     restore_arguments(frame, save);
-    if ((CUresult)frame->rax == CUDA_SUCCESS) {
+    if ((CUresult)frame->result == CUDA_SUCCESS) {
         frame->probed = true;
         if (hook_settings.benchmark)
             hook_benchmarked(save, hook_stream_of(frame));
@@ -265,11 +260,11 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     }
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
-    CUresult status = (CUresult)frame->rax;
+    CUresult status = (CUresult)frame->result;
     // For whatever reason: the program's own is launched in its place, and fails as it would have.
-    frame->rax = hook_call_again(frame);
+    frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
-    if ((CUresult)frame->rax == CUDA_SUCCESS) {
+    if ((CUresult)frame->result == CUDA_SUCCESS) {
         hook_count_unprobed(save->probed->function, REFUSED);
         hook_mark_unfit(save->probed, &frame->launch, status);
     } else
@@ -288,7 +283,7 @@ void hook_after_wait(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     hook_finish_lookups();
     struct waited waited = {.since = frame->start, .thread = thread ? thread->tid : 0};
-    bool done = (CUresult)frame->rax == CUDA_SUCCESS;
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
     waited.all = done && !strncmp(frame->slot->symbol, "cuCtxSynchronize", strlen("cuCtxSynchronize"));
     bool of_stream = !strncmp(frame->slot->symbol, "cuStreamSynchronize", strlen("cuStreamSynchronize"));
     waited.stream = done && of_stream ? hook_stream_of(frame) : UINT64_MAX;
@@ -299,29 +294,33 @@ void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
     if (hook_probing)
-        hook_drain_stream(frame->args[0], thread ? thread->tid : 0, true);
+        hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0, true);
+}
+
+static void hold_drains(struct frame *frame) {
+    frame->note.kind = NOTE_DRAINS_HELD;
+    hook_hold_drains(frame_arg(frame, 0));
 }
 
 // cuStreamBeginCapture, cuStreamBeginCaptureToGraph
 void hook_before_capture(struct frame *frame) {
     atomic_store_explicit(&captures, true, memory_order_relaxed);
-    frame->note = hook_probing;
-    if (!frame->note)
+    if (!hook_probing)
         return;
     const struct thread *thread = hook_this_thread();
-    hook_drain_stream(frame->args[0], thread ? thread->tid : 0, false); // it can't be while it's captured
-    hook_hold_drains(frame->args[0]);
+    hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0,
+                      false); // it can't be while it's captured
+    hold_drains(frame);
 }
 
 // cuStreamWaitEvent: by an event of a stream that is captured another one joins it.
 void hook_before_join(struct frame *frame) {
-    frame->note = hook_probing && atomic_load_explicit(&captures, memory_order_relaxed);
-    if (frame->note)
-        hook_hold_drains(frame->args[0]);
+    if (hook_probing && atomic_load_explicit(&captures, memory_order_relaxed))
+        hold_drains(frame);
 }
 
 void hook_after_capture(struct frame *frame) {
-    if (frame->note)
+    if (frame->note.kind == NOTE_DRAINS_HELD)
         hook_let_drain();
 }
 
@@ -347,21 +346,20 @@ void hook_end_probing(void) {
 uint64_t hook_call_again(const struct frame *frame) {
     typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
                              uint64_t, uint64_t, uint64_t, uint64_t);
-    const uint64_t *a = frame->args;
-    uint64_t s[6] = {0};
-    for (int i = 0; i < 6 && i < frame->slot->words; i++)
-        s[i] = frame->stack[i];
-    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], s[0], s[1], s[2], s[3],
-                                              s[4], s[5]);
+    uint64_t a[12] = {0};
+    for (unsigned i = 0; i < 12 && i < frame_arg_count(frame); i++)
+        a[i] = frame_arg(frame, i);
+    return (uint64_t)((general *)frame->real)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9],
+                                              a[10], a[11]);
 }
 
 // The first try frees only unused buffers.
 void hook_call_without_buffers(struct frame *frame) {
-    for (int i = 0; i < 2 && hook_probing && (CUresult)frame->rax == CUDA_ERROR_OUT_OF_MEMORY; i++) {
+    for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
             hook_drain_all(MEMORY_NEEDED, hook_current_context());
         if (hook_give_slabs_back())
-            frame->rax = hook_call_again(frame);
+            frame->result = hook_call_again(frame);
     }
 }
 

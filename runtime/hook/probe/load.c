@@ -285,19 +285,19 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
 void hook_before_unload(struct frame *frame) {
     if (!hook_probing)
         return;
-    while (
-        !hook_object_close(frame->args[0])) // another thread of the program loads a kernel of it with probes
+    while (!hook_object_close(
+        frame_arg(frame, 0))) // another thread of the program loads a kernel of it with probes
         hook_wait_with_signals(NULL, 1);
-    hook_mark_going(frame->args[0], true);
+    hook_mark_going(frame_arg(frame, 0), true);
 }
 
 void hook_after_unload(struct frame *frame) {
     struct probed *probed;
-    if (hook_probing && (CUresult)frame->rax != CUDA_SUCCESS) {
-        hook_object_open(frame->args[0]);
-        hook_mark_going(frame->args[0], false);
+    if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS) {
+        hook_object_open(frame_arg(frame, 0));
+        hook_mark_going(frame_arg(frame, 0), false);
     }
-    while (hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
+    while (hook_probing && (CUresult)frame->result == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         unload(probed);
         hook_relaxed_mode(mode);
@@ -367,9 +367,9 @@ static _Atomic bool *taken_flag(uint64_t module, const char *name) {
 
 // cuModuleGetGlobal, cuLibraryGetGlobal
 void hook_after_variable(struct frame *frame) {
-    const char *name = (const char *)frame->args[3];
-    struct flag *flag = name && (CUresult)frame->rax == CUDA_SUCCESS
-                            ? find_flag(hook_whole_module(frame->args[2]), name)
+    const char *name = (const char *)frame_arg(frame, 3);
+    struct flag *flag = name && (CUresult)frame->result == CUDA_SUCCESS
+                            ? find_flag(hook_whole_module(frame_arg(frame, 2)), name)
                             : NULL;
     if (flag)
         flag->taken = true;

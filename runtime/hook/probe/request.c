@@ -44,14 +44,14 @@ static void look_up(uint64_t handle, const char *name, bool waits) {
 }
 
 static uint64_t out(const struct frame *frame) {
-    const uint64_t *handle = (const uint64_t *)frame->args[0];
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && handle ? *handle : 0;
+    const uint64_t *handle = (const uint64_t *)frame_arg(frame, 0);
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && handle ? *handle : 0;
 }
 
 // cuModuleGetFunction, cuLibraryGetKernel
 void hook_after_function(struct frame *frame) {
     if (out(frame))
-        look_up(out(frame), (const char *)frame->args[2], true);
+        look_up(out(frame), (const char *)frame_arg(frame, 2), true);
 }
 
 // cuKernelGetFunction
@@ -59,19 +59,19 @@ void hook_after_kernel_function(struct frame *frame) {
     if (!out(frame))
         return;
     hook_finish_lookups();
-    hook_enter_function(out(frame), frame->args[1]);
+    hook_enter_function(out(frame), frame_arg(frame, 1));
 }
 
 // Request enumerated functions ahead of their use.
 static void look_up_all(struct frame *frame, const char *counter, const char *namer) {
-    const uint64_t *handles = (const uint64_t *)frame->args[0];
+    const uint64_t *handles = (const uint64_t *)frame_arg(frame, 0);
     CUresult (*count_of)(unsigned *, uint64_t) = hook_driver_function(counter);
     CUresult (*name_of)(const char **, uint64_t) = hook_driver_function(namer);
     unsigned count = 0;
-    if (!hook_probing || (CUresult)frame->rax != CUDA_SUCCESS || !handles || !count_of || !name_of ||
-        count_of(&count, frame->args[2]))
+    if (!hook_probing || (CUresult)frame->result != CUDA_SUCCESS || !handles || !count_of || !name_of ||
+        count_of(&count, frame_arg(frame, 2)))
         return;
-    for (unsigned i = 0; i < count && i < (unsigned)frame->args[1]; i++) {
+    for (unsigned i = 0; i < count && i < (unsigned)frame_arg(frame, 1); i++) {
         const char *name = NULL;
         if (!name_of(&name, handles[i]))
             look_up(handles[i], name, false);

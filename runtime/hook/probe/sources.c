@@ -180,7 +180,7 @@ static void add(struct loaded *added) {
 }
 
 static struct loaded *new_loaded(const struct frame *frame) {
-    const uint64_t *handle = (const uint64_t *)frame->args[0];
+    const uint64_t *handle = (const uint64_t *)frame_arg(frame, 0);
     struct loaded *loaded = handle ? calloc(1, sizeof(*loaded)) : NULL;
     hook_probe_begin();
     if (loaded) {
@@ -192,9 +192,9 @@ static struct loaded *new_loaded(const struct frame *frame) {
 }
 
 void hook_after_load_image(struct frame *frame) {
-    const void *given = (const void *)frame->args[1];
+    const void *given = (const void *)frame_arg(frame, 1);
     struct loaded *loaded =
-        (CUresult)frame->rax == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
+        (CUresult)frame->result == CUDA_SUCCESS && given && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
     char buffer[4096];
@@ -248,9 +248,9 @@ static const char *read_file(struct loaded *loaded, const char *path) {
 }
 
 void hook_after_load_file(struct frame *frame) {
-    const char *path = (const char *)frame->args[1];
+    const char *path = (const char *)frame_arg(frame, 1);
     struct loaded *loaded =
-        (CUresult)frame->rax == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
+        (CUresult)frame->result == CUDA_SUCCESS && path && hook_probing ? new_loaded(frame) : NULL;
     if (!loaded)
         return;
     loaded->refused = hook_is_closed(path) ? CLOSED : read_file(loaded, path);
@@ -379,14 +379,14 @@ static struct link **find_link(uint64_t state) {
 }
 
 static bool is_done(const struct frame *frame) {
-    return hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && frame->args[0];
+    return hook_probing && (CUresult)frame->result == CUDA_SUCCESS && frame_arg(frame, 0);
 }
 
 // cuLinkCreate, whose state is its last argument.
 void hook_after_link_begun(struct frame *frame) {
-    const uint64_t *state = (const uint64_t *)frame->args[3];
+    const uint64_t *state = (const uint64_t *)frame_arg(frame, 3);
     struct link *link =
-        hook_probing && (CUresult)frame->rax == CUDA_SUCCESS && state ? calloc(1, sizeof(*link)) : NULL;
+        hook_probing && (CUresult)frame->result == CUDA_SUCCESS && state ? calloc(1, sizeof(*link)) : NULL;
     if (!link)
         return;
     pthread_mutex_lock(&links_lock);
@@ -415,12 +415,13 @@ static void add_part(uint64_t state, int type, const void *data, size_t size) {
 // cuLinkAddData
 void hook_after_link_data(struct frame *frame) {
     if (is_done(frame))
-        add_part(frame->args[0], (int)frame->args[1], (const void *)frame->args[2], frame->args[3]);
+        add_part(frame_arg(frame, 0), (int)frame_arg(frame, 1), (const void *)frame_arg(frame, 2),
+                 frame_arg(frame, 3));
 }
 
 // cuLinkAddFile
 void hook_after_link_file(struct frame *frame) {
-    const char *path = (const char *)frame->args[2];
+    const char *path = (const char *)frame_arg(frame, 2);
     struct gpt_bytes text = {0};
     struct stat status;
     if (!is_done(frame) || !path)
@@ -428,7 +429,7 @@ void hook_after_link_file(struct frame *frame) {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool small = file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode) && status.st_size <= MOST_TEXT;
     bool whole = small && gpt_read_file(file, &text);
-    add_part(frame->args[0], whole ? (int)frame->args[1] : -1, text.data, text.size);
+    add_part(frame_arg(frame, 0), whole ? (int)frame_arg(frame, 1) : -1, text.data, text.size);
     gpt_empty(&text);
     if (file >= 0)
         close(file);
@@ -446,7 +447,7 @@ static void shrink(void) {
 
 // cuLinkComplete
 void hook_after_link(struct frame *frame) {
-    void *const *result = (void *const *)frame->args[1];
+    void *const *result = (void *const *)frame_arg(frame, 1);
     if (!is_done(frame) || !result || !*result)
         return;
     struct image image = hook_read_image(*result);
@@ -456,7 +457,7 @@ void hook_after_link(struct frame *frame) {
     made->size = image.size;
     gpt_sha256(image.start, image.size, made->digest);
     pthread_mutex_lock(&links_lock);
-    const struct link *link = *find_link(frame->args[0]);
+    const struct link *link = *find_link(frame_arg(frame, 0));
     if (link && link->text.size)
         gpt_add(&made->text, link->text.data, link->text.size);
     made->next = links;
@@ -468,8 +469,8 @@ void hook_after_link(struct frame *frame) {
 // cuLinkDestroy
 void hook_after_link_end(struct frame *frame) {
     pthread_mutex_lock(&links_lock);
-    struct link **at = find_link(frame->args[0]);
-    if (frame->args[0] && (CUresult)frame->rax == CUDA_SUCCESS && *at)
+    struct link **at = find_link(frame_arg(frame, 0));
+    if (frame_arg(frame, 0) && (CUresult)frame->result == CUDA_SUCCESS && *at)
         drop(at);
     pthread_mutex_unlock(&links_lock);
 }

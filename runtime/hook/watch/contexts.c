@@ -28,8 +28,8 @@ static void add_context(uint64_t handle, bool made) {
 
 // cuDevicePrimaryCtxRetain
 void hook_on_context_retained(struct frame *frame) {
-    const uint64_t *context = (const uint64_t *)frame->args[0];
-    uint64_t device = (uint32_t)frame->args[1];
+    const uint64_t *context = (const uint64_t *)frame_arg(frame, 0);
+    uint64_t device = (uint32_t)frame_arg(frame, 1);
     if (context && device < MAX_DEVICES) {
         atomic_store(&hook_watched->primary[device], *context);
         add_context(*context, false);
@@ -39,7 +39,7 @@ void hook_on_context_retained(struct frame *frame) {
 
 // cuCtxCreate
 void hook_on_context_made(struct frame *frame) {
-    const uint64_t *context = (const uint64_t *)frame->args[0];
+    const uint64_t *context = (const uint64_t *)frame_arg(frame, 0);
     if (context)
         add_context(*context, true);
     CUresult (*current)(CUdevice *) = hook_driver_function("cuCtxGetDevice");
@@ -51,27 +51,29 @@ void hook_on_context_made(struct frame *frame) {
 // The call may end a context, so read its GPU times first.
 void hook_before_context_gone(struct frame *frame) {
     struct thread *thread = hook_this_thread();
-    frame->note = hook_object_generation();
+    frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
     if (thread)
         hook_gpu_read(thread);
     hook_forget_streams(0);
 }
 
 uint64_t hook_context_that_ends(const struct frame *frame) {
-    uint32_t device = (uint32_t)frame->args[0];
+    uint32_t device = (uint32_t)frame_arg(frame, 0);
     if (!strncmp(frame->slot->symbol, "cuCtxDestroy", strlen("cuCtxDestroy")))
-        return frame->args[0];
+        return frame_arg(frame, 0);
     return device < MAX_DEVICES ? atomic_load(&hook_watched->primary[device]) : 0;
 }
 
 // cuCtxDestroy
-void hook_on_context_destroyed(struct frame *frame) { hook_object_context_gone(frame->args[0], frame->note); }
+void hook_on_context_destroyed(struct frame *frame) {
+    hook_object_context_gone(frame_arg(frame, 0), frame->note.number);
+}
 
 // cuDevicePrimaryCtxReset
 void hook_on_context_reset(struct frame *frame) {
-    uint32_t device = (uint32_t)frame->args[0];
+    uint32_t device = (uint32_t)frame_arg(frame, 0);
     if (device < MAX_DEVICES)
-        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note);
+        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note.number);
 }
 
 // cuDevicePrimaryCtxRelease
@@ -79,6 +81,6 @@ void hook_on_context_released(struct frame *frame) {
     CUresult (*get_state)(CUdevice, unsigned *, int *) = hook_driver_function("cuDevicePrimaryCtxGetState");
     unsigned flags;
     int active = 0;
-    if (!get_state || get_state((CUdevice)frame->args[0], &flags, &active) != CUDA_SUCCESS || !active)
+    if (!get_state || get_state((CUdevice)frame_arg(frame, 0), &flags, &active) != CUDA_SUCCESS || !active)
         hook_on_context_reset(frame);
 }

@@ -256,46 +256,49 @@ static void take_graph(uint64_t exec, uint64_t node, void *graph) {
 }
 
 // cuGraphExecUpdate(exec, graph, ...)
-void hook_on_exec_update(struct frame *frame) { take_graph(frame->args[0], 0, (void *)frame->args[1]); }
+void hook_on_exec_update(struct frame *frame) {
+    take_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
+}
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph)
 void hook_on_exec_child(struct frame *frame) {
-    take_graph(frame->args[0], frame->args[1], (void *)frame->args[2]);
+    take_graph(frame_arg(frame, 0), frame_arg(frame, 1), (void *)frame_arg(frame, 2));
 }
 
 static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
-    change_exec(
-        frame->args[0],
-        (struct change){.node = frame->args[1], .function = function_of(params, has_kernel), .disabled = -1});
+    change_exec(frame_arg(frame, 0), (struct change){.node = frame_arg(frame, 1),
+                                                     .function = function_of(params, has_kernel),
+                                                     .disabled = -1});
 }
 
 // cuGraphExecKernelNodeSetParams(exec, node, params)
 void hook_on_exec_kernel(struct frame *frame) {
-    if (frame->args[2] && hook_this_thread())
-        take_kernel(frame, (const void *)frame->args[2],
+    if (frame_arg(frame, 2) && hook_this_thread())
+        take_kernel(frame, (const void *)frame_arg(frame, 2),
                     strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
 }
 
 static void take_work(const struct frame *frame, struct graph_work work) {
     if (hook_this_thread())
-        change_exec(frame->args[0], (struct change){.node = frame->args[1], .work = work, .disabled = -1});
+        change_exec(frame_arg(frame, 0),
+                    (struct change){.node = frame_arg(frame, 1), .work = work, .disabled = -1});
 }
 
 // cuGraphExecMemcpyNodeSetParams(exec, node, params, context)
 void hook_on_exec_copy(struct frame *frame) {
-    if (frame->args[2])
-        take_work(frame, hook_work_of_copy((const void *)frame->args[2]));
+    if (frame_arg(frame, 2))
+        take_work(frame, hook_work_of_copy((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecMemsetNodeSetParams(exec, node, params, context)
 void hook_on_exec_set(struct frame *frame) {
-    if (frame->args[2])
-        take_work(frame, hook_work_of_set((const void *)frame->args[2]));
+    if (frame_arg(frame, 2))
+        take_work(frame, hook_work_of_set((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_on_exec_node(struct frame *frame) {
-    const CUgraphNodeParams *params = (const void *)frame->args[2];
+    const CUgraphNodeParams *params = (const void *)frame_arg(frame, 2);
     if (params && params->type == CU_GRAPH_NODE_TYPE_KERNEL && hook_this_thread())
         take_kernel(frame, &params->kernel, true);
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
@@ -303,14 +306,14 @@ void hook_on_exec_node(struct frame *frame) {
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
         take_work(frame, hook_work_of_set(&params->memset));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        take_graph(frame->args[0], frame->args[1], params->graph.graph);
+        take_graph(frame_arg(frame, 0), frame_arg(frame, 1), params->graph.graph);
 }
 
 // cuGraphNodeSetEnabled(exec, node, enabled)
 void hook_on_node_enabled(struct frame *frame) {
     if (hook_this_thread())
-        change_exec(frame->args[0],
-                    (struct change){.node = frame->args[1], .disabled = !(unsigned)frame->args[2]});
+        change_exec(frame_arg(frame, 0),
+                    (struct change){.node = frame_arg(frame, 1), .disabled = !(unsigned)frame_arg(frame, 2)});
 }
 
 static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
@@ -322,20 +325,20 @@ static bool is_for_device(const struct frame *frame) {
     char name[NAME_BYTES];
     slot_name(frame->slot, name);
     if (!strcmp(name, "cuGraphInstantiateWithFlags"))
-        return frame->args[2] & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+        return frame_arg(frame, 2) & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
     const uint64_t *flags =
-        (const uint64_t *)frame->args[2]; // of CUDA_GRAPH_INSTANTIATE_PARAMS the first member
+        (const uint64_t *)frame_arg(frame, 2); // of CUDA_GRAPH_INSTANTIATE_PARAMS the first member
     return !strcmp(name, "cuGraphInstantiateWithParams") && flags &&
            *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
 }
 
 // cuGraphInstantiate and its like: (&exec, graph, ...)
 void hook_on_instantiate(struct frame *frame) {
-    const uint64_t *exec = (const uint64_t *)frame->args[0];
+    const uint64_t *exec = (const uint64_t *)frame_arg(frame, 0);
     if (!exec)
         return;
     add_graph(OBJECT_GRAPH_EXEC, *exec, 0);
-    struct nodes *nodes = nodes_of((void *)frame->args[1]);
+    struct nodes *nodes = nodes_of((void *)frame_arg(frame, 1));
     if (!nodes)
         return;
     nodes->device = is_for_device(frame);
@@ -347,14 +350,14 @@ void hook_on_instantiate(struct frame *frame) {
 
 // cuGraphCreate, cuGraphClone: (&graph, ...)
 void hook_on_graph(struct frame *frame) {
-    const uint64_t *graph = (const uint64_t *)frame->args[0];
+    const uint64_t *graph = (const uint64_t *)frame_arg(frame, 0);
     if (graph)
         add_graph(OBJECT_GRAPH, *graph, 0);
 }
 
 // cuStreamEndCapture(stream, &graph)
 void hook_on_captured(struct frame *frame) {
-    const uint64_t *graph = (const uint64_t *)frame->args[1];
+    const uint64_t *graph = (const uint64_t *)frame_arg(frame, 1);
     hook_end_capture();
     if (graph && !hook_object_find(*graph).current) // otherwise it was captured into an existing graph
         add_graph(OBJECT_GRAPH, *graph, 0);
@@ -363,16 +366,16 @@ void hook_on_captured(struct frame *frame) {
 // cuGraphAddNode(&node, graph, dependencies, count, params), since version 2 with edges before the count
 void hook_on_node(struct frame *frame) {
     bool edges = strstr(frame->slot->symbol, "_v");
-    const uint64_t *node = (const uint64_t *)frame->args[0];
-    const CUgraphNodeParams *params = (const void *)frame->args[edges ? 5 : 4];
+    const uint64_t *node = (const uint64_t *)frame_arg(frame, 0);
+    const CUgraphNodeParams *params = (const void *)frame_arg(frame, edges ? 5 : 4);
     if (!node || !params || params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL)
         return;
     const CUDA_CONDITIONAL_NODE_PARAMS *conditional = &params->conditional;
     for (unsigned i = 0; conditional->phGraph_out && i < conditional->size && i < MAX_BODIES; i++) {
         uint64_t body = (uint64_t)conditional->phGraph_out[i];
-        add_graph(OBJECT_GRAPH, body, frame->args[1]);
+        add_graph(OBJECT_GRAPH, body, frame_arg(frame, 1));
         hook_object_set(
-            frame->args[1],
+            frame_arg(frame, 1),
             &(struct property){.what = PROPERTY_BODY, .number = *node, .device = (int)i, .value = body});
     }
 }

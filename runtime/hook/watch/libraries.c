@@ -5,7 +5,6 @@
 // closed, and at the end. No lock of the dynamic linker is taken: a program may hold it and wait for the
 // thread that is here.
 
-#include <elf.h>
 #include <fcntl.h>
 #include <link.h>
 #include <sched.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "abi/cuda.h"
+#include "arch_elf.h"
 #include "build_id.h"
 #include "hook/write/write.h"
 #include "watch.h"
@@ -115,7 +115,8 @@ static void record_library(const struct library *library) {
     uint64_t gpu = gpu_bytes(seen.file);
     HOOK_WRITE(library, .path = hook_str(library->path), .type = GPT_STR("elf"),
                .size = (uint64_t)status.st_size, .build_id = hook_str(*build_id ? build_id : NULL),
-               .machine = GPT_STR("x86_64"), .gpu = {gpu != 0, gpu}, .replaces = hook_str(library->replaces));
+               .machine = GPT_STR(ARCH_NAME), .gpu = {gpu != 0, gpu},
+               .replaces = hook_str(library->replaces));
 }
 
 static void set_segments(struct library *library, uint64_t mapping) {

@@ -7,6 +7,7 @@
 #include <link.h>
 #include <string.h>
 
+#include "arch_elf.h"
 #include "watch.h"
 
 #pragma weak _r_debug                                        // of glibc
@@ -269,8 +270,8 @@ void hook_each_reference(const struct linked *linked, void (*see)(void *state, v
         for (const Elf64_Rela *at = first; at < first + both[i].size / sizeof(*at); at++) {
             const Elf64_Sym *symbol = (const Elf64_Sym *)tables.symbols + ELF64_R_SYM(at->r_info);
             unsigned type = ELF64_R_TYPE(at->r_info);
-            bool word = type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT ||
-                        (type == R_X86_64_64 && !at->r_addend);
+            bool word =
+                type == ARCH_JUMP_SLOT || type == ARCH_GLOB_DAT || (type == ARCH_ABSOLUTE && !at->r_addend);
             if (word && ELF64_R_SYM(at->r_info) && !symbol->st_shndx)
                 see(state, (void **)(linked->address + at->r_offset),
                     (const char *)tables.strings + symbol->st_name);

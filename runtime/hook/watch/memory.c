@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -85,8 +86,7 @@ static bool is_on_stack(uintptr_t at, size_t size) {
     uintptr_t first = atomic_load_explicit(&found, memory_order_relaxed); // end of the first thread's stack
     if (UNLIKELY(!first))
         atomic_store_explicit(&found, first = getauxval(AT_RANDOM), memory_order_relaxed);
-    uintptr_t here = (uintptr_t)__builtin_frame_address(0), thread, end = first;
-    __asm__("movq %%fs:0, %0" : "=r"(thread));
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0), thread = pthread_self(), end = first;
     if (thread > here && (thread < end || end < here))
         end = thread;
     return at >= here && at - here < NEAR && size < NEAR && end > here && at + size <= end;

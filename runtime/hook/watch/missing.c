@@ -166,22 +166,22 @@ static bool tell(const struct frame *frame, const struct cut_image *place, const
     const char *error = NULL;
     CUresult (*name)(CUresult, const char **) = hook_driver_function("cuGetErrorName");
     slot_name(frame->slot, call);
-    if (!name || name((CUresult)frame->rax, &error) || !error)
+    if (!name || name((CUresult)frame->result, &error) || !error)
         error = "error";
     if (place->path)
         snprintf(where, sizeof(where), "%s", place->path);
     else
         snprintf(where, sizeof(where), "GPU code in memory at %p", place->start);
-    bool empty = (CUresult)frame->rax == CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    bool empty = (CUresult)frame->result == CUDA_ERROR_ILLEGAL_INSTRUCTION;
     if (!kernel && place->start)
         list_names(place->start, had, sizeof(had));
     if (kernel)
         snprintf(fact, sizeof(fact), "%s kernel '%s' (%s: %s %d)",
-                 empty ? "no instruction in" : "no code for", kernel, call, error, (int)frame->rax);
+                 empty ? "no instruction in" : "no code for", kernel, call, error, (int)frame->result);
     else
         snprintf(fact, sizeof(fact), "%s the fatbin at 0x%llx%s (%s: %s %d)",
                  empty ? "no instruction in a kernel of" : "no code for this device in",
-                 (unsigned long long)place->offset, had, call, error, (int)frame->rax);
+                 (unsigned long long)place->offset, had, call, error, (int)frame->result);
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(fact),
                .ref = hook_str(kernel));
     if (said > MAX_SAID)
@@ -238,7 +238,7 @@ static void on_illegal_instruction(const struct frame *frame) {
 
 // A call failed that loads GPU code, looks into it or launches it, or because of what another launched.
 void hook_on_failure(struct frame *frame) {
-    CUresult status = (CUresult)frame->rax;
+    CUresult status = (CUresult)frame->result;
     if (status == CUDA_ERROR_ILLEGAL_INSTRUCTION) {
         on_illegal_instruction(frame);
         return;
@@ -250,21 +250,21 @@ void hook_on_failure(struct frame *frame) {
         return;
     if (!hook_this_thread())
         return;
-    if (kind == hook_on_module_image && frame->args[1] && status != CUDA_ERROR_NOT_FOUND) {
-        find_place((const void *)frame->args[1], &place);
+    if (kind == hook_on_module_image && frame_arg(frame, 1) && status != CUDA_ERROR_NOT_FOUND) {
+        find_place((const void *)frame_arg(frame, 1), &place);
         if (place.cut)
             tell(frame, &place, NULL);
-    } else if (kind == hook_on_module_file && frame->args[1] && none) {
-        place = (struct cut_image){.path = (const char *)frame->args[1]};
+    } else if (kind == hook_on_module_file && frame_arg(frame, 1) && none) {
+        place = (struct cut_image){.path = (const char *)frame_arg(frame, 1)};
         if (was_patched(place.path))
             tell(frame, &place, NULL);
-    } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame->args[2]) {
-        const char *kernel = (const char *)frame->args[2];
-        find_place(image_of(frame->args[1]), &place);
+    } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame_arg(frame, 2)) {
+        const char *kernel = (const char *)frame_arg(frame, 2);
+        find_place(image_of(frame_arg(frame, 1)), &place);
         if (place.cut && tell(frame, &place, kernel))
-            use(frame->args[1], kernel);
+            use(frame_arg(frame, 1), kernel);
     } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
-        uint64_t handle = kind ? frame->args[1] : frame->launch.function;
+        uint64_t handle = kind ? frame_arg(frame, 1) : frame->launch.function;
         find_place(image_of(handle), &place);
         if (place.cut)
             tell(frame, &place, ask_name(handle));

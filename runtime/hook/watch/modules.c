@@ -22,7 +22,7 @@
 #include "watch.h"
 
 static uint64_t out(const struct frame *frame) { // the handle that the function gave
-    const uint64_t *handle = (const uint64_t *)frame->args[0];
+    const uint64_t *handle = (const uint64_t *)frame_arg(frame, 0);
     return handle ? *handle : 0;
 }
 
@@ -93,7 +93,7 @@ static uint32_t add_module(const struct frame *frame, const void *image, uint64_
 }
 
 void hook_on_module_image(struct frame *frame) {
-    const void *given = (const void *)frame->args[1];
+    const void *given = (const void *)frame_arg(frame, 1);
     if (!given)
         return;
     struct image image = hook_read_image(given);
@@ -126,7 +126,7 @@ static bool digest_file(int file, size_t size, char digest[65]) {
 }
 
 void hook_on_module_file(struct frame *frame) {
-    const char *given = (const char *)frame->args[1];
+    const char *given = (const char *)frame_arg(frame, 1);
     uint32_t id = given ? add_module(frame, NULL, 0) : 0;
     if (!id)
         return;
@@ -159,15 +159,17 @@ void hook_on_module_file(struct frame *frame) {
 void hook_on_library_module(struct frame *frame) {
     hook_object_add(&(struct object_facts){.kind = OBJECT_MODULE,
                                            .handle = out(frame),
-                                           .parent = frame->args[1],
+                                           .parent = frame_arg(frame, 1),
                                            .context = hook_current_context()});
 }
 
 // cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may be given the handle
 // before this one is back.
-void hook_before_gone(struct frame *frame) { frame->note = hook_object_generation(); }
+void hook_before_gone(struct frame *frame) {
+    frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
+}
 
-void hook_on_gone(struct frame *frame) { hook_object_gone(frame->args[0], frame->note); }
+void hook_on_gone(struct frame *frame) { hook_object_gone(frame_arg(frame, 0), frame->note.number); }
 
 // Functions
 
@@ -188,16 +190,16 @@ static void add_function(enum object_kind kind, uint64_t handle, uint64_t parent
 
 // cuModuleGetFunction
 void hook_on_function(struct frame *frame) {
-    const char *name = (const char *)frame->args[2];
-    add_function(OBJECT_FUNCTION, out(frame), frame->args[1], name);
+    const char *name = (const char *)frame_arg(frame, 2);
+    add_function(OBJECT_FUNCTION, out(frame), frame_arg(frame, 1), name);
     if (name)
         name_function(out(frame), name);
 }
 
 // cuLibraryGetKernel
 void hook_on_kernel(struct frame *frame) {
-    const char *name = (const char *)frame->args[2];
-    add_function(OBJECT_KERNEL, out(frame), frame->args[1], name);
+    const char *name = (const char *)frame_arg(frame, 2);
+    add_function(OBJECT_KERNEL, out(frame), frame_arg(frame, 1), name);
     if (name)
         name_function(out(frame), name);
 }
@@ -205,10 +207,10 @@ void hook_on_kernel(struct frame *frame) {
 // cuKernelGetFunction: the kernel in the current context, with the kernel's id.
 void hook_on_kernel_function(struct frame *frame) {
     struct object_view kernel;
-    if (hook_object_look(frame->args[1], &kernel))
+    if (hook_object_look(frame_arg(frame, 1), &kernel))
         hook_object_add(&(struct object_facts){.kind = OBJECT_FUNCTION,
                                                .handle = out(frame),
-                                               .parent = frame->args[1],
+                                               .parent = frame_arg(frame, 1),
                                                .context = hook_current_context(),
                                                .id = kernel.id});
 }
@@ -260,14 +262,14 @@ static void look(uint64_t handle, const char *what, const char *name) {
 // Enumerated handles may be reused ones. We ask for their number, because the program's array is unchanged
 // after them.
 static void enumerate(const struct frame *frame, enum object_kind kind, const char *counter) {
-    const uint64_t *handles = (const uint64_t *)frame->args[0];
+    const uint64_t *handles = (const uint64_t *)frame_arg(frame, 0);
     CUresult (*ask)(unsigned *, uint64_t) = hook_driver_function(counter);
     unsigned count = 0;
-    look(frame->args[2], "enumerate", NULL);
-    if (!handles || !ask || ask(&count, frame->args[2]) != CUDA_SUCCESS)
+    look(frame_arg(frame, 2), "enumerate", NULL);
+    if (!handles || !ask || ask(&count, frame_arg(frame, 2)) != CUDA_SUCCESS)
         return;
-    for (unsigned i = 0; i < count && i < (unsigned)frame->args[1]; i++)
-        add_function(kind, handles[i], frame->args[2], NULL);
+    for (unsigned i = 0; i < count && i < (unsigned)frame_arg(frame, 1); i++)
+        add_function(kind, handles[i], frame_arg(frame, 2), NULL);
 }
 
 void hook_on_enumerate_functions(struct frame *frame) {
@@ -287,21 +289,22 @@ uint64_t hook_whole_module(uint64_t module) {
 
 // Functions whose arguments end with the module and the name of a variable.
 void hook_on_variable_of_1(struct frame *frame) {
-    look(frame->args[1], "variable", (const char *)frame->args[2]);
+    look(frame_arg(frame, 1), "variable", (const char *)frame_arg(frame, 2));
 }
 
 // cuModuleGetGlobal and its like, which return the address and the size. The older one without suffix has
 // 32-bit ones.
 void hook_on_variable_of_2(struct frame *frame) {
-    const uint64_t *address = (const uint64_t *)frame->args[0], *size = (const uint64_t *)frame->args[1];
-    const char *name = (const char *)frame->args[3];
-    look(frame->args[2], "variable", name);
+    const uint64_t *address = (const uint64_t *)frame_arg(frame, 0),
+                   *size = (const uint64_t *)frame_arg(frame, 1);
+    const char *name = (const char *)frame_arg(frame, 3);
+    look(frame_arg(frame, 2), "variable", name);
     if (name && address && strcmp(frame->slot->symbol, "cuModuleGetGlobal"))
-        hook_object_set(hook_whole_module(frame->args[2]), &(struct property){.what = PROPERTY_VARIABLE,
-                                                                              .device = -1,
-                                                                              .value = *address,
-                                                                              .size = size ? *size : 0,
-                                                                              .name = name});
+        hook_object_set(hook_whole_module(frame_arg(frame, 2)), &(struct property){.what = PROPERTY_VARIABLE,
+                                                                                   .device = -1,
+                                                                                   .value = *address,
+                                                                                   .size = size ? *size : 0,
+                                                                                   .name = name});
 }
 
 // Attributes
@@ -313,28 +316,30 @@ static void set_attribute(uint64_t handle, int what, uint64_t number, uint64_t v
 
 // cuFuncSetAttribute(function, attribute, value)
 void hook_on_function_attribute(struct frame *frame) {
-    set_attribute(frame->args[0], PROPERTY_ATTRIBUTE, (uint32_t)frame->args[1], frame->args[2], -1);
+    set_attribute(frame_arg(frame, 0), PROPERTY_ATTRIBUTE, (uint32_t)frame_arg(frame, 1), frame_arg(frame, 2),
+                  -1);
 }
 
 // cuKernelSetAttribute(attribute, value, kernel, device)
 void hook_on_kernel_attribute(struct frame *frame) {
-    set_attribute(frame->args[2], PROPERTY_ATTRIBUTE, (uint32_t)frame->args[0], frame->args[1],
-                  (int)frame->args[3]);
+    set_attribute(frame_arg(frame, 2), PROPERTY_ATTRIBUTE, (uint32_t)frame_arg(frame, 0), frame_arg(frame, 1),
+                  (int)frame_arg(frame, 3));
 }
 
 // cuFuncSetCacheConfig(function, config)
 void hook_on_function_cache(struct frame *frame) {
-    set_attribute(frame->args[0], PROPERTY_CACHE_CONFIG, 0, frame->args[1], -1);
+    set_attribute(frame_arg(frame, 0), PROPERTY_CACHE_CONFIG, 0, frame_arg(frame, 1), -1);
 }
 
 // cuKernelSetCacheConfig(kernel, config, device)
 void hook_on_kernel_cache(struct frame *frame) {
-    set_attribute(frame->args[0], PROPERTY_CACHE_CONFIG, 0, frame->args[1], (int)frame->args[2]);
+    set_attribute(frame_arg(frame, 0), PROPERTY_CACHE_CONFIG, 0, frame_arg(frame, 1),
+                  (int)frame_arg(frame, 2));
 }
 
 // cuFuncSetSharedMemConfig(function, config)
 void hook_on_function_shared(struct frame *frame) {
-    set_attribute(frame->args[0], PROPERTY_SHARED_CONFIG, 0, frame->args[1], -1);
+    set_attribute(frame_arg(frame, 0), PROPERTY_SHARED_CONFIG, 0, frame_arg(frame, 1), -1);
 }
 
 // Parameters

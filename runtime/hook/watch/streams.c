@@ -73,14 +73,14 @@ void hook_forget_streams(uint64_t stream) {
 
 // cuStreamCreate, cuStreamCreateWithPriority, cuGreenCtxStreamCreate
 void hook_on_stream(struct frame *frame) {
-    if (frame->args[0])
-        hook_know_stream(*(const uint64_t *)frame->args[0]);
+    if (frame_arg(frame, 0))
+        hook_know_stream(*(const uint64_t *)frame_arg(frame, 0));
 }
 
 // cuStreamDestroy
 void hook_before_stream_gone(struct frame *frame) {
-    if (frame->args[0] > CU_STREAM_PER_THREAD_HANDLE)
-        hook_forget_streams(frame->args[0]);
+    if (frame_arg(frame, 0) > CU_STREAM_PER_THREAD_HANDLE)
+        hook_forget_streams(frame_arg(frame, 0));
 }
 
 int hook_stream_mode(int mode) {

@@ -82,37 +82,63 @@ struct launch {
     bool cooperative;
 };
 
-// A stub's stack frame while the real function runs.
-struct frame {
-    uint64_t args[6];
-    uint64_t rax, rdx;
-    unsigned char xmm[8][16];
+// What a handler before the call leaves for the one after it. A call has at most one, and only a handler that
+// asks for this kind gets it.
+enum note_kind {
+    NOTE_NONE,
+    NOTE_GENERATION,  // number: of the objects, when one is about to go
+    NOTE_SAVE,        // struct save: a launch with probes, or with its parameters unpacked
+    NOTE_REASON,      // text: why a launch has no probes
+    NOTE_DRAINS_HELD, // nothing more
+    NOTE_REPLAY,      // struct prepared: the graph that is launched
+    NOTE_DRESSED,     // struct dressed: the graph that has probes while the driver reads it
+    NOTE_CHANGED,     // struct changed: a node of an executable graph
+    NOTE_UNPACKED,    // struct unpacked: a node of a graph
+};
+struct note {
+    enum note_kind kind;
+    union {
+        const void *pointer;
+        uint64_t number;
+    };
+};
+
+// A stub's stack frame while the real function runs. The stub keeps argument and result registers in
+// `registers` (arch_hook.h), of which everybody else uses the functions below.
+struct __attribute__((aligned(16))) frame {
+    uint64_t result;
+    struct arch_registers registers;
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    uint64_t *stack;         // arguments from the seventh on
     struct count *counter;   // of the function launched, or of the query
     struct thread *thread;   // that recorded the call
     struct operation *timed; // the operation that the call puts into a stream
-    uint64_t note;           // passed from the handler before the call to the one after it
+    struct note note;        // from the handler before the call to the one after it
     void *real;              // the function to call, normally the real one
     uint64_t answer;
     struct launch launch;
-    uint32_t flags; // of the slot, when the call began
-    bool probed;    // a launch was made with probes
-    bool off;       // nothing was recorded when the call began
-    char pad[2];
+    uint32_t flags;    // of the slot, when the call began
+    bool probed;       // a launch was made with probes
+    bool off;          // nothing was recorded when the call began
     const void *outer; // the enclosing call, if this one was made in a signal handler, for example
 };
 
+// How many arguments a function may have, an upper bound. It reads no more of its caller's stack.
+static inline unsigned frame_arg_count(const struct frame *frame) {
+    return ARCH_REGISTER_ARGS + (unsigned)frame->slot->words;
+}
+
 static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
-    return index < 6 ? frame->args[index] : frame->stack[index - 6];
+    return index < ARCH_REGISTER_ARGS ? frame->registers.args[index]
+                                      : frame->registers.stack[index - ARCH_REGISTER_ARGS];
 }
 
 // For handlers before the call, which may also replace frame->real. Stack arguments belong to the function
 // called, so we may change them.
 static inline void frame_set_arg(struct frame *frame, unsigned index, uint64_t value) {
-    *(index < 6 ? &frame->args[index] : &frame->stack[index - 6]) = value;
+    *(index < ARCH_REGISTER_ARGS ? &frame->registers.args[index]
+                                 : &frame->registers.stack[index - ARCH_REGISTER_ARGS]) = value;
 }
 
 // Also for handlers before the call: skip the driver and give the program this result.
@@ -121,7 +147,16 @@ static inline void frame_answer(struct frame *frame, uint64_t result) {
     frame->answer = result;
 }
 
-static inline uint64_t frame_caller(const struct frame *frame) { return frame->stack[-1]; }
+static inline void frame_leave_note(struct frame *frame, enum note_kind kind, const void *pointer) {
+    frame->note = (struct note){pointer ? kind : NOTE_NONE, {.pointer = pointer}};
+}
+
+// Return the note, or NULL if it has another kind.
+static inline void *frame_note(const struct frame *frame, enum note_kind kind) {
+    return frame->note.kind == kind ? (void *)frame->note.pointer : NULL;
+}
+
+static inline uint64_t frame_caller(const struct frame *frame) { return arch_caller(&frame->registers); }
 
 // -- contexts.c ------------------------------------------------------------
 
@@ -582,28 +617,13 @@ _Atomic uint64_t *hook_find_in_map(struct map *map,
 
 // -- sites.c ---------------------------------------------------------------
 
-// Unwind rules for an address, from a library's .eh_frame (found through .eh_frame_hdr).
-
-enum saved_at { UNCHANGED, AT_CFA, AT_RBP, LOST };
-struct rule { // how to find the frame's address (CFA) and the caller's registers; distances have 24 bits
-    enum { FROM_RSP, FROM_RBP, LOADED_FROM_RBP, NO_CFA } how;
-    int32_t distance;
-    enum saved_at rbp; // where the caller's rbp is
-    int32_t rbp_at;
-    bool outermost; // it has no caller
-};
-
-// Return the rule for an address from its library's table (0: no table). NO_CFA if there is no rule, or an
-// unsupported one.
-struct rule hook_read_rule(uintptr_t table, uint64_t address);
-
 // Where calls come from.
 
 extern const char *hook_stacks; // the words after gpt-hook --stacks, or NULL
 void hook_sites_setup(void);
 extern handler hook_on_site; // of a call that has a row
 
-// The stack of a thread, from the unwind tables of its libraries.
+// The stack of a thread, from the unwind tables of its libraries (runtime/arch).
 
 void hook_unwind_setup(void);
 // Collect return addresses outside this library, innermost first. Returns their number.

@@ -2,7 +2,6 @@
 // first has 4 KiB, the next four times as much. One that has used half of a larger chunk makes the next one
 // before a call that waits for the GPU, so that no launch has to.
 
-#include <cpuid.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -287,9 +286,8 @@ const struct row *hook_call_in_flight(const struct thread *thread) {
 
 // -- Time stamps -----------------------------------------------------------
 //
-// Time stamps. rdtsc takes half the time of clock_gettime; it serves where it ticks evenly through every
-// state of the processor, which CPUID says. The header of a trace and its `clock` records pair it with
-// CLOCK_MONOTONIC.
+// Time stamps, by the processor's own clock if it has one (arch_hook.h). The header of a trace and its
+// `clock` records pair it with CLOCK_MONOTONIC.
 
 bool hook_has_tsc;
 
@@ -304,8 +302,7 @@ uint64_t hook_monotonic(void) {
 }
 
 void hook_clock_setup(void) {
-    unsigned a, b, c, d;
-    hook_has_tsc = __get_cpuid(0x80000007, &a, &b, &c, &d) && d & 1 << 8;
+    hook_has_tsc = arch_has_clock();
     first.monotonic = hook_monotonic();
     first.tsc = hook_now();
 }

@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include "abi/records.h"
+#include "arch_hook.h"
 #include "chunk.h"
 
 // -- for all ---------------------------------------------------------------
@@ -205,9 +206,7 @@ void hook_clock_setup(void);
 uint64_t hook_monotonic(void);
 uint64_t hook_tsc_hz(void); // 0: stamps are in ns
 
-static inline uint64_t hook_now(void) {
-    return LIKELY(hook_has_tsc) ? __builtin_ia32_rdtsc() : hook_monotonic();
-}
+static inline uint64_t hook_now(void) { return LIKELY(hook_has_tsc) ? arch_clock() : hook_monotonic(); }
 
 // The rows of a trace, by their fields besides time and result. hook_layouts (thread.c) describes them to
 // readers.
@@ -333,14 +332,7 @@ static inline struct gpt_str hook_str(const char *text) {
 // Rows: their description for readers, and how a thread takes one.
 
 static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
-#ifdef __x86_64__
-    __asm__("xaddq %0, %1" : "+r"(stride), "+m"(batch->next) : : "cc");
-    return (unsigned char *)stride;
-#else
-    unsigned char *row = batch->next;
-    batch->next += stride;
-    return row;
-#endif
+    return arch_advance(&batch->next, stride); // a signal's handler may take one too
 }
 
 struct row_layout {

@@ -69,6 +69,13 @@ def forms(limit: int = 500) -> list[str]:
     return list(made)
 
 
+def forms_of(row: Row, limit: int) -> list[str]:
+    """List up to `limit` forms of a row."""
+    choice = random.Random(row.form)
+    lines = [_line(row, words) for words in _words(row, choice)]
+    return choice.sample(lines, limit) if len(lines) > limit else lines
+
+
 _Chosen = list[tuple[Row, list[str]]]
 
 

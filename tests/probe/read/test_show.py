@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import GptError
 from gpt.probe.model import Line, Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout
+from gpt.probe.ptx.weave import MARK, LeftAlone, weave
 from gpt.probe.read.load import BUILTIN, load_probes
 from gpt.probe.read.python import compile_python
 from gpt.probe.read.show import to_toml
 from gpt.probe.read.snippet import parse_snippet
 from gpt.probe.read.toml import parse_toml
-from gpt.probe.weave.weave import MARK, LeftAlone, weave
 from gpt.ptx.tree import Name, Number, Prefixed
 from tests.probe.allowed import ALLOWED, REGISTERS
+from tests.probe.ptx.woven import kernel
 from tests.probe.read.written import COOPERATING, DYNAMIC, PYTHON, SCHEDULING, SECOND
-from tests.probe.weave.woven import kernel
 from tests.tiers import examples
 
 ODD = r"""

@@ -1,0 +1,81 @@
+"""Tell NVIDIA's closed code, which is never disassembled and never probed, before anything of it is decoded.
+
+A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So it's decided for
+each element by the names of its kernels, which a container's symbol table has, then by the file that holds it: its
+name, the name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one
+closed kernel is refused as a whole: the others were compiled with it.
+
+closed.txt is the table of names: four kinds of lines, each with the beginning of a name, so that C code can be
+generated from it. What it can't tell are elements that only have names anybody may use, or templates of open libraries
+(CUB, CUTLASS) that a closed one instantiates, in a program that links such a library.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path, PurePath
+
+from gpt.formats.elf import Elf
+from gpt.formats.source import Source
+
+REASON = "closed_library"  # the code of the reason in records
+TABLE = Path(__file__).with_name("closed.txt")
+SHT_DYNAMIC, DT_SONAME = 6, 14
+DYNAMIC = struct.Struct("<QQ")
+MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes that are read of a table, and of a name
+KINDS = ("file", "word", "kernel", "build-id")
+_MANGLED = r"_ZN?K?[0-9]+"
+
+
+@cache
+def read_table() -> dict[str, tuple[str, ...]]:
+    """Return the beginnings of names of each kind."""
+    lines = [line.split() for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+    return {kind: tuple(text for found, text in lines if found == kind) for kind in KINDS}
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    table = read_table()
+    words = "|".join(map(re.escape, table["word"]))
+    kernels = "|".join(re.escape(text).replace(r"\#", "[0-9]+") for text in table["kernel"])
+    return re.compile(f"(?:{_MANGLED})?(?:{kernels})|(?:.*[0-9])?(?:{words})", re.DOTALL)
+
+
+def find_closed_kernel(names: Iterable[str]) -> str | None:
+    """Return the first of these kernels (names as in the symbol table) that's of a closed library, or None."""
+    match = _pattern().match
+    return next((name for name in names if match(name)), None)
+
+
+def is_closed_library(source: Source, tables: Elf | None) -> bool:
+    """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
+    table = read_table()
+    names = [PurePath(source.name).name]
+    if tables:
+        names.append(_find_soname(source, tables))
+        if tables.build_id in table["build-id"]:
+            return True
+    return any(name.startswith(table["file"]) for name in names)
+
+
+def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> str | None:
+    """Return why an element with these kernels, in this file, is left alone, as a code; None if it isn't closed."""
+    return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
+
+
+def _find_soname(source: Source, tables: Elf) -> str:
+    """Return the name that a shared library was linked with; empty if it has none."""
+    for dynamic in tables.sections:
+        if dynamic.type != SHT_DYNAMIC or not 0 < dynamic.link < len(tables.sections):
+            continue
+        strings = tables.sections[dynamic.link]
+        entries = source.pread(dynamic.offset, min(dynamic.size, MAX_DYNAMIC) // DYNAMIC.size * DYNAMIC.size)
+        for tag, value in DYNAMIC.iter_unpack(entries):
+            if tag == DT_SONAME and strings.in_file and value < strings.size:
+                raw = source.pread(strings.offset + value, min(MAX_NAME, strings.size - value))
+                return raw.partition(b"\0")[0].decode(errors="backslashreplace")
+    return ""

@@ -1,0 +1,154 @@
+"""Let the tables of a cubin follow code that moves within its section.
+
+Each function takes `place`, which returns where an offset in the section is now, or raises CannotEdit if there's no
+such place. The tables that have offsets of code:
+
+- symbols of functions: offset and size;
+- relocations of the code: the offset of the instruction that they patch;
+- relocations of anything that refers to a place in the code: a symbol and the distance from it;
+- `.nv.info.K`: lists of the offsets of some instructions, u32 each, such as all EXITs;
+- `.debug_frame`: the range of each function. It begins `ffffffff | u64 size | u64 CIE | u64 address | u64 range`, with
+  a relocation for the address. Rows within a range keep their distances from its start.
+
+And what `check_understood` refuses since it isn't followed: jump tables (relative offsets in constant bank 2), line
+numbers and other debug information, and attributes that may be lists.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from gpt.formats import elftables
+from gpt.formats.cubin import Data
+from gpt.formats.cubin_edit import CubinEditor, table_of
+from gpt.formats.cubin_layout import CannotEdit
+from gpt.formats.elf import SHF_ALLOC, SHT_REL, SHT_RELA
+from gpt.formats.nvinfo import ENTRY, SIZED, iter_attributes
+
+Place = Callable[[int], int]
+RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
+FRAME = struct.Struct("<IQQQQ")
+FRAME_ADDRESS = 20  # its offset in there
+DWARF64 = 0xFFFFFFFF
+
+# Attributes of `.nv.info.K` by what they hold. cuobjdump prints these names with EIATTR_ in front.
+INDIRECT_BRANCH_TARGETS = 0x34
+INSTRUCTION_OFFSETS = {
+    0x1C,  # EXIT_INSTR_OFFSETS
+    0x1D,  # S2RCTAID_INSTR_OFFSETS
+    0x28,  # COOP_GROUP_INSTR_OFFSETS
+    0x31,  # INT_WARP_WIDE_INSTR_OFFSETS
+    0x39,  # MBARRIER_INSTR_OFFSETS
+}
+NO_OFFSETS = {
+    0x05,  # MAX_THREADS
+    0x0A,  # PARAM_CBANK
+    0x10,  # REQNTID
+    0x17,  # KPARAM_INFO
+    0x29,  # COOP_GROUP_MASK_REGIDS
+    0x36,  # SW_WAR
+    0x37,  # CUDA_API_VERSION
+    0x3D,  # CTA_PER_CLUSTER
+    0x45,  # KPARAM_INFO_V2
+}
+
+
+def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
+    """Raise CannotEdit if code of this section can't move: `info` is its kernel's `.nv.info.K`."""
+    for entry in iter_attributes(info):
+        if entry.kind == INDIRECT_BRANCH_TARGETS:
+            raise CannotEdit("it has jump tables")
+        if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS | NO_OFFSETS:
+            raise CannotEdit(f"attribute {entry.kind:#x} is not understood")
+    frames = cubin.numbers.get(b".debug_frame")
+    for _, target, table in _relocations(cubin):
+        refers = bool(len(_to(cubin, table, section)))
+        if refers and target != frames and not cubin.sections["flags"][target] & SHF_ALLOC:
+            raise CannotEdit("it has debug information")
+        if refers and target != frames and not _has_addends(table):
+            raise CannotEdit("relocations without addends refer to it")
+
+
+def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
+    """Move and resize the functions of a section."""
+    symbols = cubin.symbols
+    for number in np.flatnonzero(symbols["shndx"] == section).tolist():
+        start, size = int(symbols["value"][number]), int(symbols["size"][number])
+        symbols["value"][number] = place(start)
+        symbols["size"][number] = place(start + size) - place(start) if size else 0
+
+
+def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place: Place) -> None:
+    """Let relocations of the code, and lists of instructions in `.nv.info.K`, follow them."""
+    for number, _, table in _relocations(cubin, section):
+        moved = table.copy()
+        moved["offset"] = [place(offset) for offset in table["offset"].tolist()]
+        cubin.editable(number)[:] = moved.tobytes()
+    for entry in iter_attributes(bytes(info)):
+        if entry.kind in INSTRUCTION_OFFSETS and len(entry.payload) % 4 == 0:
+            offsets = np.frombuffer(entry.payload, "<u4").tolist()
+            info[entry.at + ENTRY.size : entry.end] = np.array([place(at) for at in offsets], "<u4").tobytes()
+
+
+def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
+    """Let what refers to the code by a symbol and a distance refer to the same instruction."""
+    for number, _, table in _relocations(cubin):
+        if not _has_addends(table):
+            continue  # of frames, whose addresses resize_frames sets
+        moved = table.copy()
+        for index in _to(cubin, table, section).tolist():
+            start = int(cubin.symbols["value"][table["symbol"][index]])
+            addend = int(table["addend"][index].astype("<i8"))
+            moved["addend"][index] = np.array(place(start + addend) - place(start), "<i8").astype("<u8")
+        if moved.tobytes() != table.tobytes():
+            cubin.editable(number)[:] = moved.tobytes()
+
+
+def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
+    """Resize the ranges of functions in `.debug_frame`. Addresses without a relocation's addend (sm_80) move too.
+
+    To be called first, while relocations and symbols say where the functions were.
+    """
+    frames = cubin.numbers.get(b".debug_frame")
+    if frames is None:
+        return
+    for _, _, table in _relocations(cubin, frames):
+        content = cubin.editable(frames)
+        for index in _to(cubin, table, section).tolist():
+            at = int(table["offset"][index]) - FRAME_ADDRESS
+            if not 0 <= at <= len(content) - FRAME.size:
+                continue
+            mark, size, cie, address, length = FRAME.unpack_from(content, at)
+            if mark != DWARF64 or cie >= at or at + size > len(content):
+                continue  # in an entry of another kind
+            base = int(cubin.symbols["value"][table["symbol"][index]])
+            start = base + (int(table["addend"][index]) if _has_addends(table) else address)
+            if not _has_addends(table):
+                address = place(start) - place(base)
+            FRAME.pack_into(content, at, mark, size, cie, address, place(start + length) - place(start))
+
+
+def _relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield the number of each relocation section that has entries, the section that it patches, and the entries."""
+    types, targets = cubin.sections["type"], cubin.sections["info"]
+    wanted = (types == SHT_REL) | (types == SHT_RELA)
+    if target is not None:
+        wanted &= targets == target
+    for number in np.flatnonzero(wanted & (targets < len(types))).tolist():
+        if len(content := cubin.content(number)):
+            yield number, int(targets[number]), table_of(content, RELOCATION[int(types[number])])
+
+
+def _has_addends(table: np.ndarray) -> bool:
+    """Return whether relocations have addends of their own. Others add to what's in the place that they patch."""
+    return "addend" in (table.dtype.names or ())
+
+
+def _to(cubin: CubinEditor, table: np.ndarray, section: int) -> np.ndarray:
+    """Return the indices of the relocations that refer to a section."""
+    if int(table["symbol"].max()) >= len(cubin.symbols):
+        raise CannotEdit("a symbol beyond the symbol table is used")
+    return np.flatnonzero(cubin.symbols["shndx"][table["symbol"]] == section)

@@ -1,0 +1,141 @@
+"""Edit a cubin: give its sections other contents, remove sections, and lay the file out again.
+
+A cubin is full of numbers. Symbols, `.nv.info`, relocations and the call graph name sections and symbols by number,
+section headers and segments name bytes by file offset. So an edit keeps every number (a removed section becomes an
+empty header of type 0), and `build` computes every file offset anew (cubin_layout.py). A cubin that wasn't edited comes
+out byte for byte.
+
+    cubin = CubinEditor(data)
+    kernel = KernelEditor(cubin, "_Z3onePf")     # kernel_edit.py
+    at = kernel.append(code)                      # .text grows; offset of the new code
+    parameter = add_parameter(kernel)             # kernel_params.py
+    kernel.set_registers(kernel.registers + 2)
+    new = cubin.build()
+
+Whatever isn't understood, or isn't inside the file, raises CannotEdit or MalformedError. Contents are copied only when
+they're edited.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from gpt.formats import elftables
+from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, Data, section_headers
+from gpt.formats.cubin_layout import SECTION, CannotEdit, Layout
+from gpt.formats.elf import SHT_SYMTAB
+from gpt.formats.nvinfo import PAIR, REGISTERS, iter_attributes
+from gpt.formats.symbols import SPACE
+
+SYMBOL = elftables.SYMBOL.dtype
+MAX_SECTIONS = 0xFF00  # beyond this, section numbers of symbols are stored elsewhere
+
+
+class CubinEditor:
+    """A cubin being edited. `sections` is the table of section headers, free to change but for offset and size."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = memoryview(data)
+        self.original = np.frombuffer(section_headers(data), SECTION)
+        if len(self.original) >= MAX_SECTIONS:
+            raise CannotEdit(f"{len(self.original)} sections")
+        self.sections = self.original.copy()
+        self._layout = Layout(self.data, self.original)
+        self.in_file = self._layout.in_file
+        self._contents: dict[int, bytes | bytearray] = {}
+
+    def content(self, number: int) -> Data:
+        """Return the bytes of a section as they are by now; nothing if it has none in the file."""
+        if number in self._contents:
+            return self._contents[number]
+        if not self.in_file[number]:
+            return b""
+        offset, size = int(self.original["offset"][number]), int(self.original["size"][number])
+        return self.data[offset : offset + size]
+
+    def editable(self, number: int) -> bytearray:
+        """Return the bytes of a section, to change in place and to grow. It must have bytes in the file."""
+        content = self._contents.get(number)
+        if not isinstance(content, bytearray):
+            content = bytearray(self.content(number))
+            self.replace(number, content)
+        return content
+
+    def replace(self, number: int, content: bytes | bytearray) -> None:
+        """Give a section other bytes, of any size. It must have bytes in the file."""
+        if not self.in_file[number]:
+            raise CannotEdit(f"section {number} has no bytes in the file")
+        self._contents[number] = content
+
+    def remove(self, number: int) -> None:
+        """Remove a section. Its number stays, as an empty header."""
+        self.sections[number] = np.zeros(1, SECTION)
+        self._contents[number] = b""
+
+    @cached_property
+    def table(self) -> int:
+        """The number of the symbol table."""
+        tables = np.flatnonzero(self.original["type"] == SHT_SYMTAB).tolist()
+        if len(tables) != 1:
+            raise CannotEdit(f"{len(tables)} symbol tables")
+        if not 0 < int(self.original["link"][tables[0]]) < len(self.original):
+            raise CannotEdit("a symbol table without names")
+        return int(tables[0])
+
+    @cached_property
+    def symbols(self) -> np.ndarray:
+        """The symbol table, to change in place."""
+        return table_of(self.editable(self.table), SYMBOL)
+
+    @cached_property
+    def numbers(self) -> dict[bytes, int]:
+        """The number of each section by name, of the first if several have the same."""
+        (shstrndx,) = struct.unpack_from("<H", self.data, 62)
+        if shstrndx >= len(self.original):
+            raise CannotEdit("no names of sections")
+        return self._numbers(shstrndx, range(len(self.original)), self.original["name"])
+
+    @cached_property
+    def register_counts(self) -> dict[int, int]:
+        """Offsets of register counts in the module's `.nv.info`, by the number of the function's symbol."""
+        number = self.numbers.get(b".nv.info")
+        return {
+            PAIR.unpack_from(entry.payload)[0]: entry.end - 4
+            for entry in (iter_attributes(self.content(number)) if number is not None else ())
+            if entry.kind == REGISTERS and len(entry.payload) == PAIR.size
+        }
+
+    @cached_property
+    def kernels(self) -> dict[bytes, int]:
+        """The number of each kernel's symbol by name."""
+        symbols = self.symbols
+        found = (symbols["info"] & 15 == STT_FUNC) & (symbols["other"] & STO_CUDA_ENTRY != 0) & (symbols["shndx"] != 0)
+        numbers = np.flatnonzero(found)
+        return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
+
+    def _numbers(self, strings: int, numbers: Iterable[int], starts: np.ndarray) -> dict[bytes, int]:
+        names = bytes(self.content(strings))
+        room = SPACE + 2 * len(self.data)  # hostile names share their bytes
+        out: dict[bytes, int] = {}
+        for number, start in zip(numbers, starts.tolist(), strict=True):
+            end = names.find(0, start)
+            room -= end - start
+            if end < 0 or room < 0:
+                raise CannotEdit("a name without an end" if end < 0 else "names overlap")
+            out.setdefault(names[start:end], number)
+        return out
+
+    def build(self, *, tight: bool = False) -> bytes:
+        """Return the edited cubin. If `tight`, bytes that nothing names are left out."""
+        return self._layout.build(self.sections, self._contents, tight)
+
+
+def table_of(content: Data, dtype: np.dtype) -> np.ndarray:
+    """Return a table's entries. Raises CannotEdit if it ends within one."""
+    if len(content) % dtype.itemsize:
+        raise CannotEdit("a table ends within an entry")
+    return np.frombuffer(content, dtype)

@@ -1,0 +1,166 @@
+"""Edit one kernel of a cubin: its instructions, registers and parameters, and every table that tells of them.
+
+What describes a kernel K (facts from cubins of ours, each compared with what ptxas writes):
+
+- `.text.K` is its code: instructions of 16 bytes, often with copies of device functions behind them that have symbols
+  of their own, and NOPs up to a multiple of 128 bytes.
+- `.nv.info` of the module has its register count: the highest register + 3, since the hardware keeps two. Before sm_90
+  it's in the top byte of sh_info of `.text.K` as well.
+- `.nv.info.K` has its parameters (kernel_params.py), lists of the offsets of some instructions, and a bound on
+  registers.
+- `.rela.text.K` names instructions to patch. `.debug_frame` has the ranges of its functions.
+
+Three ways to add code, by what they move:
+
+- `append` puts it at the end of the section. Nothing moves.
+- `move` says that instructions are now elsewhere, as when a branch leads from where they were to a copy at the end.
+- `insert` puts it in the middle. Tables follow (code_moves.py); the instructions stay as they are, so a branch across
+  that place is the caller's to correct. Refused where something may hold an offset that we can't find.
+
+From sm_100 on a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` have the same kernels for a finalizer
+in the driver (Mercury). Parameters are added to both, as ptxas does. Code and registers there stay as they were; what
+the driver makes of the difference was never tried, so `has_mercury` lets a caller refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpt.formats import code_moves
+from gpt.formats.cubin import Data
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_layout import CannotEdit
+from gpt.formats.elf import SHF_EXECINSTR
+from gpt.formats.nvinfo import ENTRY, iter_attributes
+
+WORD = 16  # bytes of an instruction
+CODE_ALIGN = 128
+NOP = bytes.fromhex("18790000000000000000000000c00f00")  # as ptxas pads with it on sm_80, 90, 100 and 120
+MAX_REGISTERS = 255
+MAXREG_COUNT = 0x1B  # an attribute of `.nv.info.K`
+
+
+class KernelEditor:
+    """A kernel of a cubin being edited. Raises CannotEdit if there's none of that name, or it has no code."""
+
+    def __init__(self, cubin: CubinEditor, name: str) -> None:
+        self.cubin = cubin
+        self.name = name.encode("utf-8", "surrogateescape")
+        if self.name not in cubin.kernels:
+            raise CannotEdit(f"no kernel '{name}'")
+        self.symbol = cubin.kernels[self.name]
+        self.section = int(cubin.symbols["shndx"][self.symbol])
+        sections = cubin.sections
+        if self.section >= len(sections) or not sections["flags"][self.section] & SHF_EXECINSTR:
+            raise CannotEdit("a kernel lies outside the code")
+        if not len(self.code) or len(self.code) % WORD:
+            raise CannotEdit(f"code of {len(self.code)} bytes")
+
+    @property
+    def code(self) -> Data:
+        """The bytes of its section: the kernel's instructions, and the functions and NOPs behind them."""
+        return self.cubin.content(self.section)
+
+    @property
+    def has_mercury(self) -> bool:
+        """True if the cubin has the kernel a second time, as Mercury code, which isn't edited."""
+        return b".nv.capmerc.text." + self.name in self.cubin.numbers
+
+    def write(self, at: int, code: bytes) -> None:
+        """Replace instructions by as many others. No table changes."""
+        self._check(at, code, len(self.code) - len(code))
+        self.cubin.editable(self.section)[at : at + len(code)] = code
+
+    def append(self, code: bytes) -> int:
+        """Add instructions at the end of the section, and NOPs; return their offset. Nothing that was there moves."""
+        end = len(self.code)
+        self._add(end, code)
+        return end
+
+    def insert(self, at: int, code: bytes) -> None:
+        """Add instructions at an offset, and move those from there on; what's at offset 0 stays the kernel's entry.
+
+        Raises CannotEdit where something isn't understood that may hold an offset.
+        """
+        code_moves.check_understood(self.cubin, self.section, self.info)
+        self._add(at, code)
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Let tables follow instructions to other offsets: `moved` has the new offset of each that has one."""
+        if any(not 0 <= offset < len(self.code) for offset in moved.values()):
+            raise CannotEdit("an instruction moves beyond the code")
+
+        def place(offset: int) -> int:
+            within = offset % WORD
+            return moved.get(offset - within, offset - within) + within
+
+        code_moves.follow_instructions(self.cubin, self.section, self.info, place)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, the two that the hardware keeps included."""
+        number, at = self._register_count()
+        return int.from_bytes(self.cubin.content(number)[at : at + 4], "little")
+
+    def set_registers(self, count: int) -> None:
+        """Set the register count, and raise the bound on it where that's lower."""
+        if not 0 < count <= MAX_REGISTERS:
+            raise CannotEdit(f"{count} registers")
+        number, at = self._register_count()
+        self.cubin.editable(number)[at : at + 4] = count.to_bytes(4, "little")
+        info = self.cubin.sections["info"]
+        if info[self.section] >> 24:
+            info[self.section] = int(info[self.section]) & 0xFFFFFF | count << 24
+        for entry in iter_attributes(bytes(self.info)):
+            if entry.kind == MAXREG_COUNT and entry.value < count:
+                bound = min(MAX_REGISTERS, count + -count % 8)
+                ENTRY.pack_into(self.info, entry.at, entry.form, entry.kind, bound)
+
+    @property
+    def info_section(self) -> int:
+        """The number of its `.nv.info.K`. Raises CannotEdit if it has none."""
+        number = self.cubin.numbers.get(b".nv.info." + self.name)
+        if number is None or int(self.cubin.sections["info"][number]) != self.section:
+            raise CannotEdit("a kernel without attributes")
+        return number
+
+    @property
+    def info(self) -> bytearray:
+        """Its `.nv.info.K`, to change in place."""
+        return self.cubin.editable(self.info_section)
+
+    def _register_count(self) -> tuple[int, int]:
+        """Return the number of the module's `.nv.info`, and the offset in it."""
+        if self.symbol not in self.cubin.register_counts:
+            raise CannotEdit("a kernel without a register count")
+        return self.cubin.numbers[b".nv.info"], self.cubin.register_counts[self.symbol]
+
+    def _check(self, at: int, code: bytes, last: int) -> None:
+        if at % WORD or len(code) % WORD or not 0 <= at <= last:
+            raise CannotEdit(f"{len(code)} bytes of code at {at:#x}")
+
+    def _add(self, at: int, code: bytes) -> None:
+        """Implement append and insert."""
+        end = len(self.code)
+        self._check(at, code, end)
+        if not code:
+            return
+        padding = NOP * (-(end + len(code)) % CODE_ALIGN // WORD)
+        last = end + len(code) + len(padding)
+
+        def place(offset: int) -> int:
+            """Return where an offset is now. The old end is the new end, so what reached it still does."""
+            if not 0 <= offset <= end:
+                raise CannotEdit("something refers to a place beyond the code")
+            if offset == end:
+                return last
+            return offset + len(code) if offset >= at and offset else offset
+
+        code_moves.resize_frames(self.cubin, self.section, place)
+        if at < end:
+            code_moves.follow_references(self.cubin, self.section, place)
+            code_moves.follow_instructions(self.cubin, self.section, self.info, place)
+        code_moves.follow_symbols(self.cubin, self.section, place)
+        text = self.cubin.editable(self.section)
+        text += padding
+        text[at:at] = code

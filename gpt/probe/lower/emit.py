@@ -1,0 +1,161 @@
+"""Emit PTX for one place: allocate registers, write instructions, and reuse values already computed.
+
+A temporary is written once and read after that; ptxas places it. What several snippets at the place ask for is made
+once. A Condition is a predicate, maybe negated; None always holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Condition(NamedTuple):
+    """A predicate register, possibly negated."""
+
+    register: str
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"@!{self.register} " if self.negated else f"@{self.register} "
+
+
+class Emitter:
+    """Allocates registers that begin with `prefix`, and collects lines.
+
+    `redux` says that the target adds over the lanes of a warp; `known` has special registers that are the same in all
+    threads of all launches.
+    """
+
+    def __init__(self, prefix: str, redux: bool = False, known: Mapping[str, int] | None = None) -> None:
+        self.prefix, self.redux, self.known = prefix, redux, known or {}
+        self.lines: list[str] = []
+        self.addresses: dict[str, str] = {}  # computed at the kernel's entry, by the map's parameter
+        self._counts: Counter[str] = Counter()
+        self._made: dict[tuple[object, ...], str] = {}
+
+    def take(self) -> list[str]:
+        """Remove and return the lines so far."""
+        lines, self.lines = self.lines, []
+        return lines
+
+    def new(self, type_: str) -> str:
+        """Allocate a register of type pred, b16, b32 or b64."""
+        self._counts[type_] += 1
+        return f"%{self.prefix}{type_}_{self._counts[type_] - 1}"
+
+    def declarations(self) -> list[str]:
+        """Return the declarations of all allocated registers."""
+        return [f".reg .{type_} %{self.prefix}{type_}_<{count}>;" for type_, count in sorted(self._counts.items())]
+
+    def put(self, text: str, condition: Condition | None = None) -> None:
+        """Add an instruction, given without its semicolon."""
+        self.lines.append(f"{condition or ''}{text};")
+
+    def make(self, type_: str, opcode: str, *operands: object) -> str:
+        """Add an instruction and return the new register with its result."""
+        result = self.new(type_)
+        self.put(f"{opcode} {', '.join(map(str, (result, *operands)))}")
+        return result
+
+    def halves(self, register: str) -> list[str]:
+        """Split a register of 64 bits into its lower and upper half."""
+        low, high = self.new("b32"), self.new("b32")
+        self.put(f"mov.b64 {{{low}, {high}}}, {register}")
+        return [low, high]
+
+    def once(self, type_: str, opcode: str, *operands: object) -> str:
+        """Like `make`, but reuse the register if the same instruction was added before. Operands must never change."""
+        key = (opcode, *operands)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self.make(type_, opcode, *operands)
+        return found
+
+    def forget(self) -> None:
+        """Forget computed values, as control may reach the next lines without computing them."""
+        self._made.clear()
+
+    def positive(self, condition: Condition | None) -> str:
+        """Return a predicate that's true if the condition holds."""
+        if condition is None:
+            return self.make("pred", "setp.eq.u32", 0, 0)
+        return self.make("pred", "not.pred", condition.register) if condition.negated else condition.register
+
+    def both(self, one: Condition | None, other: Condition | None) -> Condition | None:
+        """Return the condition that both hold."""
+        if one is None or other is None or one == other:
+            return one or other
+        return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
+
+    def group(self, condition: Condition | None) -> tuple[str, str]:
+        """Return masks of the active lanes, and of the active lanes for which the condition holds."""
+        here = self.once("b32", "activemask.b32")
+        if condition is None:
+            return here, here
+        return here, self.make("b32", "vote.sync.ballot.b32", self.positive(condition), here)
+
+    def below(self, group: str) -> str:
+        """Return the lanes of a group below this lane."""
+        return self.once("b32", "and.b32", group, self.once("b32", "mov.u32", "%lanemask_lt"))
+
+    def first(self, group: str) -> Condition:
+        """Return the condition that this is the lowest lane of a group."""
+        return Condition(self.once("pred", "setp.eq.u32", self.below(group), 0))
+
+    def one(self) -> str:
+        """1 in 64 bits, which ptxas takes for any number: a constant it adds up over the lanes first,
+        which is slow where only one lane has it.
+        """
+        return self.once("b64", "cvt.u64.u32", self.once("b32", "popc.b32", self.special("%lanemask_eq")))
+
+    # Where in the grid
+
+    def special(self, name: str) -> str:
+        """Read a constant special register of 32 bits, or return its known value."""
+        return self.once("b32", "mov.u32", self.known.get(name, name))
+
+    def thread(self) -> str:
+        """Compute the index of this thread in its block."""
+        x, y, z, width, height = map(self.special, ("%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y"))
+        row = self.once("b32", "mad.lo.u32", z, height, y)
+        return self.once("b32", "mad.lo.u32", row, width, x)
+
+    def block(self) -> str:
+        """Compute the index of this block in the grid, 64 bits; y and z are below 65536."""
+        x, y, z, width, height = map(self.special, ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y"))
+        row = self.once("b32", "mad.lo.u32", z, height, y)
+        wide = self.once("b64", "cvt.u64.u32", x)
+        return self.once("b64", "mad.wide.u32", row, width, wide)
+
+    def unit(self, level: str) -> str:
+        """Compute the index of this thread, warp or block in the grid, 64 bits."""
+        block = self.block()
+        if level == "block":
+            return block
+        x, y, z = map(self.special, ("%ntid.x", "%ntid.y", "%ntid.z"))
+        count = self.once("b32", "mul.lo.u32", self.once("b32", "mul.lo.u32", x, y), z)
+        number = self.thread()
+        if level == "warp":
+            number = self.warp()
+            count = self.once("b32", "shr.u32", self.once("b32", "add.u32", count, 31), 5)
+        wide = self.once("b64", "cvt.u64.u32", number)
+        return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
+
+    def sampled(self, level: str, every: int) -> Condition:
+        """Return the condition that this thread's block or warp is one in `every` that runs a probe."""
+        unit = self.unit(level)
+        if every & (every - 1):
+            rest = self.make("b64", "rem.u64", unit, every)
+        else:  # a power of two
+            rest = self.make("b64", "and.b64", unit, every - 1)
+        return Condition(self.make("pred", "setp.eq.u64", rest, 0))
+
+    def element(self, level: str, size: int, base: str) -> str:
+        """Compute the address of this thread's, warp's or block's element in an array with elements of `size` bytes."""
+        return self.once("b64", "mad.lo.u64", self.unit(level), size, base)
+
+    def warp(self) -> str:
+        """Compute the index of this warp in its block."""
+        return self.once("b32", "shr.u32", self.thread(), 5)

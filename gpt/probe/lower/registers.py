@@ -1,0 +1,36 @@
+"""Name the registers of a probe file in the program."""
+
+from __future__ import annotations
+
+import re
+
+from gpt.probe.effects import find_own_registers
+from gpt.probe.model import ProbeFile
+
+_WORD = re.compile(r"\W", re.ASCII)
+
+
+class Names:
+    """The names of a probe file's registers in the program; `zeros` are always 0."""
+
+    def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
+        self.types = {register.name: register.type for register in file.registers}
+        for map_ in file.maps:  # values that partial SAVEs keep for the last one
+            for number, field in enumerate(map_.fields):
+                self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
+        self.names: dict[str, str] = {}
+        taken: set[str] = set()
+        for name in self.types:
+            plain = f"%{prefix}{_WORD.sub('_', name.removeprefix('%'))}"
+            while plain in taken:
+                plain += "_"
+            taken.add(plain)
+            self.names[name] = plain
+        self.initial = {r.name: r.initial for r in file.registers if r.initial is not None}
+        self.own = find_own_registers(file)
+        self.zeros = zeros
+
+
+def part_name(map_: str, number: int) -> str:
+    """Return the register for a field of a record that several SAVEs fill."""
+    return f"{map_}[{number}]"

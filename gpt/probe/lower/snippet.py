@@ -1,0 +1,226 @@
+"""Lower a snippet at a site to PTX: replace helpers by operands and SAVE by stores, and rename registers and labels.
+
+If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, in addition to
+guards of their own. Local computations run unguarded: a register written under a guard would be live from the kernel's
+entry on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpt.probe.lower.emit import Condition
+from gpt.probe.lower.fetch import CannotProbe, Fetcher
+from gpt.probe.lower.registers import Names, part_name
+from gpt.probe.lower.save import find_leader, save
+from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
+from gpt.probe.plan.maps import PlacedMap
+from gpt.ptx import tree
+from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
+
+TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
+_WORD = re.compile(r"\W", re.ASCII)
+
+
+class Lowering:
+    """One snippet at one site. `run` returns the lines to put before the instruction, and the lines of the snippet.
+
+    `sampled` is the condition under which its probe runs at all, if it has a `sample`. `base` returns the register with
+    the address of a map's buffer. `used` collects the file's registers that the
+    snippet uses, `shared` the registers that outlive it. A line is a text and its line number in the probe file.
+    """
+
+    def __init__(
+        self,
+        read: Fetcher,
+        sampled: Condition | None,
+        names: Names,
+        maps: dict[str, PlacedMap],
+        base: Callable[[PlacedMap], str],
+        label: str,
+        used: set[str],
+        shared: set[str],
+    ) -> None:
+        self.read, self.code, self.use, self.sampled = read, read.code, read.use, sampled
+        self.names, self.maps, self.base = names, maps, base
+        self.label, self.used, self.shared = label, used, shared
+        self.values: dict[str, str] = {}  # helpers fetched so far
+        self.parts: dict[str, str] = {}
+        self.labels: dict[str, int] = {}
+
+    def run(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Lower a snippet. Raises CannotProbe."""
+        code, read, probe, snippet = self.code, self.read, self.use.probe, self.use.snippet
+        self.own = self.names.own.get((probe.name, self.use.when), set())
+        read.keep()
+        before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
+        guard = None if probe.no_pred else read.guard()
+        read.condition = code.both(self.sampled, guard)
+        for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
+            self.values[helper] = read.helper(helper)
+        if self.use.when == "after" and self.use.replaces and read.condition is None:
+            self._find_leaders(snippet)
+        done: list[tuple[str, int]] = []
+        for number, line in enumerate(snippet.lines):
+            match line.node:
+                case tree.Label(name):
+                    code.lines.append(f"{self._label(name)}:")
+                    code.forget()
+                case Save():
+                    self._save(line.node, snippet.lines[number + 1 :])
+                case tree.Instruction():
+                    self._instruction(line.node)
+            done += [(text, line.line) for text in code.take()]
+        return before, done
+
+    def drop(self) -> None:
+        """Discard the code of a snippet that can't run here."""
+        self.read.outer.take()
+        self.code.take()
+        self.code.forget()
+
+    # Operands
+
+    def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
+        """Lower an operand of a snippet's instruction. `plain` operands (of mov) may be special registers."""
+        match operand:
+            case tree.Name("PRED", ()):
+                return self.code.positive(self.read.guard())
+            case tree.Name(name, ()) if name in TIMES:
+                return TIMES[name] if plain else self.code.make("b64", "mov.u64", TIMES[name])
+            case tree.Name(name, ()) if name in self.values:
+                value = self.values[name]
+                wide = name in COUNTS and wanted in ("u64", "s64", "b64") and value.startswith("%")
+                return self.code.make("b64", "cvt.u64.u32", value) if wide else value
+            case tree.Name(name, parts) if name in HELPERS:
+                bound, element = self.read.bound, "".join(parts)
+                source = bound.operand(name, element) if bound and HELPERS[name] is None else None
+                if bound is None or source is None:
+                    raise CannotProbe(f"has no {operand}")
+                width = bound.width(name, element)
+                return self.read.sized(
+                    source, wanted, fresh=name == "OUT", width=width, low=bound.low(name), cut=width is not None
+                )
+            case tree.Name(name, parts) if name in SPECIAL and not plain:
+                type_ = SPECIAL[name]
+                return self.code.make(f"b{SIZES[type_] * 8}", f"mov.{type_}", operand)
+            case tree.Name(name, parts):
+                return self._register(name) + "".join(parts)
+            case tree.Prefixed(prefixes, inner):
+                return "".join(prefixes) + self._operand(inner, wanted, plain)
+            case tree.Expression(operands, operators) if set(operators) == {"|"}:
+                return "|".join(self._operand(part, wanted, plain) for part in operands)
+            case tree.Vector(items):
+                part = f"b{SIZES[wanted] * 8 // len(items)}" if wanted else None
+                return "{" + ", ".join(self._operand(item, part, plain) for item in items) + "}"
+        return str(operand)
+
+    def _register(self, name: str) -> str:
+        found = self.names.names.get(name)
+        if found is None:
+            return name
+        self.used.add(name)
+        if name not in self.own:
+            self.shared.add(name)
+        return found
+
+    # Statements
+
+    def _label(self, name: str) -> str:
+        number = self.labels.setdefault(name, len(self.labels))
+        return f"{self.label}_{number}_{_WORD.sub('_', name)}"
+
+    def _guard(self, guard: tree.Guard | None) -> Condition | None:
+        if guard is None:
+            return None
+        if guard.register != "PRED":
+            return Condition(self._register(guard.register), guard.negated)
+        found = self.read.guard()
+        if found is None:
+            return Condition(self.code.positive(None), guard.negated)
+        return Condition(found.register, found.negated != guard.negated)
+
+    def _instruction(self, node: tree.Instruction) -> None:
+        condition = self.code.both(self.read.condition, self._guard(node.guard))
+        if node.opcode == "bra":
+            self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.forget()
+            return
+        if not node.operands:  # only if it was not verified
+            self.code.put(node.name, condition)
+            return
+        wanted = types_of(node)
+        plain = node.opcode == "mov"  # only mov takes every special register
+        values = [self._operand(o, w, plain) for o, w in zip(node.operands[1:], wanted[1:], strict=True)]
+        for place, (operand, type_) in enumerate(zip(node.operands[1:], wanted[1:], strict=True)):
+            if takes_no_constant(node, place + 1) and isinstance(operand, tree.Name) and values[place][0] != "%":
+                values[place] = self.code.make(f"b{SIZES[type_ or 'b32'] * 8}", f"mov.{type_}", values[place])
+        target = self._operand(node.operands[0], wanted[0], True)
+        if not node.guard and set(names_of(node.operands[0])) <= self.own:
+            condition = None
+        self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
+
+    def _find_leaders(self, snippet: Snippet) -> None:
+        """Find the saving lane before a kernel's exit reads its clocks, while other instructions hide the latency."""
+        for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
+            placed = self.maps.get(node.map)
+            if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":
+                find_leader(self.code, placed.map)
+
+    def _save(self, node: Save, rest: tuple[Line, ...]) -> None:
+        placed = self.maps.get(node.map)
+        if placed is None:
+            raise CannotProbe(f"finds no map '{node.map}'")
+        condition = self.code.both(self.read.condition, self._guard(node.guard))
+        fields = placed.map.fields
+        types = [field.type for field in fields[node.first :]][: len(node.values)]
+        if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
+            raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
+        if placed.map.type == "total":
+            types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
+        idle = self.names.zeros if placed.map.type == "total" and node.last else ()
+        values = [
+            "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
+            for value, type_ in zip(node.values, types, strict=True)
+        ]
+        if not node.last:
+            ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
+            for number, value in enumerate(values, node.first):
+                self._part(part_name(node.map, number), value, condition, ends_here)
+            return
+        parts = [part_name(node.map, number) for number in range(node.first)]
+        before = [self.parts[part] if part in self.parts else self._register(part) for part in parts]
+        save(
+            self.code,
+            placed,
+            self.base,
+            before + values,
+            [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
+            condition,
+            overwrite=self.use.replaces and placed.map.capacity == 1,
+        )
+
+    def _added(self, value: tree.Operand, type_: str) -> str:
+        """Return the type of a value added to a field: a register of 32 bits may be added to a field of 64."""
+        if not isinstance(value, tree.Name) or value.name in COUNTS:
+            return type_
+        given = type_of_name(value, self.names.types)
+        return given if given == "u32" and type_ == "u64" else type_
+
+    def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
+        """Keep a value for the SAVE that completes the record, in this snippet or in another."""
+        type_ = self.names.types[part]
+        if ends_here:
+            self.parts[part] = self.code.make(type_, f"mov.{type_}", value)
+        else:
+            self.code.put(f"mov.{type_} {self._register(part)}, {value}", condition)
+
+    def _value(self, value: tree.Operand, type_: str) -> str:
+        """Return a register with the value for a field of this type; constants are loaded into one."""
+        text = self._operand(value, type_, False)
+        if text.startswith("%"):
+            return text
+        bits = max(16, SIZES[type_] * 8)
+        kind = f"f{bits}" if type_ in ("f32", "f64") else f"b{bits}"
+        return self.code.make(f"b{bits}", f"mov.{kind}", text)

@@ -1,0 +1,83 @@
+"""A kernel with probes, as a back end made it: and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpt.formats.params import Param
+from gpt.probe.plan.maps import PlacedMap
+from gpt.stream import records
+
+
+def addresses_after(params: list[Param], count: int) -> list[Param]:
+    """Return `count` more parameters, which are addresses, after these."""
+    end = params[-1].offset + params[-1].size if params else 0
+    first = -(-end // 8) * 8
+    return [Param(first + 8 * number, 8, "u64") for number in range(count)]
+
+
+class Matched(NamedTuple):
+    """A probe's position in a kernel: the number of matching places, and of places that were woven."""
+
+    probe: str
+    position: str
+    matched: int
+    woven: int
+
+
+class SharedVariable(NamedTuple):
+    """A variable that the kernel shares with its module: `offset` is where in the table its address goes.
+
+    One in constant memory has none; `copy` says when it is copied: always, or when its address was taken. `size` is in
+    bytes, None if the module does not say.
+    """
+
+    name: str
+    space: str
+    size: int | None
+    offset: int | None
+    copy: str | None
+
+
+@dataclass(frozen=True)
+class Woven:
+    """A kernel with probes. `added` are the parameters for the addresses of the maps' buffers, in the order of `maps`.
+
+    `original` is the module without probes. `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts
+    clusters. `variables` are shared with the program's module; `table` is the name of the table for their addresses,
+    if there is one.
+    """
+
+    kernel: str
+    data: bytes
+    original: bytes
+    params: list[Param]
+    added: list[Param]
+    maps: list[PlacedMap]
+    sites: list[Matched]
+    misfits: list[str]
+    cluster: list[int] | None = None
+    variables: Sequence[SharedVariable] = ()
+    table: str | None = None
+
+    def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
+        """Make the kernel's record. `id_` is the id of its module; its maps have ids from `first` on."""
+        return records.make(
+            "kernel",
+            id=id_,
+            name=self.kernel,
+            params=[_present(param._asdict()) for param in self.params],
+            added=[_present(param._asdict()) | {"map": first + place} for place, param in enumerate(self.added)],
+            cluster=self.cluster,
+            maps=list(range(first, first + len(self.maps))),
+            sites=[site._asdict() for site in self.sites if site.matched],
+            variables=[_present(variable._asdict()) for variable in self.variables] or None,
+            table=self.table,
+            verified=int(verified),
+        )
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,47 @@
+"""Weave the PTX of a stream."""
+
+from __future__ import annotations
+
+from difflib import unified_diff
+from typing import Any
+
+from gpt.probe.plan.stream import Weaving
+from gpt.probe.plan.woven import Woven
+from gpt.probe.ptx.weave import weave
+from gpt.ptx.head import read_head
+from gpt.ptx.prune import prune, pruned
+from gpt.ptx.scan import Module, scan_module
+
+
+class PtxWeaving(Weaving[Module]):
+    """Weaves the probes into the kernels of `ptx` records. `count` and `relocatable` are options of `weave`."""
+
+    kind = "ptx"
+
+    def __init__(self, *args: Any, count: bool, relocatable: bool) -> None:
+        super().__init__(*args)
+        self.count, self.relocatable = count, relocatable
+
+    def read(self, data: bytes, name: str) -> Module:
+        """Scan a module."""
+        module = scan_module(data, name)
+        read_head(module)
+        return module
+
+    def kernels(self, module: Module) -> list[str]:
+        """Return the names of its entries."""
+        return [item.name for item in module.entries]
+
+    def weave(self, module: Module, kernel: str) -> Woven:
+        """Weave the probes into a kernel, alone in its module."""
+        return weave(pruned(module, [kernel]), kernel, self.files, count=self.count, relocatable=self.relocatable)
+
+    def prune(self, module: Module, kernels: list[str]) -> bytes:
+        """Return a module with what these kernels need."""
+        return prune(module, kernels)
+
+    def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
+        """Return the texts, and what weaving changed."""
+        before, after = (text.decode("latin-1").splitlines(keepends=True) for text in (woven.original, woven.data))
+        diff = "".join(unified_diff(before, after, "pruned.ptx", "probed.ptx"))
+        return super().texts(whole, woven) | {"probes.diff": diff.encode("latin-1")}

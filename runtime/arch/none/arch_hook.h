@@ -1,0 +1,39 @@
+// What the hook must know about a processor, where it knows nothing: C alone. No stub makes a frame
+// (hook/stub.c).
+
+#ifndef GPT_ARCH_HOOK_H
+#define GPT_ARCH_HOOK_H
+
+#define ARCH_REGISTER_ARGS 6
+#define ARCH_REGISTERS_SIZE 56
+
+#ifndef __ASSEMBLER__
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct arch_registers {
+    uint64_t args[ARCH_REGISTER_ARGS];
+    uint64_t *stack; // the other arguments
+};
+
+static inline uint64_t arch_caller(const struct arch_registers *registers) {
+    (void)registers;
+    return 0;
+}
+
+static inline bool arch_has_clock(void) {
+    return false;
+} // clock_gettime does, which a signal's handler may call too
+
+static inline uint64_t arch_clock(void) { return 0; }
+
+// A signal's handler may come in between: no addition is lost, and no two callers get the same.
+static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
+    return __atomic_fetch_add(pointer, by, __ATOMIC_RELAXED);
+}
+
+#endif
+
+#endif

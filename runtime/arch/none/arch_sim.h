@@ -1,0 +1,8 @@
+// What the simulated device must know about a processor, besides sim/ and arch_stubs.h.
+
+#ifndef GPT_ARCH_SIM_H
+#define GPT_ARCH_SIM_H
+
+static inline const char *arch_variant(void) { return ""; }
+
+#endif

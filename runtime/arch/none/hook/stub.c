@@ -1,0 +1,34 @@
+// There are no stubs, so the program gets the driver's own functions: every call reaches the driver, and none
+// is recorded, which the trace says (entry/setup.c). dlsym and dlopen stay libc's.
+
+#include <unistd.h>
+
+#include "hook/entry/stub.h"
+
+void *hook_stub_of(const struct slot *slot) {
+    (void)slot;
+    return NULL;
+}
+
+bool hook_is_stub(const void *address) {
+    (void)address;
+    return false;
+}
+
+// Nothing comes here without a stub.
+void hook_resolve(void) {}
+void hook_give_answer(void) {}
+void hook_dlsym_here(void) {}
+
+// Stacks are not walked.
+void hook_unwind_setup(void) {}
+
+size_t hook_unwind(uint64_t *addresses, size_t most) {
+    (void)addresses, (void)most;
+    return 0;
+}
+
+// A child of vfork runs in its parent's memory, which C alone can't tell it: it gets a copy, as POSIX
+// permits.
+EXPORT pid_t vfork(void);
+EXPORT pid_t vfork(void) { return fork(); }

@@ -1,0 +1,31 @@
+// Switches between the stacks of lanes by the C library, with a system call each time for the signal mask.
+
+#include <ucontext.h>
+
+#include "sim/run.h"
+
+void sim_switch(void **from, void *to) {
+    ucontext_t here; // on the stack that is left
+    *from = &here;
+    swapcontext(&here, to);
+}
+
+static void begin(unsigned high, unsigned low) {
+    sim_run_lanes((struct worker *)((uintptr_t)high << 32 | low));
+}
+
+// The context stays at the top of its stack: what runs below may prepare this stack again for another lane.
+void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
+    enum {
+        ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,
+        DEPTH = 64 << 10
+    }; // makecontext looks for the top only
+    ucontext_t *context = (ucontext_t *)(top - ROOM);
+    getcontext(context);
+    context->uc_link = NULL;
+    context->uc_stack.ss_sp = top - ROOM - DEPTH;
+    context->uc_stack.ss_size = DEPTH;
+    makecontext(context, (void (*)(void))begin, 2, (unsigned)((uintptr_t)worker >> 32),
+                (unsigned)(uintptr_t)worker);
+    return context;
+}

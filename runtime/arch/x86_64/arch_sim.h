@@ -1,0 +1,16 @@
+// What the simulated device must know about an x86-64 processor, besides sim/ and arch_stubs.h.
+
+#ifndef GPT_ARCH_SIM_H
+#define GPT_ARCH_SIM_H
+
+#include <stdbool.h>
+
+// Return which instructions `gpt-asm --arch host` may use: code made for others isn't used.
+static inline const char *arch_variant(void) {
+    __builtin_cpu_init();
+    bool v3 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
+    return v3 ? "v3" : "";
+}
+
+#endif

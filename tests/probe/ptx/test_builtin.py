@@ -1,0 +1,214 @@
+"""Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
+
+The kernels are those of this folder and of tests/gpu; many more are in tests/tally.
+"""
+
+import re
+import statistics
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpt.probe import verify
+from gpt.probe.ptx.weave import LeftAlone, unweave, weave
+from gpt.probe.read import load
+from gpt.ptx import scan
+from gpt.ptx.prune import prune
+from tests import cuda
+from tests.tiers import full
+
+HERE = Path(__file__).parent
+SOURCES = [HERE / "tensor.cu", HERE.parents[1] / "gpu" / "weave.cu", HERE.parents[1] / "gpu" / "variables.cu"]
+PROBES = {path.stem: load.load_probes(path) for path in sorted(load.BUILTIN.glob("*.toml"))}
+ARCHS = {"sm_75": "compute_75", "sm_90": "compute_90", "sm_90a": "compute_90a", "sm_100a": "compute_100a"}
+NEWEST = b".version 9.0"  # that the ptxas of the tests knows
+
+
+@cache
+def kernels(arch):
+    """The kernels of the sources, each pruned to what it needs."""
+    found = {}
+    for source in SOURCES:
+        module = scan.scan_module(cuda.nvrtc_compile(source.read_text(), ARCHS[arch]), source.name)
+        found |= {entry.name: prune(module, [entry.name]) for entry in module.entries}
+    return found
+
+
+def assemble(data, arch, folder):
+    """Registers and bytes spilled, of all functions, by ptxas's report."""
+    text = folder / f"{abs(hash(data))}.ptx"
+    text.write_bytes(data)
+    command = [cuda.tool("ptxas"), f"-arch={arch}", "-v", text, "-o", text.with_suffix(".cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
+    return max(registers), sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
+
+
+def woven(data, kernel, file):
+    """The kernel with probes, or None if there is nothing for them."""
+    try:
+        found = weave(data, kernel, [file])
+    except LeftAlone as error:
+        assert error.fact.startswith("no probe applies to it")
+        return None
+    assert unweave(found.data) == data
+    return found
+
+
+WAITING = b""".version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry waits(.param .u64 p)
+{
+.reg .u64 %a; .reg .u32 %t;
+ld.param.u64 %a, [p];
+ld.global.u32 %t, [%a];
+bar.sync 0;
+st.global.u32 [%a+4], %t;
+ret;
+}
+"""  # what ptxas schedules round a barrier does not depend on more
+
+
+def opcodes(name, folder):
+    """Of the machine code of WAITING with a probe, in order."""
+    (folder / "k.ptx").write_bytes(woven(WAITING, "waits", PROBES[name]).data)
+    cuda.run("ptxas", "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin")
+    told = cuda.run("cuobjdump", "-sass", folder / "k.cubin")
+    return re.findall(r"^\s+/\*\w{4}\*/\s+(?:@!?U?P\w+ )?(.*?) ?;", told, re.M)
+
+
+def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on(tmp_path):
+    """An H200 reads a clock that comes right after BAR.SYNC before the warp waits (tests/gpu/sync_wait.py)."""
+    code = opcodes("sync_wait", tmp_path)
+    at = next(i for i, text in enumerate(code) if text.startswith("BAR.SYNC"))
+    kinds = [re.sub("[^A-Z].*", "", text) if "CLOCK" not in text else "clock" for text in code]
+    assert "clock" in kinds[:at]
+    assert "VOTEU" in kinds[at : kinds.index("clock", at)]
+
+
+def test_an_exit_stores_twice_and_its_place_is_known_from_the_entry(tmp_path):
+    code = opcodes("block_sched", tmp_path)
+    last = max(i for i, text in enumerate(code) if "CLOCK" in text)
+    assert not any("CTAID" in text or "TID.X" in text or "UPOPC" in text for text in code[last:])
+    assert not any(text.startswith(("RED", "ATOM")) for text in code)
+    assert sum("STG.E" in text for text in code[last:]) == 2
+
+
+def test_probes_are_proved_harmless_and_documented():
+    page = (HERE.parents[2] / "man/man1/gpt-ptx-probe.1").read_text()
+    listed = page.partition(".Sh BUILT-IN PROBES")[2].partition(".Sh WEAVING")[0]
+    assert re.findall(r"^\.It Li (\w+)", listed, re.M) == list(PROBES)
+    assert "program_progress" in PROBES
+    for name, file in PROBES.items():
+        verify.verify(file)
+        head = re.match(r"(# .*\n|#\n)+", file.source)
+        assert head, name
+        for word in ("measures", "unit", "cost"):
+            assert f"# {word} " in head[0], name
+        assert file.callback == name
+
+
+NUMBERS = {"two": 2, "three": 3, "five": 5}
+PLACES = b""".version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 p)
+{
+    .reg .pred %p<2>; .reg .b32 %r<9>; .reg .f32 %f<3>; .reg .b64 %rd<3>;
+    ld.global.u32 %r1, [%rd1];
+    ld.shared.u32 %r2, [%r1];
+    add.f32 %f1, %f1, %f2;
+    bar.sync 0;
+    mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r3, %r4}, {%r5}, {%r1, %r2};
+    bra L;
+L:
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_the_stores_that_a_head_speaks_of(name):
+    """A count that is added to is one of them, but for that of a log, which it calls an atomic."""
+    told = re.search(r"(two|three|five) stores", PROBES[name].source.replace("\n#          ", ""))
+    text = weave(PLACES, "k", [PROBES[name]]).data.decode()
+    places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
+    made = [len(re.findall(r"(?:st|red)\.global", place)) for place in places]
+    assert told or 'type = "total"' in PROBES[name].source
+    assert told is None or NUMBERS[told[1]] == max(made)
+
+
+def test_progress_is_that_of_the_warp():
+    """FLOPS are a lane's: 64 of mma.m16n8k8, times the lanes that are there."""
+    text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
+    (count,) = re.findall(r"popc\.b32 (\S+),", text)
+    assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text
+    assert "mad.lo.u64 %gpt_0_done, %gpt_0_lanes, 64, %gpt_0_done;" in text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["sm_90a", *map(full, (arch for arch in ARCHS if arch != "sm_90a"))])
+def test_every_probe_in_every_kernel(arch, tmp_path, capsys):
+    jobs = {(kernel, ""): data for kernel, data in kernels(arch).items()}
+    for kernel, data in kernels(arch).items():
+        for name in PROBES:
+            if found := woven(data, kernel, PROBES[name]):
+                jobs[kernel, name] = found.data
+    with ThreadPoolExecutor(2) as pool:
+        reports = dict(zip(jobs, pool.map(lambda data: assemble(data, arch, tmp_path), jobs.values()), strict=True))
+    added = {}
+    for (kernel, name), (registers, spills) in reports.items():
+        before = reports[kernel, ""]
+        if b".func" not in jobs[kernel, ""]:  # across a call, whatever lives is spilled
+            assert spills == before[1], f"{name} in {kernel} spills"
+        added.setdefault(name, []).append(registers - before[0])
+    with capsys.disabled():
+        for name, counts in list(added.items())[1:]:
+            print(
+                f"\n{arch} {name}: {len(counts)} kernels, registers added: median {statistics.median(counts)}", end=""
+            )
+    assert statistics.median(added["block_sched"]) <= 6  # most of these kernels take no more than ten
+    assert statistics.median(added["gmem_bytes"]) <= 4
+    assert set(added) >= {"", *PROBES} - {"warp_progress"}
+
+
+def test_all_probes_at_once(tmp_path):
+    for kernel, data in kernels("sm_90").items():
+        found = weave(data, kernel, list(PROBES.values()))
+        assert unweave(found.data) == data
+        assert len(found.maps) == len(found.added) >= 2
+        assemble(found.data, "sm_90", tmp_path)
+
+
+TYPES = ("u64", "u32", "f32", "u16", "f64")
+HELPERS = {  # with the types that a snippet may want them as
+    "ADDR": ("u64",),
+    "BYTES": ("u32",),
+    "FLOPS": ("u32",),
+    **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4"), TYPES),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("when", [full("before"), "after"])
+@pytest.mark.parametrize("arch", ["sm_75", full("sm_90a"), full("sm_100a")])
+def test_every_helper_at_every_instruction(arch, when, tmp_path):
+    """What does not fit an instruction is left out; what is woven assembles."""
+    asked = {name: types for name, types in HELPERS.items() if name != "OUT" or when == "after"}
+    text = "".join(f'[map.{type_}]\ndata = {{a = "{type_}"}}\n' for type_ in TYPES)
+    for name in (f"{helper}_{type_}" for helper, types in asked.items() for type_ in types):
+        helper, type_ = name.split("_")
+        snippet = f".reg .{type_} %{name}; mov.{type_} %{name}, {helper}; SAVE [{type_}] {{%{name}}};"
+        text += f'[probe.{name}]\nposition = "*"\n{when} = "{snippet}"\n'
+    file = load.parse_toml(text, "helpers.toml")
+    verify.verify(file)
+    found = [one for kernel, data in kernels(arch).items() if (one := woven(data, kernel, file))]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: assemble(one.data, arch, tmp_path), found))
+    placed = {site.probe for one in found for site in one.sites if site.woven}
+    assert placed >= {f"helpers.{helper}_{types[0]}" for helper, types in asked.items()}
