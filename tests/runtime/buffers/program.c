@@ -167,6 +167,7 @@ static _Atomic unsigned streams_ended;
 static bool gates[64];
 static _Atomic bool gate_is_open = true;
 static unsigned gate_count;
+static bool is_over; // nobody closes another one
 static int last_capture;
 static bool uses_captures, uses_gates, uses_contexts, within_driver;
 
@@ -184,7 +185,7 @@ static bool is_captured(uint64_t stream) {
 static const bool *new_gate(int number) {
     const bool *made = NULL;
     begin_atomic();
-    if (uses_gates && gate_is_open && gate_count < 64 && chance(15)) {
+    if (uses_gates && !is_over && gate_is_open && gate_count < 64 && chance(15)) {
         struct program *other = &programs[(number + 1 + (int)pick(PROGRAMS - 1)) % PROGRAMS];
         if (!other->capture && !other->ended) {
             gate_is_open = false;
@@ -482,7 +483,7 @@ static void exit_process(uint64_t unused) {
     exits |= within_driver;
     hook_abandon_pending(within_driver);
     begin_atomic(); // the process would be gone now
-    uses_gates = false;
+    is_over = true;
     for (unsigned i = 0; i < gate_count; i++)
         gates[i] = true;
     end_atomic();
