@@ -23,6 +23,7 @@ SEEDS = {
     "a capture began while an event was put into the stream": 638,
     "launches were taken as ended that began after the wait": 2124,
     "more was allocated than --max-memory": 137,
+    "two threads kept each other's slabs from becoming clear, with --complete": 1024,
     "a launch got a slab that was still being cleared": 4,
 }
 
