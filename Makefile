@@ -34,10 +34,10 @@ need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
 .PHONY: help setup runtime demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man check-english
-.PHONY: bench fuzz tally test-gpu install uninstall clean distclean
+.PHONY: bench derive-check fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) runtime ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
 
@@ -201,6 +201,9 @@ bench: $(READY) runtime ## measure against cuobjdump and ptxas on real libraries
 
 fuzz: $(READY) runtime ## hostile input for every reader, on all cores (MINUTES=60, ARGS="--seed 1 elf c-follow")
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+
+derive-check: $(READY) ## derive the instruction tables anew and compare (ARGS=sm_90 for one; without --check, python -m gpt.sass.derive writes them)
+	@$(VENV)/bin/python -m gpt.sass.derive --check $(ARGS)
 
 tally: $(READY) ## every probe in every kernel of the corpora; hours, resumes (ARGS="-j 2 --minutes 30" for a sample)
 	@$(VENV)/bin/python -m tests.tally $(ARGS)

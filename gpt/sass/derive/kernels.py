@@ -1,0 +1,156 @@
+"""Test kernels that make ptxas use as many forms of instructions as possible: PTX, made from `kernels/`.
+
+`lines.txt` has a PTX instruction a line, with letters for operands. A kernel holds a few of them: each source is loaded
+from memory, so that it's in a register of its own, and each result is stored, so that nothing is left out. ptxas
+chooses another form of an instruction if a source is the same for the whole warp, or a constant: the line says which
+of these to make as well. Files `*.ptx` hold kernels that don't fit a line (calls, loops, warp groups), each with the
+architectures it's for in its first line.
+
+A line that ptxas refuses is left out, and with it what only that line would have shown; `compile_kernels` returns them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from gpt.base.arch import parse_arch
+from gpt.base.errors import GptError
+
+LINES = 12  # instructions of a kernel
+TYPES = {"r": "b32", "d": "b64", "f": "f32", "g": "f64", "h": "b16", "q": "b128"}
+_LETTER = re.compile(r"(?<![\w%.])([rdfghpqRDFGHPQASCL])(?![\w.])")
+_SOURCE = re.compile(r"(?<![\w%.])([rdfgp])(?![\w.])")
+_LINE = re.compile(r"(?:\[(sm_\w+)\] )?([a-z{].*?)(?: \| ([uai]+))?")
+_ERROR = re.compile(r"line (\d+)")
+CONSTANTS = {"r": "21", "d": "0x123456789", "f": "0f40490fdb", "g": "0d400921fb54442d18"}
+
+
+@dataclass
+class Variation:
+    """A line of lines.txt with its sources: for each, a letter, `u` before it if it's a parameter, or a constant."""
+
+    text: str
+    sources: list[str] = field(default_factory=list)
+
+
+def iter_variations(arch: str) -> Iterator[str]:
+    """Yield the instructions of lines.txt for an architecture, sources marked: `r`, `u:r` or `i:r`."""
+    for line in files("gpt.sass.derive").joinpath("kernels", "lines.txt").read_text("utf-8").splitlines():
+        found = _LINE.fullmatch(line)
+        if not found or (found[1] and parse_arch(found[1]) > parse_arch(arch)):
+            continue
+        text, ways = found[2], found[3] or ""
+        yield text
+        places = [match.start() for match in _SOURCE.finditer(text)]
+        for way in ways:
+            groups = [places] if way == "a" else [[place] for place in places]
+            for group in groups:
+                if way == "i" and text[group[0]] == "p":
+                    continue
+                made = text
+                for place in reversed(group):
+                    made = f"{made[:place]}{'i' if way == 'i' else 'u'}:{made[place:]}"
+                yield made
+
+
+class Kernel:
+    """The text of a kernel with several instructions."""
+
+    def __init__(self, name: str, instructions: list[str]) -> None:
+        self.name = name
+        self.instructions = instructions
+
+    def text(self) -> str:
+        """Return the PTX."""
+        self._lines: list[str] = []
+        self._declared: list[str] = []
+        self._offset = 0
+        self._parameter = 0
+        for index, instruction in enumerate(self.instructions):
+            self._add(index, instruction)
+        body = "\n".join(
+            [
+                "  .reg .b64 %in, %out, %lane; .reg .b32 %t; .reg .pred %q;",
+                *self._declared,
+                "  ld.param.b64 %in, [in]; ld.param.b64 %out, [out]; mov.u32 %t, %tid.x; mul.wide.u32 %lane, %t, 4096;",
+                "  add.s64 %in, %in, %lane; add.s64 %out, %out, %lane;",
+                *self._lines,
+                "  ret;",
+            ]
+        )
+        return (
+            f".visible .entry {self.name}(.param .b64 in, .param .b64 out, .param .align 16 .b8 uniform[2048])"
+            f" {{\n  .local .align 16 .b8 stack[256];\n{body}\n}}\n"
+        )
+
+    def _add(self, index: int, instruction: str) -> None:
+        before: list[str] = []
+        after: list[str] = []
+        count = 0
+
+        def name(match: re.Match[str]) -> str:
+            nonlocal count
+            count += 1
+            way, letter = match[1], match[2]
+            register = f"%x{index}_{count}"
+            if way == "i:":
+                return CONSTANTS[letter]
+            return self._operand(letter, way == "u:", register, before, after)
+
+        text = re.sub(r"(?<![\w%.])([ui]:)?([rdfghpqRDFGHPQASCL])(?![\w.])", name, instruction)
+        self._lines += [*before, f"  {text}{'' if text.endswith('}') and text.startswith('{') else ';'}", *after]
+
+    def _operand(self, letter: str, uniform: bool, register: str, before: list[str], after: list[str]) -> str:
+        kind = (
+            "pred"
+            if letter in "pP"
+            else {"A": "b64", "S": "b32", "L": "b32", "C": "b64"}.get(letter, TYPES.get(letter.lower(), ""))
+        )
+        self._declared.append(f"  .reg .{kind} {register};")
+        at = self._offset = self._offset + 16
+        place = f"[uniform+{at % 2048}]" if uniform else f"[%in+{at}]"
+        load = "ld.param" if uniform else "ld.global"
+        if letter == "p":
+            self._declared.append(f"  .reg .b32 {register}n;")
+            before += [f"  {load}.b32 {register}n, {place};", f"  setp.ne.s32 {register}, {register}n, 0;"]
+        elif letter == "P":
+            self._declared.append(f"  .reg .b32 {register}n;")
+            after += [f"  selp.b32 {register}n, 1, 0, {register};", f"  st.global.b32 [%out+{at}], {register}n;"]
+        elif letter in "ASCL" or letter.islower():
+            before.append(f"  {load}.{kind} {register}, {place};")
+        else:
+            after.append(f"  st.global.{kind} [%out+{at}], {register};")
+        return register
+
+
+def iter_modules(arch: str) -> Iterator[tuple[str, str]]:
+    """Yield name and PTX of each module for an architecture, without its first lines (version and target)."""
+    variations = list(iter_variations(arch))
+    for start in range(0, len(variations), LINES):
+        yield f"lines{start // LINES}", Kernel(f"lines{start // LINES}", variations[start : start + LINES]).text()
+    for path in sorted(files("gpt.sass.derive").joinpath("kernels").iterdir(), key=lambda path: path.name):
+        if path.name.endswith(".ptx"):
+            text = path.read_text("utf-8")
+            wanted = re.match(r"// for (.*)", text)
+            if wanted and arch in wanted[1].split():
+                yield path.name.removesuffix(".ptx"), text
+
+
+def compile_ptx(ptxas: str, arch: str, text: str) -> bytes:
+    """Return the cubin of PTX without its first lines. Raises GptError with what ptxas says."""
+    head = f".version 9.0\n.target {arch}\n.address_size 64\n.const .b32 c0[64];\n"
+    with tempfile.TemporaryDirectory(prefix="gpt-derive-") as folder:
+        source, result = Path(folder, "k.ptx"), Path(folder, "k.cubin")
+        source.write_text(head + text)
+        done = subprocess.run(
+            [ptxas, "-arch", arch, str(source), "-o", str(result)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise GptError(done.stderr, ptxas)
+        return result.read_bytes()

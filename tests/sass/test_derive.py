@@ -1,0 +1,115 @@
+"""The tables and facts in the checkout are what the installed ptxas and nvdisasm say."""
+
+import random
+import re
+from functools import cache
+
+import pytest
+
+from gpt.sass.arch import ARCHS
+from gpt.sass.derive.__main__ import COMPILED_AS, TABLES, derive, find_tools
+from gpt.sass.derive.facts import find_facts
+from gpt.sass.derive.fields import find_fields, registers_of
+from gpt.sass.derive.kernels import compile_ptx, iter_modules, iter_variations
+from gpt.sass.derive.oracle import Oracle
+from gpt.sass.derive.table import iter_code
+from gpt.sass.tables import Registers, table_of
+from gpt.sass.words import CONTROL, target_of
+from tests.tiers import full
+
+FIRST = [arch if arch == "sm_90" else full(arch) for arch in ARCHS]
+SIZES = {"R": 8, "UR": 6, "P": 3, "UP": 3, "B": 4}
+
+
+@cache
+def compiled(arch):
+    """The oracle of an architecture, and the words that ptxas makes of the test kernels."""
+    target = COMPILED_AS.get(arch, arch)
+    ptxas, nvdisasm, _ = find_tools(target)
+    cubin = compile_ptx(ptxas, target, "".join(text for _, text in iter_modules(target)))
+    return Oracle(nvdisasm, target, cubin[:64]), list(iter_code(cubin))
+
+
+@pytest.mark.parametrize("arch", FIRST)
+@pytest.mark.timeout(600)
+def test_the_table_is_what_is_derived(arch):
+    text, _ = derive(arch)
+    committed = (TABLES / f"{arch}.txt").read_text()
+    lines = [[line for line in one.splitlines() if not line.startswith("#")] for one in (text, committed)]
+    assert lines[0] == lines[1], "run: python -m gpt.sass.derive"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_facts_are_what_ptxas_does(arch):
+    ptxas, nvdisasm, _ = find_tools(arch)
+    assert find_facts(arch, ptxas, nvdisasm) == ARCHS[arch]
+
+
+@pytest.mark.parametrize("arch", FIRST)
+def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
+    """Each word by itself, also those whose text equals another's."""
+    oracle, words = compiled(arch)
+    words = random.Random(46).sample(words, 1500)
+    table = table_of(arch)
+    checked = 0
+    for word, listed in zip(words, oracle.ask(words, each=True), strict=True):
+        if word & 0xFFF not in table.opcodes and arch != "sm_90":  # left out: refused, which is safe
+            continue
+        name = table.opcode(word).name
+        if listed is None or name == "CALL":  # of a call, nvdisasm lists a guess about the function
+            continue
+        effect = table.effect(word)
+        assert effect.exact, listed.text
+        expected = [Registers(**listed.writes), Registers(**listed.reads)]
+        found = [effect.writes._replace(B=0), effect.reads._replace(B=0)]  # there's no column for barriers
+        found = [one._replace(UR=one.UR & ~-(1 << 63)) for one in found]  # nor for UR64 and up
+        if any(operand.file in ("PR", "UPR") for operand in table.opcode(word).operands):
+            found = [one._replace(P=0, UP=0) for one in found]  # R2P and the like: predicates aren't listed
+            expected = [one._replace(P=0, UP=0) for one in expected]
+        assert found == expected, listed.text
+        checked += 1
+    assert checked > 1000
+
+
+@pytest.mark.parametrize("arch", FIRST)
+def test_jumps_lead_where_nvdisasm_says(arch):
+    oracle, words = compiled(arch)
+    table = table_of(arch)
+    known = [word for word in dict.fromkeys(words) if word & 0xFFF in table.opcodes]
+    jumps = [word for word in known if table.opcode(word).target]
+    assert len(jumps) > 20
+    for word, text in zip(jumps, oracle.texts(jumps), strict=True):
+        found = re.search(r"\.([-+]0x[0-9a-f]+)$", text)
+        if found:
+            assert target_of(word, table.opcode(word).target, 0) == int(found[1], 16), text
+        else:
+            assert "WARPSYNC" in text
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_line_compiles(arch):
+    """ptxas says nothing of lines that it leaves out: it takes all of them."""
+    assert len(list(iter_variations(arch))) > 700
+    assert compiled(arch)[1]
+
+
+def test_an_opcode_has_a_barrier_if_its_latency_varies():
+    _, words = compiled("sm_90")
+    table = table_of("sm_90")
+    for word in words:
+        if word >> 110 & 7 != 7 or word >> 113 & 7 != 7:
+            assert table.opcode(word).variable, f"{word:032x}"
+
+
+def test_registers_in_a_text():
+    assert registers_of("@!P3 R2UR UR4, R12", SIZES) == [("P", 3), ("UR", 4), ("R", 12)]
+    assert registers_of("LDG.E R4, desc[UR4][R2.64+0x10], !PT", SIZES) == [("R", 4), ("UR", 4), ("R", 2), ("P", 7)]
+    assert registers_of("BSSY B1, .+0x40", SIZES) == [("B", 1)]
+
+
+def test_fields_are_found_by_turning_bits():
+    oracle, _ = compiled("sm_90")
+    load = 0x000EA8000C1E1900_0000000402047981  # LDG.E R4, desc[UR4][R2.64]
+    found = {(field.file, field.low, field.inverted) for field in find_fields(oracle, [load & ~CONTROL], SIZES)}
+    expected = {("P", 12), ("R", 16), ("R", 24), ("UR", 32), ("P", 81)}
+    assert found == {(file, low, False) for file, low in expected} | {("P", 64, True)}

@@ -1,0 +1,48 @@
+"""The table explains every word of PyTorch's kernels for sm_90: open source, and not made for our tests.
+
+The version of the wheel says which kernels these are. Only with GPT_TEST_LARGE=1: it is a large download.
+"""
+
+import os
+import struct
+import subprocess
+import sys
+
+import msgpack
+import pytest
+
+from gpt.sass.explain import Explained, explain
+from gpt.sass.tables import table_of
+from gpt.sass.words import words_array
+from tests.packages import LARGE, fetch
+from tests.tiers import ROOT
+
+SECTIONS, WORDS = 21_742, 37_783_848  # kernels and functions that they call
+
+
+def iter_sections(cubin):
+    (shoff,) = struct.unpack_from("<Q", cubin, 40)
+    count, names = struct.unpack_from("<HH", cubin, 60)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, shoff + 64 * index) for index in range(count)]
+    for name, _, _, _, offset, size, *_ in headers:
+        if cubin.startswith(b".text.", headers[names][4] + name):
+            yield cubin[offset : offset + size]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not os.environ.get("GPT_TEST_LARGE"), reason="850 MB: GPT_TEST_LARGE=1")
+def test_every_word_of_pytorch_is_explained():
+    library = fetch(LARGE["torch"])
+    command = [ROOT / "bin" / "gpt-extract", "--type", "cubin", "--arch", "sm_90,sm_90a", "--payload", library]
+    found = Explained()
+    sections = 0
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE) as process:
+        for record in msgpack.Unpacker(process.stdout, max_buffer_size=1 << 30):
+            for section in iter_sections(record["data"]) if "data" in record else ():
+                explain(table_of("sm_90"), words_array(section), found)
+                sections += 1
+    assert process.returncode == 0
+    assert (sections, found.words) == (SECTIONS, WORDS)
+    assert not found.unknown and not found.inexact
+    assert len(found.opcodes) == 253
