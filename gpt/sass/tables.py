@@ -14,7 +14,8 @@ read. With `by`, that depends on other bits, the selectors: there's a number for
 first. `1*5` is five times 1; `-` is a value that nvdisasm refuses, so that nothing is known of it.
 
 The register files are R (general), UR (uniform), P and UP (predicates) and B (convergence barriers). A number with all
-bits set means no register (RZ, URZ, PT, UPT); barriers have no such number. `PR32` isn't a number but seven bits, one
+bits set means no register (RZ, URZ, PT, UPT); barriers have no such number. After `~` the number's bits are
+complements, so that zero means none. `PR32` isn't a number but seven bits, one
 for each predicate; `PR` alone is all of them.
 
 A word whose opcode isn't in the table is refused. If a selector has a value that nothing is known of, the operand
@@ -39,7 +40,7 @@ UNKNOWN = -1  # a number of registers
 TITLE = "gpt-sass-table 1"
 
 _OPCODE = re.compile(r"([0-9a-f]{3}) (\S+)((?: variable)?)(?: target=(\w+))?")
-_OPERAND = re.compile(r"  (R|UR|P|UP|B|PR|UPR)(\d*) (.+)")
+_OPERAND = re.compile(r"  (R|UR|P|UP|B|PR|UPR)(\d*)(~?) (.+)")
 _ROLE = re.compile(r"(write|read) (?:by ([\d,-]+): )?((?:(?:\d+|-)(?:\*\d+)? ?)+)")
 
 
@@ -88,11 +89,12 @@ class Operand:
     low: int | None
     writes: Count
     reads: Count
+    inverted: bool = False  # all bits of the number are turned
 
     @property
     def name(self) -> str:
         """As in the table: R16."""
-        return f"{self.file}{'' if self.low is None else self.low}"
+        return f"{self.file}{'' if self.low is None else self.low}{'~' if self.inverted else ''}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Table:
         if operand.file in ("PR", "UPR"):
             return 127 if operand.low is None else word >> operand.low & 127
         none = (1 << self.arch.register_bits[operand.file]) - 1
-        register = word >> (operand.low or 0) & none
+        register = (word >> (operand.low or 0) & none) ^ (none if operand.inverted else 0)
         if operand.file == "B":
             return 1 << register
         return ((1 << number) - 1 << register) & (1 << none) - 1 if register != none else 0
@@ -195,7 +197,7 @@ def parse_table(text: str) -> Table:
     return Table(arch_of(arch), made_with, opcodes)
 
 
-def _parse_operand(file: str, low: str, roles: str, line: int) -> Operand:
+def _parse_operand(file: str, low: str, inverted: str, roles: str, line: int) -> Operand:
     counts = {"write": NEVER, "read": NEVER}
     end = 0
     for found in _ROLE.finditer(roles):
@@ -207,7 +209,7 @@ def _parse_operand(file: str, low: str, roles: str, line: int) -> Operand:
         end = found.end()
     if end != len(roles):
         raise MalformedError(f"instruction table: line {line}: '{roles[end:]}'")
-    return Operand(file, int(low) if low else None, counts["write"], counts["read"])
+    return Operand(file, int(low) if low else None, counts["write"], counts["read"], bool(inverted))
 
 
 def _iter_bits(text: str) -> Iterator[int]:

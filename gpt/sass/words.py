@@ -10,7 +10,7 @@ Every word has these parts; the rest belongs to the opcode (gpt/sass/tables.py):
 The hardware doesn't check whether an operand is ready: the compiler says so in the control part.
 
    105 - 108   stall: cycles until the next instruction may issue
-   109         yield: the scheduler may switch to another warp. Zero if the stall is 12 or more
+   109         hint: meant for the scheduler; what it does wasn't established. ptxas clears it if the stall is 12 or more
    110 - 112   write barrier: 0-5, counted down when the result has arrived; 7 for none
    113 - 115   read barrier: the same for when the operands have been read
    116 - 121   wait mask: barriers that must be zero before this instruction issues
@@ -55,7 +55,7 @@ class Control(NamedTuple):
     """The control part of a word. The reuse bits stay together."""
 
     stall: int
-    yields: bool
+    hint: bool
     write_barrier: int
     read_barrier: int
     wait: int
@@ -109,11 +109,11 @@ def control_of(word: int) -> Control:
 
 def with_control(word: int, control: Control) -> int:
     """Return the word with another control part. Raises ValueError if a number doesn't fit."""
-    stall, yields, write, read, wait, reuse = control
+    stall, hint, write, read, wait, reuse = control
     for value, width in ((stall, 4), (write, 3), (read, 3), (wait, 6), (reuse, 4)):
         if value >> width:
             raise ValueError(f"{value} doesn't fit {width} bits of the control part")
-    part = stall | yields << 4 | write << 5 | read << 8 | wait << 11 | reuse << 17
+    part = stall | hint << 4 | write << 5 | read << 8 | wait << 11 | reuse << 17
     return word & ~CONTROL | part << 105
 
 

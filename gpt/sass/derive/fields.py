@@ -1,23 +1,29 @@
 """Where operands stand in a word, by turning one bit at a time.
 
-If bit 18 is the third bit of a register number, turning it makes nvdisasm name the register 4 higher or lower, in
-place of the one before. So for each bit that moves registers, the distance says which bit of a number it is, and
-the number begins that many bits below. Nothing is assumed about where fields are or how wide they are.
+If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way around.
+So for each bit that changes a register, the difference says which bit of a number it is, and the number begins that
+many bits below. Nothing is assumed about where fields are.
 
 A field may be there in some forms of an instruction and not in others; `find_fields` returns all that were seen in any
-of the words. Convergence barriers (B0-B15) have no column in nvdisasm's listing, so they are read from the text.
+of the words.
+
+For sm_80 to sm_89 nvdisasm leaves the descriptor of global memory out of the text (`LDG.E R5, [R2.64]`), but lists its
+registers. `find_hidden` looks at those in the same way: it's slower, so only opcodes with such registers go there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpt.sass.derive.oracle import Effect, Oracle
+from gpt.sass.derive.oracle import Oracle
 
 FIRST, LAST = 12, 104  # bits between opcode and control
-_BARRIER = re.compile(r"\bB(\d+)\b")
+
+# The mnemonic may look like a register: R2UR
+_PARTS = re.compile(r"(@!?U?P\w+)? *\S+(.*)")
+_REGISTER = re.compile(r"(?<![\w.])!?(UR|UP|R|P|B)(Z|T|\d+)\b")
 
 
 class Field(NamedTuple):
@@ -26,6 +32,16 @@ class Field(NamedTuple):
     file: str
     low: int
     width: int
+    inverted: bool = False  # the bits stand for the number of their complement
+
+    @property
+    def flip(self) -> int:
+        """What turns the bits into the number, and back."""
+        return self.none if self.inverted else 0
+
+    def number(self, word: int) -> int:
+        """Return the number in a word."""
+        return (word >> self.low & self.none) ^ self.flip
 
     @property
     def none(self) -> int:
@@ -38,60 +54,87 @@ class Field(NamedTuple):
         return self.none << self.low
 
 
+def registers_of(text: str, sizes: dict[str, int]) -> list[tuple[str, int]]:
+    """Return the registers that an instruction's text names, in order."""
+    parts = _PARTS.match(text)
+    if not parts:
+        return []
+    return [
+        (file, int(number) if number.isdigit() else (1 << sizes[file]) - 1)
+        for file, number in _REGISTER.findall(f"{parts[1] or ''} {parts[2]}")
+    ]
+
+
 def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> list[Field]:
     """Return the operand fields of words with one opcode. `sizes` has the bits of a register number of each file."""
-    turned = [word ^ 1 << bit for word in words for bit in range(FIRST, LAST + 1)]
-    oracle.ask([*words, *turned])
     votes: set[tuple[str, int, int]] = set()  # file, lowest bit of the number, which of its bits
+    straight: dict[tuple[str, int], list[int]] = {}  # how often a bit that's set makes the number larger, or smaller
     legal: set[int] = set()
     for word in words:
-        before = oracle.ask([word])[0]
-        for bit in range(FIRST, LAST + 1):
-            after = oracle.ask([word ^ 1 << bit])[0]
-            if before and after:
+        before, *turned = oracle.texts([word, *(word ^ 1 << bit for bit in range(FIRST, LAST + 1))])
+        for bit, after in enumerate(turned, FIRST):
+            if before is not None and after is not None:
                 legal.add(bit)
-                votes.update((file, bit - place, place) for file, place in _moves(before, after, sizes))
-    return sorted(
-        (
-            Field(file, low, sizes[file])
-            for file, low in {vote[:2] for vote in votes}
-            if _is_number(low, sizes[file], [place for place in range(sizes[file]) if (file, low, place) in votes], legal)
-        ),
-        key=lambda field: (field.low, field.file),
-    )
+                found = _moved(registers_of(before, sizes), registers_of(after, sizes), sizes)
+                for file, place, up in found:
+                    votes.add((file, bit - place, place))
+                    straight.setdefault((file, bit - place), [0, 0])[up == (not word >> bit & 1)] += 1
+    fields = []
+    for file, low in sorted({vote[:2] for vote in votes}, key=lambda vote: (vote[1], vote[0])):
+        places = [(file, low, place) in votes for place in range(sizes[file])]
+        refused = [low + place not in legal for place in range(sizes[file])]
+        # One bit may be missing, and those that nvdisasm always refuses: a number may have to be a multiple of 8.
+        if low >= FIRST and sum(places) > sizes[file] // 2 and sum(map(max, places, refused)) >= sizes[file] - 1:
+            wrong, right = straight[file, low]
+            fields.append(Field(file, low, sizes[file], wrong > right))
+    return fields
 
 
-def _is_number(low: int, size: int, seen: list[int], legal: set[int]) -> bool:
-    """Whether bits that were seen to move registers make a number: one may be missing, and those always refused."""
-    refused = sum(low + place not in legal for place in range(size))
-    return low >= FIRST and len(seen) + refused >= size - (size > 4) and len(seen) > size // 2
+def _moved(
+    before: list[tuple[str, int]], after: list[tuple[str, int]], sizes: dict[str, int]
+) -> Iterator[tuple[str, int, bool]]:
+    """Yield the file of a register that another one replaces, the bit that differs, and whether the number grew."""
+    if len(before) == len(after):
+        changed = {(old, new) for old, new in zip(before, after, strict=True) if old != new}  # it may be printed twice
+        if len(changed) != 1:
+            return
+        (file, old), (other, new) = changed.pop()
+        if file != other:
+            return
+    else:  # an operand that isn't printed if it's no register
+        more, fewer = sorted((before, after), key=len, reverse=True)
+        if len(more) != len(fewer) + 1:
+            return
+        extra = next((index for index, pair in enumerate(zip(more, fewer)) if pair[0] != pair[1]), len(fewer))
+        file, number = more[extra]
+        none = (1 << sizes[file]) - 1
+        old, new = (number, none) if more is before else (none, number)
+    difference = old ^ new
+    if difference and difference & difference - 1 == 0:
+        yield file, difference.bit_length() - 1, new > old
 
 
-def _moves(before: Effect, after: Effect, sizes: dict[str, int]) -> Iterable[tuple[str, int]]:
-    """Yield (file, bit of the register number) for each set of registers that moved by a power of two."""
-    seen = set()
-    for old, new in ((before.writes, after.writes), (before.reads, after.reads)):
-        for file in {*old, *new}:
-            seen.update((file, place) for place in _moved(old.get(file, 0), new.get(file, 0), sizes[file]))
-    return seen
-
-
-def _moved(old: int, new: int, size: int) -> list[int]:
-    """Return which bits of a register number may have been turned."""
-    gone, come = old & ~new, new & ~old
-    if gone and come:
-        # A group of n registers that moved by s: min(n, s) of them are gone, and the first gone and the first that came
-        # are max(n, s) apart. Which of the two was s is decided by the votes of other bits.
-        apart = abs((come & -come).bit_length() - (gone & -gone).bit_length())
-        steps = {apart, gone.bit_count()} if gone.bit_count() == come.bit_count() else set()
-    elif gone or come:  # from or to the number that means no register
-        lowest = (gone or come) & -(gone or come)
-        steps = {(1 << size) - 1 ^ lowest.bit_length() - 1}
-    else:
-        steps = set()
-    return [step.bit_length() - 1 for step in steps if step and step & step - 1 == 0 and step < 1 << size]
-
-
-def barriers_of(text: str) -> list[int]:
-    """Return the convergence barriers that an instruction's text names."""
-    return [int(number) for number in _BARRIER.findall(text)]
+def find_hidden(oracle: Oracle, words: Sequence[int], sizes: dict[str, int], known: Sequence[Field]) -> list[Field]:
+    """Return fields that only the lists of registers show."""
+    votes: set[tuple[str, int, int]] = set()
+    operands = sum({field.low: field.mask for field in known}.values())
+    for word in words:
+        bits = [bit for bit in range(FIRST, LAST + 1) if not operands >> bit & 1]
+        before, *turned = oracle.ask([word, *(word ^ 1 << bit for bit in bits)], each=True)
+        for bit, after in zip(bits, turned, strict=True):
+            if before is None or after is None:
+                continue
+            for old, new in zip(before[1:], after[1:], strict=True):
+                for file in {*old, *new}:
+                    gone, come = old.get(file, 0) & ~new.get(file, 0), new.get(file, 0) & ~old.get(file, 0)
+                    if gone and gone.bit_count() == come.bit_count():
+                        # n registers moved by s: min(n, s) are gone, and the first gone and come are max(n, s) apart.
+                        apart = abs(come.bit_length() - gone.bit_length())
+                        for step in {apart, gone.bit_count()}:
+                            if step & step - 1 == 0:
+                                votes.add((file, bit - step.bit_length() + 1, step.bit_length() - 1))
+    return [
+        Field(file, low, sizes[file])
+        for file, low in sorted({vote[:2] for vote in votes}, key=lambda vote: (vote[1], vote[0]))
+        if low >= FIRST and sum((file, low, place) in votes for place in range(sizes[file])) >= sizes[file] - 1
+    ]

@@ -26,6 +26,7 @@ LINES = 12  # instructions of a kernel
 TYPES = {"r": "b32", "d": "b64", "f": "f32", "g": "f64", "h": "b16", "q": "b128"}
 _LETTER = re.compile(r"(?<![\w%.])([rdfghpqRDFGHPQASCL])(?![\w.])")
 _SOURCE = re.compile(r"(?<![\w%.])([rdfgp])(?![\w.])")
+_LINE = re.compile(r"(?:\[(sm_\w+)\] )?([a-z{].*?)(?: \| ([uai]+))?")
 _ERROR = re.compile(r"line (\d+)")
 CONSTANTS = {"r": "21", "d": "0x123456789", "f": "0f40490fdb", "g": "0d400921fb54442d18"}
 
@@ -41,13 +42,12 @@ class Variation:
 def iter_variations(arch: str) -> Iterator[str]:
     """Yield the instructions of lines.txt for an architecture, sources marked: `r`, `u:r` or `i:r`."""
     for line in files("gpt.sass.derive").joinpath("kernels", "lines.txt").read_text("utf-8").splitlines():
-        found = re.fullmatch(r"(?:\[(\w+)\] )?([^#|\[]+?)(?: \| (\w+))?", line)
+        found = _LINE.fullmatch(line)
         if not found or (found[1] and parse_arch(found[1]) > parse_arch(arch)):
             continue
         text, ways = found[2], found[3] or ""
         yield text
-        head = text.index(",") if "," in text else 0
-        places = [match.start() for match in _SOURCE.finditer(text) if match.start() > head]
+        places = [match.start() for match in _SOURCE.finditer(text)]
         for way in ways:
             groups = [places] if way == "a" else [[place] for place in places]
             for group in groups:
@@ -104,7 +104,7 @@ class Kernel:
             return self._operand(letter, way == "u:", register, before, after)
 
         text = re.sub(r"(?<![\w%.])([ui]:)?([rdfghpqRDFGHPQASCL])(?![\w.])", name, instruction)
-        self._lines += [*before, f"  {text};", *after]
+        self._lines += [*before, f"  {text}{'' if text.endswith('}') and text.startswith('{') else ';'}", *after]
 
     def _operand(self, letter: str, uniform: bool, register: str, before: list[str], after: list[str]) -> str:
         kind = "pred" if letter in "pP" else {"A": "b64", "S": "b32", "L": "b32", "C": "b64"}.get(
@@ -121,7 +121,7 @@ class Kernel:
             self._declared.append(f"  .reg .b32 {register}n;")
             after += [f"  selp.b32 {register}n, 1, 0, {register};", f"  st.global.b32 [%out+{at}], {register}n;"]
         elif letter in "ASCL":
-            before.append(f"  ld.global.{kind} {register}, [%in+{at}];")
+            before.append(f"  {load}.{kind} {register}, {place};")
         elif letter.islower():
             before.append(f"  {load}.{kind} {register}, {place};")
         else:

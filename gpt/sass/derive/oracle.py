@@ -4,10 +4,10 @@
 It does so for cubins only, so this builds one: a section for each word, with the word and an EXIT, so that no word is
 unreachable or affects another. It isn't a cubin that a driver would load, but nvdisasm needs no more than its code.
 
-nvdisasm refuses a file with a word that it can't decode, and names the address. All words go through `nvdisasm -b`
-first, which takes the bare words: there an address means one word, and the text has jumps as numbers.
-
-A run costs half a second plus half a millisecond for each word, so ask for thousands at once.
+`nvdisasm -b` takes bare words, and prints text only. It names the address of each word that it can't decode, and costs
+20 microseconds a word where `-plr` costs 500. So every word goes through `-b` first, and of those with the same text
+but for constants only one goes through `-plr`: `test_derive.py` checks on random words that this changes nothing.
+Starting nvdisasm takes half a second, so ask for thousands of words at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from gpt.sass.words import CONTROL, SIZE, dump_words
 
 EXIT = 0x000FEA0003800000_000000000000794D
 STALL = 0x000FE200 << 96 & CONTROL  # no barrier set, none awaited
-BATCH = 4000  # words for a run
+BATCH = 16000  # words for a run
 FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
 
 _REFUSED = re.compile(r"at address 0x([0-9a-f]+)")
 _RAW = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 _JUMP = re.compile(r"((?:@\S+ +)?(?:BRA|CALL|JMP|RET|BSSY|WARPSYNC|LEPC|BRX|JMX)\b(?:.* )?)(-?0x[0-9a-f]+)")
 _DISTANCE = re.compile(r"\.([-+]0x[0-9a-f]+)$")
+_CONSTANT = re.compile(r"(?<![\w.])-?(?:0x[0-9a-f]+|\d[\d.]*(?:e[-+]\d+)?)(?!\w)")
 _WORD = re.compile(r"\s*/\* 0x[0-9a-f]{16} \*/")
 
 
@@ -51,40 +52,59 @@ class Oracle:
         self.command = nvdisasm
         self.arch = arch
         self._header = header
-        self._known: dict[int, Effect | None] = {}
-        self.asked = 0
+        self._texts: dict[int, str | None] = {}
+        self._known: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # by text, constants left out
 
-    def ask(self, words: Sequence[int]) -> list[Effect | None]:
-        """Return what each word does; None for a word that nvdisasm refuses. The control part doesn't matter."""
+    def texts(self, words: Sequence[int]) -> list[str | None]:
+        """Return the text of each word, None if it can't be decoded. The distance of a jump is from its own place."""
         keys = [word & ~CONTROL | STALL for word in words]
-        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        new = [key for key in dict.fromkeys(keys) if key not in self._texts]
         for start in range(0, len(new), BATCH):
-            self._ask(new[start : start + BATCH])
-        return [self._known[key] for key in keys]
+            self._read_texts(new[start : start + BATCH])
+        return [self._texts[key] for key in keys]
 
-    def _ask(self, words: list[int]) -> None:
-        self.asked += len(words)
-        texts = self.texts(words)
-        fit = [word for word, text in texts.items() if not _leads_away(text)]
-        self._known.update(dict.fromkeys(words))
-        if not fit:
-            return
-        listing = self._run(self._cubin(fit), "-plr", "-lrm", "narrow", "-c", "-hex")
-        for word, (writes, reads) in zip(fit, _iter_effects(listing), strict=True):
-            self._known[word] = Effect(texts[word], writes, reads)
-
-    def texts(self, words: Sequence[int]) -> dict[int, str]:
-        """Return the text of each word that can be decoded. The distance of a jump is from its own place."""
+    def _read_texts(self, words: list[int]) -> None:
+        self._texts.update(dict.fromkeys(words))
         while words:
             done = self._start(dump_words(words), "-b", self.arch.replace("sm_", "SM"))
             refused = {int(found, 16) // SIZE for found in _REFUSED.findall(done.stderr)}
             if not refused:
                 if done.returncode:
                     raise GptError(f"fails: {done.stderr.strip()[:300]}", self.command)
-                found = {int(at, 16) // SIZE: _with_distance(text, int(at, 16)) for at, text in _RAW.findall(done.stdout)}
-                return {words[index]: text for index, text in found.items()}  # a few words are left out silently
+                for at, text in _RAW.findall(done.stdout):  # a few words are left out silently
+                    self._texts[words[int(at, 16) // SIZE]] = _with_distance(text, int(at, 16))
+                return
             words = [word for index, word in enumerate(words) if index not in refused]
-        return {}
+
+    def ask(self, words: Sequence[int], each: bool = False) -> list[Effect | None]:
+        """Return what each word does; None for a word that nvdisasm refuses. The control part doesn't matter.
+
+        With `each`, words with the same text are listed one by one: a text may leave out an operand.
+        """
+        texts = self.texts(words)
+        kinds = [
+            None if text is None or _leads_away(text) else f"{word & ~CONTROL:x}" if each else _kind(text)
+            for word, text in zip(words, texts, strict=True)
+        ]
+        new = {
+            kind: word & ~CONTROL | STALL
+            for kind, word in zip(kinds, words, strict=True)
+            if kind is not None and kind not in self._known
+        }
+        left = list(new)
+        for start in range(0, len(left), BATCH):
+            batch = left[start : start + BATCH]
+            listing = self._run(self._cubin([new[kind] for kind in batch]), "-plr", "-lrm", "narrow", "-c", "-hex")
+            self._known.update(zip(batch, _iter_effects(listing), strict=True))
+        return [
+            None if kind is None or text is None else Effect(text, *self._known[kind])
+            for kind, text in zip(kinds, texts, strict=True)
+        ]
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        """How many words were decoded, and how many were listed with registers."""
+        return len(self._texts), len(self._known)
 
     def _run(self, data: bytes, *options: str) -> str:
         done = self._start(data, *options)
@@ -135,6 +155,11 @@ def _with_distance(text: str, place: int) -> str:
     if not found:
         return text
     return f"{found[1]}.{int(found[2], 16) - place:+#x}"
+
+
+def _kind(text: str) -> str:
+    """Return a text without its constants."""
+    return _CONSTANT.sub("#", text)
 
 
 def _leads_away(text: str) -> bool:

@@ -1,0 +1,207 @@
+"""Make the table of an architecture: compile the test kernels, and ask nvdisasm about every opcode in them.
+
+An opcode for which nvdisasm lists a register that no operand names is left out: better refused than wrong.
+
+Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
+of one instruction. ptxas uses those that it finds useful, so the others are tried as well, with the words of a form
+that's known.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpt.sass.arch import SassArch, arch_of
+from gpt.sass.derive.fields import FIRST, LAST, Field, find_fields, find_hidden
+from gpt.sass.derive.kernels import compile_ptx, iter_modules
+from gpt.sass.derive.oracle import STALL, Oracle
+from gpt.sass.derive.widths import Samples, Unexplained, counts_of, find_counts
+from gpt.sass.tables import NEVER, Count, Opcode, Operand, Table
+from gpt.sass.words import CONTROL, NO_BARRIER, SIZE, TARGETS, control_of, parse_words, target_of, with_bits, with_target
+
+SEEDS = 16  # words of an opcode that are measured
+ROUNDS = 4
+SEEN = 3  # of which every bit is turned
+UNIFORM = 1 << 91  # set in most words with a uniform register
+OTHER = 6  # of a form that no test kernel has
+TURNS = (0, *(1 << bit for bit in range(FIRST, LAST + 1)))
+JUMPS = ("BRA", "CALL", "BSSY", "WARPSYNC", "JMP")  # the distance in their text is where they lead
+
+_NAME = re.compile(r"(?:@!?U?P\w+ +)?(\w+)")
+_DISTANCE = re.compile(r"\.([-+]0x[0-9a-f]+)$")
+_PREDICATES = re.compile(r"\b(U?PR)\b(?:, U?RZ, (0x[0-9a-f]+))?")
+
+
+def iter_code(cubin: bytes) -> Iterator[int]:
+    """Yield the words of a cubin that ptxas made."""
+    (shoff,) = struct.unpack_from("<Q", cubin, 40)
+    count, names = struct.unpack_from("<HH", cubin, 60)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, shoff + 64 * index) for index in range(count)]
+    for name, _, _, _, offset, size, *_ in headers:
+        if cubin.startswith(b".text.", headers[names][4] + name):
+            yield from parse_words(cubin[offset : offset + size])
+
+
+class Derivation:
+    """The derivation of one table, and what it found on the way."""
+
+    def __init__(self, arch: str, ptxas: str, nvdisasm: str) -> None:
+        self.facts: SassArch = arch_of(arch)
+        self.unexplained: list[Unexplained] = []
+        self.seeds: dict[int, list[int]] = defaultdict(list)
+        self._variable: set[int] = set()
+        cubin = compile_ptx(ptxas, arch, "".join(text for _, text in iter_modules(arch)))
+        self.oracle = Oracle(nvdisasm, arch, cubin[:64])
+        for word in iter_code(cubin):
+            control = control_of(word)
+            if NO_BARRIER not in (control.write_barrier, control.read_barrier) or (
+                control.write_barrier != control.read_barrier
+            ):
+                self._variable.add(word & 0x1FF)
+            self.seeds[word & 0xFFF].append(word & ~CONTROL | STALL)
+
+    def opcodes(self) -> dict[int, Opcode]:
+        """Derive every opcode of the test kernels, and their other forms."""
+        seeds = {number: _choose(words) for number, words in self.seeds.items()}
+        self._ask_texts(seeds)  # here and below: all at once, so that what follows finds them known
+        seeds.update(self._other_forms(seeds))
+        self._ask_texts(seeds)
+        forms = {}
+        for number, words in seeds.items():
+            seeds[number], forms[number] = self._aim(words)
+        self._ask_texts(seeds)
+        looked_at = {number: words[:SEEN] for number, words in seeds.items()}
+        left = set(seeds)
+        hiding: dict[int, tuple[list[int], dict[str, int], list[Field]]] = {}
+        every: dict[int, Samples] = {}
+        for turn in range(ROUNDS):
+            self.oracle.texts([word ^ turned for number in left for word in looked_at[number] for turned in TURNS])
+            for number in left:
+                fields = find_fields(self.oracle, looked_at[number], self.facts.register_bits)
+                call = any(_name(text) == "CALL" for text in self.oracle.texts(seeds[number]) if text)
+                hidden = [one for one in find_hidden(self.oracle, *hiding[number]) if one not in fields] if number in hiding else []
+                every[number] = Samples(sorted([*fields, *hidden], key=_order), self.facts.register_bits, call, hidden)
+            find_counts(self.oracle, [(every[number], seeds[number]) for number in left])
+            # Forms with operands that none of the words so far had: turn their bits as well.
+            more = {number: _one_of_each(every[number].unexplained) for number in left}
+            left = {number for number, words in more.items() if words}
+            for number in left:
+                looked_at[number] = looked_at[number] + more[number]
+                if turn:
+                    hiding[number] = (more[number], self.facts.register_bits, every[number].fields)
+        self.unexplained = [one for samples in every.values() for one in samples.unexplained]
+        return {number: self._opcode(number, every[number], seeds[number], forms[number]) for number in sorted(every) if not every[number].unexplained}
+
+    def _ask_texts(self, words: Mapping[int, Sequence[int]]) -> None:
+        self.oracle.texts([word for some in words.values() for word in some])
+
+    def _other_forms(self, seeds: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Return words of opcodes that the test kernels don't have: those of another form."""
+        names = defaultdict(set)
+        for number, words in seeds.items():
+            names[number & 0x1FF].update(_name(text) for text in self.oracle.texts(words) if text)
+        tried: dict[int, list[int]] = defaultdict(list)
+        for number, words in seeds.items():
+            for form in range(8):
+                other = number & 0x1FF | form << 9
+                if other not in seeds:
+                    tried[other] += [with_bits(word, 0, 12, other) | more for word in words for more in (0, UNIFORM)]
+                    tried[other] += [with_bits(with_bits(word, 0, 12, other), 32, 8, 4) | UNIFORM for word in words]
+        self._ask_texts(tried)
+        found = {}
+        for number, words in tried.items():
+            pairs = zip(words, self.oracle.texts(words), strict=True)
+            fit = [word for word, text in pairs if text and _name(text) in names[number & 0x1FF]]
+            if fit:
+                found[number] = _choose(fit)[:OTHER]
+        return found
+
+    def _aim(self, words: list[int]) -> tuple[list[int], str | None]:
+        """Find the form of the distance, and point jumps to the next instruction."""
+        texts = [text or "" for text in self.oracle.texts(words)]
+        found = [(word, text, _DISTANCE.search(text)) for word, text in zip(words, texts, strict=True)]
+        jumps = [(word, text, int(distance[1], 16)) for word, text, distance in found if distance]
+        for form in TARGETS:
+            if jumps and all(target_of(word, form, 0) == distance for word, _, distance in jumps):
+                names = {_name(text) for _, text, _ in jumps}
+                return [with_target(word, form, 0, SIZE) for word in words], form if names & {*JUMPS} else None
+        return words, None
+
+    def _opcode(self, number: int, samples: Samples, words: Sequence[int], target: str | None) -> Opcode:
+        texts = [text for text in self.oracle.texts(words) if text]
+        names = "/".join(dict.fromkeys(_name(text) for text in texts))
+        operands = []
+        for one, (writes, reads) in zip(samples.fields, counts_of(samples), strict=True):
+            if one.file == "B":
+                operands.append(_barrier_operand(names, texts, one.low))
+            elif (writes, reads) != (NEVER, NEVER):
+                operands.append(Operand(one.file, one.low, writes, reads, one.inverted))
+        operands += _predicate_masks(texts)
+        return Opcode(number, names, number & 0x1FF in self._variable, target, tuple(operands))
+
+
+def _one_of_each(unexplained: list[Unexplained]) -> list[int]:
+    """Return a few words with different operands."""
+    kinds: dict[str, int] = {}
+    for one in unexplained:
+        kinds.setdefault(f"{re.sub(r'[0-9]+', '#', one.text.partition(' ')[2])} {one.registers.split('0x')[0]}", one.word)
+    return list(kinds.values())[:SEEN]
+
+
+def _choose(words: list[int]) -> list[int]:
+    """Return words with different modifiers, those that differ most first."""
+    by_modifiers: dict[int, int] = {}
+    for word in sorted(set(words)):
+        key = word >> 72
+        by_modifiers[key] = max(by_modifiers.get(key, word), word, key=_variety)
+    left = sorted(by_modifiers.values(), key=_variety)
+    chosen = [left.pop()]
+    while left and len(chosen) < SEEDS:
+        chosen.append(max(left, key=lambda word: min((word >> 72 ^ one >> 72).bit_count() for one in chosen)))
+        left.remove(chosen[-1])
+    return chosen
+
+
+def _variety(word: int) -> int:
+    """How many different bytes stand where registers usually are."""
+    return len({word >> low & 0xFF for low in (16, 24, 32, 64)} - {0xFF, 0})
+
+
+def _order(one: Field) -> tuple[int, str]:
+    return one.low, one.file
+
+
+def _name(text: str) -> str:
+    found = _NAME.match(text)
+    return found[1] if found else text
+
+
+def _predicate_masks(texts: list[str]) -> list[Operand]:
+    """Return the operand that is a mask of predicates. nvdisasm doesn't list those as written or read."""
+    found = next((found for text in texts if (found := _PREDICATES.search(text))), None)
+    if not found:
+        return []
+    once = Count((), (1,))
+    first = any(re.match(r"(?:@!?U?P\w+ +)?\S+ U?PR\b", text) for text in texts)
+    masked = any(re.search(r"0x[0-9a-f]+$", text) for text in texts)
+    return [Operand(found[1], 32 if masked else None, once if first else NEVER, NEVER if first else once)]
+
+
+def _barrier_operand(name: str, texts: list[str], low: int) -> Operand:
+    """Return the operand that is a convergence barrier: nvdisasm has no column for it.
+
+    BSSY sets one and BSYNC reads it. BREAK takes lanes out of one; BMOV moves it to a register and may clear it then.
+    """
+    once = Count((), (1,))
+    if name == "BSSY" or (name == "BMOV" and any(re.search(r"BMOV\S* B\d", text) for text in texts)):
+        return Operand("B", low, once, NEVER)
+    return Operand("B", low, NEVER if name == "BSYNC" else once, once)
+
+
+def derive_table(arch: str, ptxas: str, nvdisasm: str, made_with: str) -> tuple[Table, Derivation]:
+    """Return the table of an architecture, and how it was found."""
+    derivation = Derivation(arch, ptxas, nvdisasm)
+    return Table(derivation.facts, made_with, derivation.opcodes()), derivation

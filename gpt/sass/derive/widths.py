@@ -1,0 +1,225 @@
+"""How many registers each operand is, and which other bits of the word decide that.
+
+A word is measured with a number of its own in every field, far from the others, so that what nvdisasm lists from there
+on belongs to that field. Whether a field is there at all in this form of the instruction, the text says. What's listed
+and belongs to no field is an error: then the table would miss something.
+
+The bits that aren't operands are modifiers. `find_counts` looks for the modifiers that a number of registers depends on
+(the selectors), and asks for each of their values. It turns each modifier of a few words, and then tries random ones,
+so that a modifier that matters only beside another is found too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
+from gpt.sass.derive.oracle import Effect, Oracle
+from gpt.sass.tables import UNKNOWN, Count
+
+# Numbers for fields by their lowest bit. Their lower six bits, which uniform registers have, are apart as well, and
+# there's room for the 128 registers that a warp group reads at 64 and writes at 16. None is 0: nvdisasm lists no UR0.
+SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
+MOST_SELECTORS = 9
+TURNED = 2  # words of each opcode of which every modifier is turned
+TRIES = 24  # random words for each opcode
+
+
+@dataclass
+class Unexplained:
+    """A word for which nvdisasm lists registers that no field names."""
+
+    word: int
+    text: str
+    registers: str
+
+
+@dataclass
+class Samples:
+    """Measured words of one opcode: modifiers to the registers written and read through each field."""
+
+    fields: list[Field]
+    sizes: dict[str, int]  # bits of a register number of each file
+    call: bool
+    hidden: list[Field] = field(default_factory=list)  # of `fields`, those that no text names
+    modifiers: int = 0  # mask of the bits that aren't operands
+    known: dict[int, tuple[tuple[int, int], ...] | None] = field(default_factory=dict)
+    unexplained: list[Unexplained] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    neighbours: list[tuple[int, int, int]] = field(default_factory=list)  # a bit, and two keys that differ in it
+
+    def __post_init__(self) -> None:
+        operands = 0
+        for one in self.fields:
+            operands |= one.mask
+        self.modifiers = ((1 << LAST + 1) - (1 << FIRST)) & ~operands
+
+    def want(self, words: Iterable[int]) -> None:
+        """Queue words for `measure`; operands don't matter."""
+        self.queue += [key for word in words if (key := self.key(word)) not in self.known]
+
+    def key(self, word: int) -> int:
+        """Return the word without its operands."""
+        return word & (self.modifiers | 0xFFF)
+
+    def spread(self, key: int) -> int:
+        """Return the word with numbers in its fields."""
+        predicates = iter(range(7))
+        taken = 0
+        word = key
+        # Numbers of registers first: a predicate may stand in the same place in another form.
+        for one in sorted(self.fields, key=lambda one: (one.width < 6, one.low)):
+            if not one.mask & taken:
+                value = next(predicates) if one.width < 6 else SPREAD.get(one.low, one.low) & one.none
+                word |= (value ^ one.flip) << one.low
+                taken |= one.mask
+        return word
+
+    def read(self, word: int, effect: Effect | None) -> tuple[tuple[int, int], ...] | None:
+        """Return registers written and read of each field, or None if nvdisasm refused the word."""
+        if effect is None or "???" in effect.text:  # a value without a name
+            return None
+        named = set(registers_of(effect.text, self.sizes))
+        shape = []
+        for one in self.fields:
+            number = one.number(word)
+            there = one in self.hidden or (one.file, number) in named
+            shape.append(tuple(_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:]))
+        if self.call:  # what else is listed is a guess about the function
+            return tuple((0, reads) for _, reads in shape)
+        if (left := _left(effect, word, self.fields, shape)):
+            self.unexplained.append(Unexplained(word, effect.text, left))
+        return tuple(shape)
+
+
+def _run(mask: int, number: int, one: Field) -> int:
+    """Return how many registers from a number on are in the mask."""
+    mask >>= number
+    return min(1, mask & 1) if one.width < 6 else (~mask & mask + 1).bit_length() - 1
+
+
+def _left(effect: Effect, word: int, fields: list[Field], shape: Sequence[Sequence[int]]) -> str:
+    left = []
+    for role, listed in enumerate((effect.writes, effect.reads)):
+        for file, mask in listed.items():
+            for one, counts in zip(fields, shape, strict=True):
+                if one.file == file:
+                    mask &= ~((1 << counts[role]) - 1 << one.number(word))
+            if mask:
+                left.append(f"{('writes', 'reads')[role]} {file} {mask:#x}")
+    return ", ".join(left)
+
+
+def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
+    """Ask for what all opcodes have queued, in one run."""
+    asked = []
+    for samples in every:
+        new = [key for key in dict.fromkeys(samples.queue) if key not in samples.known]
+        asked += [(samples, key, samples.spread(key)) for key in new]
+        samples.queue.clear()
+    oracle.ask([word for samples, _, word in asked if not samples.hidden])
+    oracle.ask([word for samples, _, word in asked if samples.hidden], each=True)
+    effects = [oracle.ask([word], each=bool(samples.hidden))[0] for samples, _, word in asked]
+    for (samples, key, word), effect in zip(asked, effects, strict=True):
+        samples.known[key] = shape = samples.read(word, effect)
+        if shape is not None:
+            others = ((bit, key ^ 1 << bit) for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1)
+            samples.neighbours += [(bit, key, other) for bit, other in others if samples.known.get(other) is not None]
+
+
+def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) -> None:
+    """Measure opcodes, each with words that ptxas made, until the selectors of all their fields are known."""
+    for samples, seeds in every:
+        chance = random.Random(seeds[0])  # the same on every run
+        modifiers = [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1]
+        samples.want([*seeds, *(seed ^ 1 << bit for seed in seeds[:TURNED] for bit in modifiers)])
+        for _ in range(TRIES if modifiers else 0):
+            word = chance.choice(seeds)
+            for _ in range(chance.randint(2, 4)):
+                word ^= 1 << chance.choice(modifiers)
+            samples.want([word])
+    left = list(every)
+    while left:
+        measure(oracle, [samples for samples, _ in left])
+        for samples, seeds in left:
+            for index in range(len(samples.fields)):
+                for role in range(2):
+                    samples.want(_missing(samples, seeds, _selectors(samples, index, role), index, role))
+        left = [(samples, seeds) for samples, seeds in left if samples.queue]
+
+
+def counts_of(samples: Samples) -> list[tuple[Count, Count]]:
+    """Return writes and reads of each field, once they're measured."""
+    return [
+        (
+            _count(samples, _selectors(samples, index, 0), index, 0),
+            _count(samples, _selectors(samples, index, 1), index, 1),
+        )
+        for index in range(len(samples.fields))
+    ]
+
+
+def _values(samples: Samples, index: int, role: int) -> dict[int, int]:
+    return {key: shape[index][role] for key, shape in samples.known.items() if shape is not None}
+
+
+def _selectors(samples: Samples, index: int, role: int) -> list[int]:
+    """Return as few bits as possible that decide one number of registers in all samples."""
+    values = _values(samples, index, role)
+    if len(set(values.values())) < 2:
+        return []
+    chosen = sorted({bit for bit, one, other in samples.neighbours if values[one] != values[other]})
+    while not _decides(chosen, values):
+        left = [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1 and bit not in chosen]
+        if not left:
+            break
+        chosen.append(min(left, key=lambda bit: _conflicts([*chosen, bit], values)))
+    for bit in sorted(chosen, reverse=True):
+        fewer = [other for other in chosen if other != bit]
+        if _decides(fewer, values):
+            chosen = fewer
+    return sorted(chosen)
+
+
+def _groups(bits: Sequence[int], values: dict[int, int]) -> dict[int, set[int]]:
+    mask = sum(1 << bit for bit in bits)
+    groups: dict[int, set[int]] = {}
+    for key, value in values.items():
+        groups.setdefault(key & mask, set()).add(value)
+    return groups
+
+
+def _decides(bits: Sequence[int], values: dict[int, int]) -> bool:
+    mask = sum(1 << bit for bit in bits)
+    seen: dict[int, int] = {}
+    return all(seen.setdefault(key & mask, value) == value for key, value in values.items())
+
+
+def _conflicts(bits: Sequence[int], values: dict[int, int]) -> int:
+    return sum(len(group) - 1 for group in _groups(bits, values).values())
+
+
+def _missing(samples: Samples, seeds: Sequence[int], selectors: list[int], index: int, role: int) -> list[int]:
+    """Return words for values of the selectors that no sample has: the first three seeds with each."""
+    if len(selectors) > MOST_SELECTORS:
+        return []
+    have = _groups(selectors, _values(samples, index, role))
+    mask = sum(1 << bit for bit in selectors)
+    return [
+        seed & ~mask | value
+        for value in (_scatter(number, selectors) for number in range(1 << len(selectors)))
+        if value not in have
+        for seed in seeds[:3]
+    ]
+
+
+def _scatter(number: int, bits: Sequence[int]) -> int:
+    return sum((number >> index & 1) << bit for index, bit in enumerate(bits))
+
+
+def _count(samples: Samples, selectors: list[int], index: int, role: int) -> Count:
+    groups = _groups(selectors, _values(samples, index, role))
+    numbers = [max(groups.get(_scatter(number, selectors), {UNKNOWN})) for number in range(1 << len(selectors))]
+    return Count(tuple(selectors), tuple(numbers))
