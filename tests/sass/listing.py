@@ -1,0 +1,72 @@
+"""Read nvdisasm's listing of a cubin: registers read, written and live, for every instruction.
+
+`nvdisasm -plr` prints a column for each register: `^` written, `v` read, `x` both, `:` live across.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gpt.sass.tables import Registers
+
+FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
+_SECTION = re.compile(r"//-+ \.text\.(\S+) ")
+_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x")
+
+
+class Row(NamedTuple):
+    """An instruction. `live` are the registers whose values before it are still read, by itself or later."""
+
+    offset: int
+    text: str
+    reads: Registers
+    writes: Registers
+    live: Registers
+
+
+def list_cubin(nvdisasm: str, cubin: Path) -> dict[str, list[Row]]:
+    """List every section of code of a cubin, by the name of its kernel."""
+    command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in done.stdout.splitlines():
+        if start := _SECTION.search(line):
+            lines = found.setdefault(start[1], [])
+        lines.append(line)
+    return {name: list(_iter_rows(lines)) for name, lines in found.items()}
+
+
+def _iter_rows(lines: list[str]) -> Iterator[Row]:
+    names: list[str] = []
+    columns: list[tuple[str, int]] = []  # a register file, and where its register 0 stands
+    instruction: tuple[int, str] | None = None
+    for line in lines:
+        at = line.find("// |")
+        if at < 0:
+            continue
+        if not names:
+            names = [part.strip() for part in line[at + 4 :].rstrip("|").split("|")]
+        elif not columns and "#" in line[at:]:
+            found = re.finditer("#", line[at:])
+            columns = [(FILES[name], at + one.start() + 2) for name, one in zip(names, found, strict=True)]
+        elif start := _INSTRUCTION.match(line[:at]):
+            instruction = int(start[1], 16), start[2]
+        elif instruction and columns and line[:at].strip().startswith("/* 0x"):
+            yield Row(*instruction, *_read_marks(line, columns))
+            instruction = None
+
+
+def _read_marks(line: str, columns: list[tuple[str, int]]) -> tuple[Registers, Registers, Registers]:
+    reads, writes, live = {}, {}, {}
+    for name, start in columns:
+        masks = [0, 0, 0]
+        for number, mark in enumerate(line[start : line.index("|", start)]):
+            for role, marks in enumerate(("vx", "^x", ":vx")):
+                masks[role] |= (mark in marks) << number
+        reads[name], writes[name], live[name] = masks
+    return Registers(**reads), Registers(**writes), Registers(**live)

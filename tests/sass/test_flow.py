@@ -1,0 +1,181 @@
+"""Live registers and registers in flight: small programs, and nvdisasm's word on kernels of ours."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from gpt.sass.arch import arch_of
+from gpt.sass.code import Code
+from gpt.sass.flow import EVERY_REGISTER, in_flight_before, live_before, pack, unpack
+from gpt.sass.graph import make_graph
+from gpt.sass.tables import Effect, Opcode, Registers, Table
+from gpt.sass.words import CONTROL, bits, control_of, dump_words, opcode_of, parse_words
+from tests import cuda
+from tests.sass.assembly import program
+from tests.sass.listing import Row, list_cubin
+
+KERNELS = Path(__file__).with_name("flow.cu")
+TARGETS = {0x947: "split", 0x547: "split", 0x944: "split", 0x348: "split", 0x945: "imm32"}
+
+
+def general(mask: int) -> set[int]:
+    """Return the numbers of the general registers in a mask."""
+    return {number for number in range(255) if mask >> number & 1}
+
+
+def live(*lines: str) -> list[set[int]]:
+    """Return the general registers that are live before each instruction."""
+    code = program(*lines)
+    return [general(mask) for mask in live_before(code, make_graph(code))]
+
+
+def test_a_register_lives_from_its_write_to_its_last_read():
+    assert live("MOV 4 255", "MOV 5 4", "MOV 6 5", "STG 8 6", "EXIT") == [
+        {8, 9},
+        {4, 8, 9},
+        {5, 8, 9},
+        {6, 8, 9},
+        set(),
+    ]
+
+
+def test_a_guarded_write_ends_no_life():
+    assert live("@0 MOV 4 255", "STG 8 4", "EXIT")[0] == {4, 8, 9}
+
+
+def test_a_loop_keeps_what_it_reads_alive():
+    found = live("back: STG 8 4", "MOV 4 5", "@0 BRA back", "EXIT")
+    assert found == [{4, 5, 8, 9}, {5, 8, 9}, {4, 5, 8, 9}, set()]
+
+
+def test_a_function_reads_for_its_caller():
+    found = live("MOV 4 255", "CALL one", "STG 8 5", "EXIT", "one: MOV 5 4", "RET 20")
+    assert found[1] == {4, 8, 9, 20, 21}
+    assert found[4] == {4, 8, 9, 20, 21}
+
+
+def test_everything_is_live_where_unknown_code_is_called():
+    code = program("MOV 4 255", "CALLR 4", "EXIT")
+    found = live_before(code, make_graph(code))
+    assert found[1] == EVERY_REGISTER
+    assert found[0] == EVERY_REGISTER & ~(1 << 4)
+
+
+def flight(*lines: str):
+    code = program(*lines)
+    return in_flight_before(code, make_graph(code))
+
+
+def test_a_load_is_in_flight_until_its_barrier_is_awaited():
+    found = flight("LDG 4 8, w2", "MOV 5 255", "MOV 6 255, b2", "EXIT")
+    assert general(found[1].writes[2]) == {4}
+    assert general(found[1].reads[2]) == {8, 9}
+    assert general(found[2].after_waiting(0)) == {4, 8, 9}
+    assert found[2].after_waiting(1 << 2) == 0
+    assert found[3].after_waiting(0) == 0
+
+
+def test_a_read_barrier_covers_operands_only():
+    found = flight("LDG 4 8, w2 r3", "MOV 5 255, b3", "EXIT")
+    assert (general(found[1].writes[2]), general(found[1].reads[3])) == ({4}, {8, 9})
+    assert general(found[2].after_waiting(0)) == {4}
+
+
+def test_a_store_without_a_barrier_stays_in_flight():
+    found = flight("STG 8 4", "MOV 5 255, b012345", "EXIT")
+    assert general(found[2].unawaited) == {4, 8, 9}
+    assert found[2].after_waiting(0) == 0
+
+
+def test_both_ways_to_an_instruction_count():
+    found = flight("@0 BRA other", "LDG 4 8, w0", "BRA end", "other: LDG 6 8, w1", "end: EXIT", "EXIT")
+    assert general(found[4].after_waiting(0)) == {4, 6, 8, 9}
+    assert general(found[4].after_waiting(1)) == {6, 8, 9}
+    assert found[5] is None  # never reached
+
+
+def test_masks_of_all_register_files():
+    registers = Registers(R=1 << 254 | 1, UR=1 << 62, P=64, UP=1, B=1 << 15)
+    assert unpack(pack(registers)) == registers
+    assert unpack(EVERY_REGISTER) == Registers((1 << 255) - 1, (1 << 255) - 1, 127, 127, 0xFFFF)
+
+
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory):
+    """Compile the kernels of flow.cu."""
+    try:
+        image = cuda.nvrtc_compile(KERNELS.read_text(), "sm_90")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    path = tmp_path_factory.mktemp("flow") / "flow.cubin"
+    path.write_bytes(image)
+    return path
+
+
+def listed_code(words: list[int], rows: list[Row]) -> Code:
+    """Return code whose instructions do what nvdisasm says, so that only control flow and liveness are tested."""
+    opcodes, effects = {}, {}
+    for word, row in zip(words, rows, strict=True):
+        name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]
+        number, barrier = opcode_of(word), 1 << bits(word, 16, 4)
+        opcodes[number] = Opcode(number, name, False, TARGETS.get(number), ())
+        writes = row.writes._replace(B=barrier if name == "BSSY" else 0)
+        reads = row.reads._replace(B=barrier if name == "BSYNC" else 0)
+        effects[word & ~CONTROL] = Effect(writes, reads, True)
+    return Code(dump_words(words), Table(arch_of("sm_90"), "nvdisasm", opcodes, effects))
+
+
+def test_liveness_is_what_nvdisasm_says(cubin):
+    """Nothing is live in the listing that isn't here, in kernels without calls. The other way round, nvdisasm takes a
+    write under a guard for the end of a life, which it isn't.
+    """
+    try:
+        listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    compared = 0
+    with cubin.open("rb") as file:
+        sections = {s.name.removeprefix(".text."): s.data() for s in ELFFile(file).iter_sections()}
+    for name, rows in listing.items():
+        code = listed_code(parse_words(sections[name])[: len(rows)], rows)
+        assert not any(one.name == "CALL" for one in code)
+        graph = make_graph(code)
+        guarded = 0
+        for one in code:
+            guarded |= 0 if one.guard.always else pack(one.writes)
+        reachable = graph.reachable()
+        for index, (mask, row) in enumerate(zip(live_before(code, graph), rows, strict=True)):
+            if graph.block_at(index) in reachable:
+                ours, theirs = mask & (1 << 528) - 1 & ~2, pack(row.live) & ~2  # R1 is the stack pointer, live at EXIT
+                where = f"{name} {16 * index:#x} {row.text}: {unpack(ours ^ theirs)}"
+                assert not theirs & ~ours, where
+                assert not ours & ~theirs & ~guarded, where
+                compared += 1
+    assert compared > 500
+
+
+def test_barriers_of_the_listing_are_awaited(cubin):
+    """Whatever ptxas reads or writes, nothing that's in flight is in its way."""
+    try:
+        listing = list_cubin(str(cuda.tool("nvdisasm")), cubin)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    with cubin.open("rb") as file:
+        sections = {s.name.removeprefix(".text."): s.data() for s in ELFFile(file).iter_sections()}
+    loads = 0
+    for name, rows in listing.items():
+        code = listed_code(parse_words(sections[name])[: len(rows)], rows)
+        for one, state in zip(code, in_flight_before(code, make_graph(code)), strict=True):
+            if state is None:
+                continue
+            arriving = 0
+            for barrier in range(6):
+                if not control_of(one.word).wait >> barrier & 1:
+                    arriving |= state.writes[barrier]
+            assert not pack(one.reads) & arriving, f"{name} {one!r} reads what's still being loaded"
+            loads += bool(arriving)
+    assert loads > 50

@@ -1,0 +1,99 @@
+"""Control flow: blocks, and the blocks that can follow each."""
+
+import pytest
+
+from gpt.sass.code import Code
+from gpt.sass.graph import UnboundedError, make_graph
+from gpt.sass.words import dump_words
+from tests.sass.assembly import program
+
+
+def edges(*lines, tables=()):
+    """Return the first instruction of each block, and of the blocks that can follow it."""
+    graph = make_graph(program(*lines), [16 * index for index in tables])
+    starts = [block.start for block in graph.blocks]
+    return {start: [starts[one] for one in graph.successors[number]] for number, start in enumerate(starts)}
+
+
+def test_branches_and_exits():
+    found = edges("MOV 4", "back: MOV 5", "@0 BRA back", "@!1 EXIT", "BRA end", "MOV 6", "end: EXIT")
+    assert found == {0: [1], 1: [1, 3], 3: [4], 4: [6], 5: [6], 6: []}
+
+
+def test_a_second_predicate_makes_a_branch_or_an_exit_conditional():
+    code = program("BRA end", "EXIT", "end: EXIT", "EXIT")
+    assert make_graph(code).successors == ((2,), (), (), ())
+    words = [word ^ 1 << 87 for word in code.words[:3]] + code.words[3:]  # P6 instead of PT
+    assert make_graph(Code(dump_words(words), code.table)).successors == ((1, 2), (2,), (3,), ())
+
+
+def test_a_kernel_that_runs_past_its_end():
+    with pytest.raises(UnboundedError, match="runs past its end at 0x10"):
+        make_graph(program("MOV 4", "MOV 5"))
+    assert edges("EXIT", "MOV 4", "MOV 5") == {0: [], 1: []}  # what nothing leads to may
+
+
+def test_jumps_to_where_no_instruction_is():
+    code = program("BRA end", "end: EXIT")
+    for changed in (code.words[0] + (8 << 16), code.words[0] + (1 << 17)):  # 8 units further; half an instruction
+        with pytest.raises(UnboundedError, match="where no instruction is"):
+            make_graph(Code(dump_words([changed, code.words[1]]), code.table))
+
+
+def test_a_bsync_goes_on_at_the_label_of_its_bssy():
+    usual = ("BSSY 0 after", "@0 BRA other", "MOV 4", "other: BSYNC 0", "after: EXIT")
+    assert edges(*usual)[3] == [4]
+    elsewhere = ("BSSY 0 after", "@0 BRA other", "BSYNC 0", "MOV 5", "other: BSYNC 0", "MOV 6", "after: EXIT")
+    assert edges(*elsewhere)[2] == [3, 6]
+    assert edges(*elsewhere)[4] == [5, 6]
+
+
+def test_each_bsync_has_the_labels_of_its_own_barrier():
+    nested = (
+        "BSSY 0 outer", "BSSY 1 inner", "MOV 4", "BSYNC 1", "MOV 5", "inner: MOV 6", "BSYNC 0", "MOV 7", "outer: EXIT"
+    )  # fmt: skip
+    found = edges(*nested)
+    assert found[2] == [4, 5]
+    assert found[5] == [7, 8]
+
+
+def test_a_barrier_that_was_written_back_may_be_any():
+    lines = ("BSSY 0 one", "MOV 4", "one: BSSY 1 two", "BMOV 1", "BSYNC 1", "MOV 5", "two: EXIT")
+    assert edges(*lines)[3] == [2, 5, 6]
+
+
+def test_returns_lead_behind_the_calls_of_their_function():
+    lines = ("CALL one", "CALL two", "EXIT", "one: RET 20", "two: MOV 4", "@0 RET 20", "RET 22")
+    found = edges(*lines)
+    assert (found[3], found[4], found[6]) == ([1], [2, 6], [2])
+
+
+def test_a_return_of_a_function_that_is_called_in_another_way():
+    lines = ("CALLR 4", "CALL one", "EXIT", "one: RET 20", "MOV 4", "RET 20")
+    found = edges(*lines)
+    assert found[3] == [2]
+    assert found[4] == [1, 2]
+
+
+def test_calls_of_other_sections_are_marked():
+    graph = make_graph(program("MOV 4", "CALLR 4", "EXIT"))
+    assert graph.calls_out == {graph.block_at(1)}
+    assert graph.successors[0] == (1,)
+
+
+def test_indirect_jumps_need_a_table():
+    lines = ("BRX 4", "MOV 4", "EXIT", "EXIT")
+    with pytest.raises(UnboundedError, match="without a table"):
+        edges(*lines)
+    assert edges(*lines, tables=(2, 3))[0] == [2, 3]
+
+
+def test_a_collective_goes_on_behind_its_end():
+    lines = ("WARPSYNC end", "MOV 4", "ENDCOLLECTIVE", "end: EXIT")
+    assert edges(*lines)[0] == [1]
+    assert edges("WARPSYNC end", "MOV 4", "end: EXIT")[0] == [1, 2]
+
+
+def test_no_code():
+    with pytest.raises(UnboundedError, match="no code"):
+        make_graph(program())
