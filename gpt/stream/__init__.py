@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpt.stream.wire import *  # noqa: F403
 
 
-MODULES = {"jsonl", "packed", "record_code", "record_runs", "records", "stage", "wire"}
+MODULES = {"jsonl", "packed", "reasons", "record_code", "record_runs", "records", "stage", "wire"}
 
 
 def __getattr__(name: str) -> Any:

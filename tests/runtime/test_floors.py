@@ -67,9 +67,9 @@ CIRCLES = {
     ],
     "hook/entry": ["calls control decode intercept libc processes setup stub stub_address"],  # by hook_enter
     "sim": [
-        "attributes block build capture check code context copy cubin declared demand device environment event exec "
-        "fatbin function graph graph_memory heap host image lanes launch link memory module object occupancy "
-        "perthread pointer pool print ptx queue range run settings stream streamops switch table user variables warp",
+        "attributes block build capture check code context copy cubin device environment event exec "
+        "fatbin function graph graph_memory heap host image lanes launch link memory module object occupancy outline "
+        "perthread pointer pool print queue range run settings stream streamops switch table user variables warp",
         "cache stages",
     ],
     "cudart": ["device images"],

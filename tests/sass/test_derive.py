@@ -61,13 +61,14 @@ def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
         effect = table.effect(word)
         assert effect.exact, listed.text
         expected = [Registers(**listed.writes), Registers(**listed.reads)]
-        if name == "P2R":
-            expected[1] = expected[1]._replace(P=expected[1].P | word >> 32 & 127)  # not listed
-        if name == "R2P":
-            expected[0] = expected[0]._replace(P=word >> 32 & 127)
-        assert [effect.writes[:4], effect.reads[:4]] == [expected[0][:4], expected[1][:4]], listed.text
+        found = [effect.writes._replace(B=0), effect.reads._replace(B=0)]  # there's no column for barriers
+        found = [one._replace(UR=one.UR & ~-(1 << 63)) for one in found]  # nor for UR64 and up
+        if any(operand.file in ("PR", "UPR") for operand in table.opcode(word).operands):
+            found = [one._replace(P=0, UP=0) for one in found]  # R2P and the like: predicates aren't listed
+            expected = [one._replace(P=0, UP=0) for one in expected]
+        assert found == expected, listed.text
         checked += 1
-    assert checked > 1400
+    assert checked > 1000
 
 
 @pytest.mark.parametrize("arch", FIRST)

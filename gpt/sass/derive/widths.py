@@ -67,13 +67,15 @@ class Samples:
 
     def spread(self, key: int) -> int:
         """Return the word with numbers in its fields."""
-        predicates = iter(range(7))
+        predicates = iter((1, 2, 3, 4, 5, 6, 0))  # P0 last: bits that no field has yet are often zero
+        narrow = {one.low for one in self.fields if one.file == "UR"}  # nvdisasm lists none above UR63
         taken = 0
         word = key
         # Numbers of registers first: another form may have a predicate in the same bits.
         for one in sorted(self.fields, key=lambda one: (one.width < 6, one.low)):
             if not one.mask & taken:
                 value = next(predicates) if one.width < 6 else SPREAD.get(one.low, one.low) & one.none
+                value &= 63 if one.low in narrow and self.sizes["UR"] > 6 else one.none
                 word |= (value ^ one.flip) << one.low
                 taken |= one.mask
         return word
