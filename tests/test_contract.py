@@ -99,6 +99,8 @@ def make_work(stage, folder):
         found = [wire.header("test", []), records.make("module", id=1, type="ptx", data=text), {"kind": "end"}]
     elif stage.name in ("gpt-asm", "gpt-ptx-probe"):
         found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
+    elif stage.name == "gpt-sass-probe":
+        found = read(run(["gpt-extract", "--payload", "libdemo.so"], folder).stdout)
     elif stage.name == "gpt-analyze":
         apis = forge.api(7, "cuMemAlloc"), forge.api(8, "cuMemcpyHtoD")
         rows = [(1000 + i, 50, 7 + i % 2, 0, 1, 2, 4096, 0) for i in range(9)]

@@ -22,9 +22,11 @@ from gpt.stages.locate import locate
 from gpt.stages.neutrino import neutrino
 from gpt.stages.patch import patch
 from gpt.stages.ptx_probe import ptx_probe
+from gpt.stages.sass_probe import sass_probe
 
 TOP = Path(__file__).parents[1]
-STAGES = [asm, attach, dump, extract, locate, neutrino, patch, ptx_probe, *_Commands(ANALYSES).values()]
+COMMANDS = [asm, attach, dump, extract, locate, neutrino, patch, ptx_probe, sass_probe]
+STAGES = [*COMMANDS, *_Commands(ANALYSES).values()]
 VALUES = st.sampled_from(["x", "", "-", "--", "-1", "0", "3", "1.5", "a=b", "sm_90", "zstd", "md", "nan", "1_0", " 7"])
 TYPER = {"help_option_names": ["-h", "--help"]}
 
@@ -174,7 +176,7 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "stage", ["analyze", "attach", "asm", "dump", "extract", "locate", "neutrino", "patch", "ptx-probe"]
+    "stage", ["analyze", "attach", "asm", "dump", "extract", "locate", "neutrino", "patch", "ptx-probe", "sass-probe"]
 )
 def test_the_version_is_printed_without_what_takes_long_to_import(stage):
     assert sorted(imported(f"gpt-{stage}", "--version") & HEAVY - {"subprocess", "tempfile"}) == []

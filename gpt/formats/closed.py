@@ -53,13 +53,14 @@ def find_closed_kernel(names: Iterable[str]) -> str | None:
 
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
     """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
+    soname = [_find_soname(source, tables)] if tables else []
+    return is_closed_name([source.name, *soname], tables.build_id if tables else None)
+
+
+def is_closed_name(paths: Iterable[str], build_id: str | None) -> bool:
+    """Return whether a file is a closed library, from its names and its build ID."""
     table = read_table()
-    names = [PurePath(source.name).name]
-    if tables:
-        names.append(_find_soname(source, tables))
-        if tables.build_id in table["build-id"]:
-            return True
-    return any(name.startswith(table["file"]) for name in names)
+    return build_id in table["build-id"] or any(PurePath(path).name.startswith(table["file"]) for path in paths)
 
 
 def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> str | None:

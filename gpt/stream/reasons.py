@@ -21,6 +21,8 @@ _MEMORY = "--max-memory gives more"
 _KEEP = "GPT_KEEP=DIR keeps what the pipeline made of each kernel"
 _NODE = "-k or --filter can leave some of its kernels out, and the others may get probes"
 _REBUILD = "instantiate the graph again in place of the change or update"
+_LIMITS = "gpt-sass-probe(1), LIMITS, says for which architectures it can have some"
+_REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _LESS = "a probe that saves fewer values needs less"
 
 # code -> the text, and the advice
@@ -78,6 +80,12 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "function": ("a probe is in a function that cannot have another parameter", "call the function directly"),
     "too_large": ("it is too large with its probes", _LESS),
+    # Machine code
+    "no_table": ("there is no instruction table for its architecture", _LIMITS),
+    "not_proven": ("probes in machine code for its architecture have not been proven on hardware", _LIMITS),
+    "unknown_opcode": ("the instruction table of its architecture lacks one of its instructions", _REPORT),
+    "unbounded": ("its instructions do not tell where it goes on", _REPORT),
+    "unknown_entry": ("it does not begin as kernels that ptxas makes begin", _REPORT),
     # Loading
     "driver_too_old": ("the driver is too old: 12.0 is needed", "install a driver for CUDA 12.0 or later"),
     "no_device": ("its device is not known", "nothing: the driver does not tell the architecture"),

@@ -88,6 +88,21 @@ def pack_again(data: bytes) -> None:
     fatbinwrite.pack_fatbin([fatbinwrite.Payload("cubin", "sm_100a", data)], "zstd")
 
 
+def find_sites(data: bytes) -> None:
+    """Read the kernels of a cubin as machine code, whatever it is."""
+    from gpt.formats.cubin_edit import CubinEditor
+    from gpt.sass.kernels import read_kernel
+    from gpt.sass.sites import iter_sites
+    from gpt.sass.tables import table_of
+
+    cubin = CubinEditor(data)
+    for name in cubin.kernels:
+        kernel = read_kernel(cubin, name.decode("utf-8", "surrogateescape"), table_of("sm_90"))
+        for _, _, free in iter_sites(kernel):
+            if free and free.R >> kernel.registers:
+                raise Wrong("a register is free that the kernel doesn't have")
+
+
 def edit_cubin(data: bytes) -> None:
     """Each kernel gets code, registers and a parameter more, or says why not; another reader then accepts what's built.
 
@@ -283,6 +298,7 @@ READERS = [
     Target("fatbin", samples("fatbin"), refuses(read_file), quick=200),
     Target("cubin", samples("cubin"), refuses(read_file), quick=400),
     Target("nvinfo", samples("cubin"), refuses(pack_again), quick=200),
+    Target("sass", samples("cubin"), refuses(find_sites), quick=100),
     Target("cubin-edit", samples("cubin"), refuses(edit_cubin), quick=200),
     Target("archive", samples("archive", "object_"), refuses(read_file), quick=100),
     Target("frames", frame_seeds, refuses(read_frames), quick=300),

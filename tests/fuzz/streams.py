@@ -68,6 +68,10 @@ def ptx_stream_seeds(sample: Sample) -> list[bytes]:
     return [plain, call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", "dmat", data=plain).out]
 
 
+def cubin_stream_seeds(sample: Sample) -> list[bytes]:
+    return [extracted(sample, "--payload", "--type", "cubin", name) for name in ("one.cubin", "zstd.so")]
+
+
 def stage(name: str, *variants: tuple[str, ...]) -> Callable[[bytes], None]:
     """A filter over a stream, with one of several command lines."""
 
@@ -206,6 +210,9 @@ STREAMS = [
     Target("patch", kernel_seeds, patch, changed, quick=60),
     Target("patch-table", kernel_seeds, stage("patch", ("-n", "-o", "slim", "--table")), changed, quick=30),
     Target("ptx-probe", ptx_stream_seeds, stage("ptx_probe", ("-p", "dmat"), ("-p", "block_sched")), changed, quick=15),
+    Target("sass-probe", cubin_stream_seeds, stage("sass_probe", *[
+        ("--explain", *more) for more in ((), ("-p", "gmem_bytes"), ("--table",))
+    ]), changed, quick=30),
     Target("asm", asm_seeds, stage("asm", ASM, (*ASM, "--fatbin", "--save", "made"), (*ASM, "--compare")), changed,
            quick=10),
     Target("analyze", trace_seeds, stage("analyze", *TRACE), changed, quick=100),

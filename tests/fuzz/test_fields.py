@@ -11,7 +11,7 @@ from gpt.stream import records
 from tests.fuzz import fields
 from tests.fuzz.mutate import unpack
 from tests.fuzz.stages import call, stage_main
-from tests.fuzz.streams import extract_seeds, furnish, kernel_seeds, ptx_stream_seeds
+from tests.fuzz.streams import cubin_stream_seeds, extract_seeds, furnish, kernel_seeds, ptx_stream_seeds
 from tests.tiers import FULL, every
 
 PARTS = 64 if FULL else 256
@@ -20,6 +20,7 @@ CODE = {  # streams of code, and the stages that read them
     "locate": (extract_seeds, ("--used", "names.txt")),
     "patch": (kernel_seeds, ("-n", "-o", "slim")),
     "ptx_probe": (ptx_stream_seeds, ("-p", "block_sched")),
+    "sass_probe": (cubin_stream_seeds, ("--explain", "-p", "gmem_bytes")),
 }
 parts = pytest.mark.parametrize("part", every(PARTS, range(PARTS)))
 

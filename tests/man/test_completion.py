@@ -17,6 +17,7 @@ LINES = {  # what is typed -> words that are offered, and words that are not
     "gpt-extract --type ": ("cubin ptx ltoir", "sm_90"),
     "gpt-extract lib": ("libfoo.so", "names.txt"),
     "gpt-ptx-probe -p block": ("block_sched", "warp_sched"),
+    "gpt-sass-probe --explain -p gmem": ("gmem_bytes", "block_sched"),
     "gpt-asm --compress ": ("zstd none", "libfoo.so"),
     "gpt-patch -o ": ("slim", "libfoo.so"),
     "gpt-analyze ": (" ".join(ANALYSES), "libfoo.so"),

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.sass.tables import Registers
+from gpt.sass.arch import arch_of
+from gpt.sass.code import Code
+from gpt.sass.tables import Effect, Opcode, Registers, Table
+from gpt.sass.words import CONTROL, bits, dump_words, opcode_of
 
+TARGETS = {0x947: "split", 0x547: "split", 0x944: "split", 0x348: "split", 0x945: "imm32"}
 FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
 _SECTION = re.compile(r"//-+ \.text\.(\S+) ")
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x")
@@ -70,3 +74,16 @@ def _read_marks(line: str, columns: list[tuple[str, int]]) -> tuple[Registers, R
                 masks[role] |= (mark in marks) << number
         reads[name], writes[name], live[name] = masks
     return Registers(**reads), Registers(**writes), Registers(**live)
+
+
+def listed_code(words: list[int], rows: list[Row]) -> Code:
+    """Return code whose instructions do what nvdisasm says, so that only control flow and liveness are tested."""
+    opcodes, effects = {}, {}
+    for word, row in zip(words, rows, strict=True):
+        name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]
+        number, barrier = opcode_of(word), 1 << bits(word, 16, 4)
+        opcodes[number] = Opcode(number, name, False, TARGETS.get(number), ())
+        writes = row.writes._replace(B=barrier if name == "BSSY" else 0)
+        reads = row.reads._replace(B=barrier if name == "BSYNC" else 0)
+        effects[word & ~CONTROL] = Effect(writes, reads, True)
+    return Code(dump_words(words), Table(arch_of("sm_90"), "nvdisasm", opcodes, effects))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from gpt.sass.arch import arch_of
-from gpt.sass.code import Code
 from gpt.sass.flow import EVERY_REGISTER, in_flight_before, live_before, pack, unpack
 from gpt.sass.graph import make_graph
-from gpt.sass.tables import Effect, Opcode, Registers, Table
-from gpt.sass.words import CONTROL, bits, control_of, dump_words, opcode_of, parse_words
+from gpt.sass.tables import Registers
+from gpt.sass.words import control_of, parse_words
 from tests import cuda
 from tests.sass.assembly import program
-from tests.sass.listing import Row, list_cubin
+from tests.sass.listing import list_cubin, listed_code
 
 KERNELS = Path(__file__).with_name("flow.cu")
-TARGETS = {0x947: "split", 0x547: "split", 0x944: "split", 0x348: "split", 0x945: "imm32"}
 
 
 def general(mask: int) -> set[int]:
@@ -114,19 +110,6 @@ def cubin(tmp_path_factory):
     path = tmp_path_factory.mktemp("flow") / "flow.cubin"
     path.write_bytes(image)
     return path
-
-
-def listed_code(words: list[int], rows: list[Row]) -> Code:
-    """Return code whose instructions do what nvdisasm says, so that only control flow and liveness are tested."""
-    opcodes, effects = {}, {}
-    for word, row in zip(words, rows, strict=True):
-        name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]
-        number, barrier = opcode_of(word), 1 << bits(word, 16, 4)
-        opcodes[number] = Opcode(number, name, False, TARGETS.get(number), ())
-        writes = row.writes._replace(B=barrier if name == "BSSY" else 0)
-        reads = row.reads._replace(B=barrier if name == "BSYNC" else 0)
-        effects[word & ~CONTROL] = Effect(writes, reads, True)
-    return Code(dump_words(words), Table(arch_of("sm_90"), "nvdisasm", opcodes, effects))
 
 
 def test_liveness_is_what_nvdisasm_says(cubin):

@@ -40,6 +40,8 @@ def kernels(tmp_path):
         ("gpt-locate --used k.ptx --arch sm_90", "--keep", "names no kernel"),
         ("gpt-ptx-probe -p block_sched k.mp", "-k", PART),
         ("gpt-ptx-probe -p block_sched k.mp", "--filter", PART),
+        ("gpt-sass-probe --explain k.mp", "-k", PART),
+        ("gpt-sass-probe --explain k.mp", "--filter", PART),
         ("gpt-neutrino -p block_sched true", "-k", PART),
         ("gpt-neutrino -p block_sched true", "--filter", PART),
     ],

@@ -1,0 +1,71 @@
+"""The kernels of a cubin as code: their instructions, registers and jump tables.
+
+Everything is read by `gpt.formats.kernel_edit`, which later writes it. Jump tables are in the attribute 0x34 of
+`.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (seen
+in what ptxas makes of a `switch`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpt.base.errors import MalformedError
+from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
+from gpt.formats.cubin import Data
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.nvinfo import iter_attributes
+from gpt.sass.code import Code
+from gpt.sass.graph import Graph, make_graph
+from gpt.sass.tables import Table
+
+RESERVED = 2  # registers of a kernel's count that the hardware keeps
+_JUMP = struct.Struct("<III")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's code. Its instructions name registers below `registers` only."""
+
+    name: str
+    code: Code
+    registers: int
+    jump_tables: frozenset[int]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its control flow. Raises UnboundedError."""
+        return make_graph(self.code, self.jump_tables)
+
+    @property
+    def has_usual_entry(self) -> bool:
+        """True if it begins by loading the stack pointer, and nothing jumps back there."""
+        first = self.code[0]
+        loads = first.name == self.code.table.arch.entry and first.writes.R == 1 << 1
+        return loads and first.guard.always and 0 not in self.code.targets | self.jump_tables
+
+
+def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
+    """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
+    editor = KernelEditor(cubin, name)
+    registers = max(0, editor.registers - RESERVED)
+    return Kernel(name, Code(editor.code, table), registers, frozenset(_iter_targets(editor.info)))
+
+
+def _iter_targets(info: Data) -> Iterator[int]:
+    for entry in iter_attributes(info):
+        if entry.kind != INDIRECT_BRANCH_TARGETS:
+            continue
+        at = 0
+        while at < len(entry.payload):
+            if at + _JUMP.size > len(entry.payload):
+                raise MalformedError("cubin: a jump table ends within an entry")
+            _, _, count = _JUMP.unpack_from(entry.payload, at)
+            at += _JUMP.size
+            if 4 * count > len(entry.payload) - at:
+                raise MalformedError("cubin: a jump table ends within an entry")
+            yield from struct.unpack_from(f"<{count}I", entry.payload, at)
+            at += 4 * count

@@ -1,0 +1,68 @@
+"""Sites: the instructions of a kernel where probes can go, and the registers that are free there.
+
+A site is the kernel's first instruction (the face `entry`), or one with a face (faces.py). A probe's code runs in
+front of it or behind it, in registers of the kernel that hold nothing: dead, and with nothing in flight for them
+(flow.py). What the site itself waits for has arrived by then. Registers of the file R that the kernel doesn't name
+aren't counted: a kernel that needs more of them may lose warps. Those of the other files exist anyway.
+
+    R    below the kernel's register count, without R1, the stack pointer
+    UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say
+    P    without PT; UP in the same way
+    B    convergence barriers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpt.base.errors import GptError
+from gpt.sass.code import Instruction
+from gpt.sass.faces import ARCH, find_face
+from gpt.sass.flow import EVERY_REGISTER, InFlight, in_flight_before, live_before, unpack
+from gpt.sass.kernels import Kernel
+from gpt.sass.tables import Registers
+
+ENTRY = "entry"
+_ALL_BARRIERS = 63
+_GENERAL = (1 << 255) - 1
+_STACK_POINTER = 1 << 1
+
+
+class Site(NamedTuple):
+    """An instruction where probes can go.
+
+    `face` is empty if it can't be shown to a probe, `free` is None if nothing leads there.
+    """
+
+    one: Instruction
+    face: str
+    free: Registers | None
+
+
+def iter_sites(kernel: Kernel) -> Iterator[Site]:
+    """Yield the sites of a kernel, in the order of its code.
+
+    Raises UnboundedError, and GptError for an architecture whose instructions have no faces.
+    """
+    code = kernel.code
+    if code.table.arch.name != ARCH:
+        raise GptError(f"what probes see of {code.table.arch.name}'s instructions isn't known")
+    faces = [(one, face) for one in code if (face := find_face(one)) is not None]
+    live = live_before(code, kernel.graph)
+    flight = in_flight_before(code, kernel.graph)
+    for one, face in [(code[0], ENTRY), *faces]:
+        state = flight[one.index]
+        if state is not None:
+            yield Site(one, face, _find_free(kernel, one, live[one.index], state))
+        elif one.target != one.offset:  # a branch to itself pads the code
+            yield Site(one, face, None)
+
+
+def _find_free(kernel: Kernel, one: Instruction, live: int, state: InFlight) -> Registers:
+    wait = _ALL_BARRIERS if one.name == "EXIT" else one.control.wait  # a trampoline at an exit can wait for all
+    named = (1 << min(kernel.registers, 255)) - 1 & ~_STACK_POINTER
+    usable = EVERY_REGISTER & ~_GENERAL | named
+    uniform = (1 << (1 << kernel.code.table.arch.uniform_bits) - 1) - 1
+    free = unpack(usable & ~(live | state.after_waiting(wait) | state.unawaited))
+    return free._replace(UR=free.UR & uniform)

@@ -1,0 +1,168 @@
+"""PTX with one kernel for each form of an instruction, and the faces that its machine code must have.
+
+    for form in FORMS: form.ptx, form.faces
+    make_module()          the text of a module; the kernel of FORMS[3] is k3
+
+Values come from memory and go there, so that ptxas keeps the instruction. Its address is `%a` in global memory, `%s` in
+shared, `%l` in local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HEAD = """
+.visible .entry k{number}(.param .u64 p, .param .u64 q, .param .u32 c) {{
+.reg .b64 %a, %q, %rd<20>; .reg .b32 %r<40>, %s, %l; .reg .b16 %h<8>;
+.reg .f32 %f<40>; .reg .f64 %fd<32>; .reg .pred %p<4>;
+.shared .align 128 .b8 shared{number}[1024];
+.local .align 16 .b8 local{number}[256];
+ld.param.u64 %a, [p]; ld.param.u64 %q, [q]; ld.param.u32 %r0, [c];
+cvta.to.global.u64 %a, %a;
+mov.u32 %s, shared{number}; add.u32 %s, %s, %r0; mov.u32 %l, local{number}; add.u32 %l, %l, %r0;
+{loads}
+{body}
+ret; }}
+"""
+REGISTERS = {
+    **dict.fromkeys(("u8", "s8", "b32", "u32", "s32", "noftz.f16x2", "noftz.bf16x2"), "%r"),
+    **dict.fromkeys(("u16", "s16"), "%h"),
+    **dict.fromkeys(("b64", "u64", "s64"), "%rd"),
+    "f32": "%f",
+    "f64": "%fd",
+}
+STORED = {"noftz.f16x2": "b32", "noftz.bf16x2": "b32", "s8": "u8", "s16": "u16"}
+SPACES = {".global": "%a", ".shared": "%s", ".local": "%l", "": "%a"}
+OPERATIONS = {
+    "add": ("u32", "u64", "f32", "f64", "noftz.f16x2", "noftz.bf16x2"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor", "exch", "cas"), ("b32", "b64")),
+}
+MMA = (  # shape, types of D, A, B and C, registers of A, B and C
+    ("m16n8k16", "f32.f16.f16.f32", 4, 2, 4),
+    ("m16n8k16", "f16.f16.f16.f16", 4, 2, 2),
+    ("m16n8k8", "f32.f16.f16.f32", 2, 1, 4),
+    ("m16n8k8", "f16.f16.f16.f16", 2, 1, 2),
+    ("m16n8k16", "f32.bf16.bf16.f32", 4, 2, 4),
+    ("m16n8k8", "f32.bf16.bf16.f32", 2, 1, 4),
+    ("m16n8k4", "f32.tf32.tf32.f32", 2, 1, 4),
+    ("m16n8k8", "f32.tf32.tf32.f32", 4, 2, 4),
+    *((shape, f"s32.{a}.{b}.s32", *sizes) for a in ("s8", "u8") for b in ("s8", "u8") for shape, *sizes in (
+        ("m16n8k16", 2, 1, 4), ("m16n8k32", 4, 2, 4), ("m8n8k16", 1, 1, 2))),
+    ("m8n8k4", "f64.f64.f64.f64", 1, 1, 2),
+    ("m16n8k4", "f64.f64.f64.f64", 2, 1, 4),
+    ("m16n8k8", "f64.f64.f64.f64", 4, 2, 4),
+    ("m16n8k16", "f64.f64.f64.f64", 8, 4, 4),
+)  # fmt: skip
+
+
+class Form(NamedTuple):
+    """An instruction, the faces that must be among those of its kernel, and the statements of the kernel."""
+
+    ptx: str
+    faces: tuple[str, ...]
+    body: str
+
+
+def _store(type_: str) -> str:
+    return f"st.global.{STORED.get(type_, type_)} [%q+64], {REGISTERS[type_]}3;"
+
+
+def _accesses() -> Iterator[Form]:
+    for space, address in SPACES.items():
+        load = f"ld{'' if space == '.local' else '.volatile'}{space}"
+        fill = "st.local.v4.b32 [%l], {%r1,%r2,%r1,%r2};" if space == ".local" else ""
+        use = "ld.local.b32 %r3, [%l+12]; st.global.b32 [%q+64], %r3;" if space == ".local" else ""
+        for type_ in ("u8", "s8", "u16", "s16", "b32", "b64"):
+            register = REGISTERS[type_]
+            keep = f"cvt.{type_[0]}32.{type_} %r3, %h3; {_store('b32')}" if "16" in type_ else _store(type_)
+            keep = _store("b32") if "8" in type_ else keep
+            face = f"ld{space}.{type_}"
+            if (space, type_) not in ((".local", "b32"), (".local", "b64")):  # forwarded from the stores
+                yield Form(face, (face,), f"{fill} {load}.{type_} {register}3, [{address}+8]; {keep}")
+            if type_[0] != "s":
+                face = f"st{space}.{type_}"
+                yield Form(face, (face,), f"{face} [{address}+8], {register}1; {use}")
+        face = f"ld{space}.v4.b32"
+        keep = "".join(f"st.volatile.global.b32 [%q+{64 + 4 * i}], %r{3 + i};" for i in range(4))
+        if space != ".local":
+            yield Form(face, (face,), f"{load}.v4.b32 {{%r3,%r4,%r5,%r6}}, [{address}]; {keep}")
+        face = f"st{space}.v4.b32"
+        yield Form(face, (face,), f"{face} [{address}], {{%r1,%r2,%r1,%r2}}; {use}")
+
+
+def _atomics() -> Iterator[Form]:
+    for space in (".global", ".shared", ""):
+        for operation, types in OPERATIONS.items():
+            for type_ in types:
+                register, address = REGISTERS[type_], SPACES[space]
+                has_loop = (
+                    space == ".shared" and operation not in ("exch", "cas") and type_ not in ("u32", "s32", "b32")
+                )
+                swapped = "atom.shared.cas." + ("b64" if "64" in type_ else "b32")
+                face = f"red{space}.{operation}.{type_}"
+                if operation not in ("exch", "cas"):
+                    yield Form(face, (swapped if has_loop else face,), f"{face} [{address}], {register}1;")
+                face = f"atom{space}.{operation}.{type_}"
+                values = f"{register}1, {register}2" if operation == "cas" else f"{register}1"
+                faces = (swapped if has_loop else face,)
+                yield Form(face, faces, f"{face} {register}3, [{address}], {values}; {_store(type_)}")
+    face = "red.shared.add.u32"  # ATOMS.POPC.INC
+    yield Form(f"{face} 1", (face,), f"{face} [%s], 1;")
+
+
+def _others() -> Iterator[Form]:
+    for cache, size in (("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)):
+        face = f"cp.async.{cache}.shared.global"
+        wait = "cp.async.commit_group; cp.async.wait_group 0; bar.sync 0; ld.shared.b32 %r3, [%s];"
+        yield Form(face, (face, "bar.sync"), f"{face} [%s], [%a], {size}; {wait} {_store('b32')}")
+    for ptx in ("bar.sync 0", "bar.sync 1, 64", "bar.sync %r1, 64", "bar.sync %r1, %r2", "bar.arrive 1, 64"):
+        yield Form(ptx, (ptx.split()[0],), f"{ptx}; st.global.b32 [%q+64], %r1;")
+    test = "setp.eq.u32 %p1, %r1, 0;"
+    yield Form("bar.red", ("bar.red.popc.u32",), f"{test} bar.red.popc.u32 %r3, 0, %p1; {_store('b32')}")
+    for operation in ("and", "or"):
+        face = f"bar.red.{operation}.pred"
+        yield Form(face, (face,), f"{test} {face} %p2, 0, %p1; selp.b32 %r3, 1, 0, %p2; {_store('b32')}")
+    cluster = ("barrier.cluster.arrive", "barrier.cluster.wait")
+    yield Form("barrier.cluster", cluster, f"{'; '.join(cluster)}; st.global.b32 [%q+64], %r1;")
+    for number in (1, 2, 4):
+        regs = "{" + ",".join(f"%r{3 + i}" for i in range(number)) + "}"
+        for turned in ("", ".trans"):
+            face = f"ldmatrix.sync.aligned.m8n8.x{number}{turned}.shared.b16"
+            keep = "".join(f"st.global.b32 [%q+{64 + 4 * i}], %r{3 + i};" for i in range(number))
+            yield Form(face, (face,), f"{face} {regs}, [%s]; {keep}")
+            face = face.replace("ld", "st", 1)
+            values = "{" + ",".join(f"%r{1 + i % 2}" for i in range(number)) + "}"
+            yield Form(face, (face,), f"{face} [%s], {values};")
+    yield Form("exit", ("exit",), f"{test} @%p1 exit; st.global.b32 [%q+64], %r1;")
+    loop = "L: add.u32 %r1, %r1, 1; ld.volatile.global.u32 %r3, [%a]; setp.lt.u32 %p1, %r1, %r3; @%p1 bra L;"
+    yield Form("bra", ("bra", "exit"), f"{loop} st.global.b32 [%q+64], %r1;")
+
+
+def _mma() -> Iterator[Form]:
+    for shape, types, *sizes in MMA:
+        type_ = types.partition(".")[0]
+        accumulator, wide = {"f32": ("%f", "f32"), "f64": ("%fd", "f64")}.get(type_, ("%r", "b32"))
+        register, size, narrow = ("%fd", 8, "f64") if type_ == "f64" else ("%r", 4, "b32")
+        a, b, c = ([f"{name}{first + i}" for i in range(n)] for name, first, n in zip(
+            (register, register, accumulator), (4, 4 + sizes[0], 20), sizes, strict=True))  # fmt: skip
+        load = "".join(f"ld.global.{narrow} {name}, [%q+{80 + size * i}];" for i, name in enumerate([*a, *b]))
+        load += "".join(f"ld.global.{wide} {name}, [%q+{256 + 8 * i}];" for i, name in enumerate(c))
+        keep = "".join(f"st.global.{wide} [%q+{256 + 8 * i}], {name};" for i, name in enumerate(c))
+        face = f"mma.sync.aligned.{shape}.row.col.{types}"
+        operands = ", ".join("{" + ",".join(names) + "}" for names in (c, a, b, c))
+        yield Form(face, (face,), f"{load} {face} {operands}; {keep}")
+
+
+FORMS = (*_accesses(), *_atomics(), *_others(), *_mma())
+
+
+def make_module() -> str:
+    """Return the text of a module with a kernel for each form."""
+    offsets = {"%r1": 0, "%r2": 4, "%rd1": 8, "%rd2": 16, "%f1": 24, "%f2": 28, "%fd1": 32, "%fd2": 40, "%h1": 48}
+    types = {"%r": "b32", "%rd": "b64", "%f": "f32", "%fd": "f64", "%h": "b16"}
+    loads = "".join(f"ld.global.{types[name[:-1]]} {name}, [%q+{at}];" for name, at in offsets.items())
+    head = ".version 8.8\n.target sm_90\n.address_size 64\n"
+    return head + "".join(HEAD.format(number=number, loads=loads, body=form.body) for number, form in enumerate(FORMS))

@@ -1,0 +1,232 @@
+"""gpt-sass-probe as a user runs it."""
+
+import json
+import struct
+
+import pytest
+
+from gpt.formats.closed import read_table
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.stream import records, wire
+from gpt.stream.packed import unpack_rows
+from tests import cuda
+from tests.stages.tools import run
+
+SOURCE = """
+extern "C" __global__ void copy(float4 *x, const float4 *y) { x[threadIdx.x] = y[threadIdx.x]; }
+extern "C" __global__ void sums(int *x, int *y) {
+    __shared__ int part;
+    if (threadIdx.x == 0) part = 0;
+    __syncthreads();
+    atomicAdd(&part, x[threadIdx.x]);
+    __syncthreads();
+    atomicAdd(y, part);
+}
+"""
+LOADS = '[loads]\nposition = "{}"\ndatamodel = "thread:8"\nbefore = "SAVE.u64 {{ADDR}};"\n'
+REFUSED = "gpt-sass-probe: error: probes are not woven into machine code yet: --explain says where they could go\n"
+
+
+def compiled(arch="sm_90", source=SOURCE):
+    try:
+        return cuda.nvrtc_compile(source, arch)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def image():
+    return compiled()
+
+
+def element(image, library="libfoo.so", arch="sm_90", **more):
+    names = [{"name": "copy"}, {"name": "sums"}]
+    sizes = {"region": 0, "index": 3, "offset": 0, "header_size": 0, "payload_size": len(image), "size": len(image)}
+    keys = {"library": library, "type": "cubin", "arch": arch, **sizes, "codec": "none", "flags": 0, "kernels": names}
+    return records.make("element", **keys | {"functions": [], "variables": 0, "data": image} | more)
+
+
+def segment(*found):
+    ends = wire.header("test", []), records.make("end", records=0, status=0)
+    return b"".join(map(wire.pack, (ends[0], *found, ends[1])))
+
+
+def explain(*options, data, status=0):
+    done = run("gpt-sass-probe", "--explain", *options, data=data)
+    assert done.status == status, done.err
+    return done
+
+
+def rows(done):
+    """Return the rows of the only answer, as dicts, without absent values."""
+    (answer,) = done.kind("answer")
+    fields, found = unpack_rows(answer)
+    return [{f.name: v for f, v in zip(fields, row, strict=True) if v is not None} for row in found]
+
+
+def faces(done, kernel):
+    return [row["face"] for row in rows(done) if row["kernel"] == kernel and "instruction" in row]
+
+
+def test_without_explain_it_says_what_is_missing_and_writes_nothing(image):
+    done = run("gpt-sass-probe", "-p", "block_sched", data=segment(element(image)))
+    assert (done.status, done.out, done.err) == (1, b"", REFUSED)
+
+
+def test_kernels_and_their_sites(image):
+    done = explain(data=segment(element(image)))
+    assert [record["kind"] for record in done.records] == ["header", "element", "answer", "end"]
+    assert done.kind("answer")[0]["name"] == "libfoo.so#3"
+    assert done.kind("element")[0]["data"] == image
+    assert faces(done, "copy") == ["entry", "ld.global.v4.b32", "st.global.v4.b32", "exit"]
+    assert {"bar.sync", "ld.global.b32", "st.shared.b32", "ld.shared.b32"} <= {*faces(done, "sums")}
+    assert any(face.startswith("red.global.add") for face in faces(done, "sums"))
+    kernel, *sites = [row for row in rows(done) if row["kernel"] == "copy"]
+    assert kernel["sites"] == len(sites) == 4 and kernel["registers"] >= 8
+    for file in ("R", "UR", "P", "UP", "B"):
+        assert kernel[file] == min(site[file] for site in sites)
+    assert [site["offset"] for site in sites] == sorted(site["offset"] for site in sites)
+    assert not any("code" in row for row in rows(done))
+
+
+@pytest.mark.parametrize(
+    ("probe", "expected"),
+    [
+        ("block_sched", {"entry", "exit"}),
+        ("ld.global", {"ld.global.v4.b32"}),
+        ("st.global.v4:exit", {"st.global.v4.b32", "exit"}),
+        ("ld.shared", set()),
+    ],
+)
+def test_only_places_of_a_probe(image, tmp_path, probe, expected):
+    path = tmp_path / "loads.toml"
+    path.write_text(LOADS.format(probe).replace("{ADDR}", "{CLOCK}"))
+    done = explain("-p", probe if probe == "block_sched" else path, "-k", "copy", data=segment(element(image)))
+    assert set(faces(done, "copy")) == expected
+    assert all("probes" in row for row in rows(done) if "instruction" in row)
+
+
+def test_a_probe_at_a_begin_and_one_at_an_end(image):
+    done = explain("-p", "block_sched", "-k", "copy", data=segment(element(image)))
+    assert [(row["face"], row["probes"]) for row in rows(done)[1:]] == [
+        ("entry", "block_sched.begin"),
+        ("exit", "block_sched.end"),
+    ]
+
+
+def test_positions_that_machine_code_has_not(image, tmp_path):
+    path = tmp_path / "lines.toml"
+    path.write_text(LOADS.format("line:k.cu:7").replace("{ADDR}", "{CLOCK}"))
+    done = explain("-p", path, data=segment(element(image)))
+    assert done.err == f"gpt-sass-probe: warning: {path}: 'line:k.cu:7' is no place in machine code\n"
+
+
+def test_places_with_too_few_registers(image):
+    done = explain("--registers", "255", "-k", "copy", data=segment(element(image)))
+    kernel, *sites = rows(done)
+    assert {site["code"] for site in sites} == {"few_registers"} and "code" not in kernel
+    assert done.kind("answer")[0]["verdict"] == [
+        "4 places left alone: few_registers: fewer registers are free than --registers asks for"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("library", "names", "build_id"),
+    [("lib/libcublas.so.13", None, None), ("libmine.so", ["_ZN6cublas4gemvEv"], None), ("libmine.so", None, "closed")],
+)
+def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, library, names, build_id):
+    known = build_id and read_table()["build-id"][0]
+    found = records.make("library", path=library, type="elf", size=1, build_id=known)
+    kernels = {"kernels": [{"name": name} for name in names]} if names else {}
+    nonsense = image.replace(b".nv.info.copy", b".nv.xxxx.copy")  # which isn't noticed
+    done = explain(data=segment(found, element(nonsense, library, **kernels)))
+    assert {row["kernel"]: row["code"] for row in rows(done)} == dict.fromkeys(("copy", "sums"), "closed_library")
+    assert len(rows(done)) == 2
+
+
+@pytest.mark.parametrize(("arch", "code"), [("sm_80", "not_proven"), ("sm_75", "no_table"), ("x\x1b", "no_table")])
+def test_other_architectures(image, arch, code):
+    done = explain("-k", "copy", data=segment(element(image, arch=arch)))
+    assert [(row["code"], len(row)) for row in rows(done)] == [(code, 3)]
+
+
+def text_of(image, name):
+    """Return where the code of a kernel is in a cubin."""
+    cubin = CubinEditor(image)
+    number = KernelEditor(cubin, name).section
+    return int(cubin.original["offset"][number]), int(cubin.original["size"][number])
+
+
+def test_an_instruction_that_no_table_has(image):
+    start, _ = text_of(image, "copy")
+    changed = bytearray(image)
+    changed[start + 16] = changed[start + 17] = 0xFF
+    done = explain(data=segment(element(bytes(changed))))
+    found = {row["kernel"]: row for row in rows(done) if "instruction" not in row}
+    assert found["copy"]["code"] == "unknown_opcode" and "fff" in found["copy"]["detail"]
+    assert "code" not in found["sums"], "the other kernels are explained"
+
+
+def test_code_that_runs_past_its_end(image):
+    start, size = text_of(image, "copy")
+    mov = struct.pack("<QQ", 0x0000000000007202 | 7 << 12, 0x000FE20000000F00)  # MOV R0, R0
+    changed = image[:start] + mov * (size // 16) + image[start + size :]
+    (row, *_) = rows(explain("-k", "copy", data=segment(element(changed))))
+    assert row["code"] == "unbounded" and "runs past its end" in row["detail"]
+
+
+def test_a_kernel_that_begins_otherwise(image):
+    start, _ = text_of(image, "copy")
+    changed = bytearray(image)
+    changed[start : start + 16] = struct.pack("<QQ", 0x0000000000007202 | 7 << 12, 0x000FE20000000F00)
+    kernel, *sites = rows(explain("-k", "copy", data=segment(element(bytes(changed)))))
+    assert (kernel["code"], kernel["detail"]) == ("unknown_entry", "MOV") and sites
+
+
+@pytest.mark.parametrize("size", [0, 5, 63, 64, 1000, -1])
+def test_a_cubin_that_is_cut_passes_with_an_error(image, size):
+    data = segment(element(image[:size]), element(image))
+    done = run("gpt-sass-probe", "--explain", data=data)
+    assert done.status == 3 and done.err.startswith("gpt-sass-probe: error: libfoo.so#3: ")
+    assert len(done.kind("element")) == 2 and len(done.kind("answer")) == 1
+    assert [record["level"] for record in done.kind("diag")] == ["error"]
+
+
+def test_a_list_without_bytes(image):
+    found = {key: value for key, value in element(image).items() if key != "data"}
+    done = explain(data=segment(found), status=1)
+    assert done.err == "gpt-sass-probe: error: no bytes in the list of GPU code: gpt-extract --payload adds them\n"
+    assert done.kind("element") == [found]
+
+
+def test_names_are_safe_on_a_terminal(image):
+    """A kernel's name is whatever somebody put into the file."""
+    changed = image.replace(b"copy", b"c\x1b[y")
+    done = explain("--table", data=segment(element(changed)))
+    assert "\x1b" not in done.out.decode() and "c\\x1b[y" in done.out.decode()
+    assert done.out.decode().replace("\n", "").isprintable()
+
+
+def test_a_table_has_a_line_for_each_site(image):
+    lines = explain("--table", "-k", "copy", data=segment(element(image))).out.decode().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("kernel"))
+    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["copy", "LDC", "LDG", "STG", "EXIT"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_has_a_line_for_each_row(image):
+    lines = explain("--json", "-k", "copy", data=segment(element(image))).out.decode().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [row.get("instruction") for row in found if row["kind"] == "row"] == [None, "LDC", "LDG", "STG", "EXIT"]
+
+
+def test_kernels_are_chosen_by_name(image):
+    data = segment(element(image))
+    assert {row["kernel"] for row in rows(explain("--filter", "op", data=data))} == {"sums"}
+    done = explain("-k", "op:zzz", "-k", "yyy", data=data)
+    assert {row["kernel"] for row in rows(done)} == {"copy"}
+    assert done.err == "gpt-sass-probe: warning: -k: matches no kernel: 'zzz:yyy'\n"
+    done = explain("-k", "zzz", data=data, status=1)
+    assert done.err.startswith("gpt-sass-probe: error: --kernel and --filter leave no kernel: there are ")
+    assert not done.kind("answer")
