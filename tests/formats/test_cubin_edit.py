@@ -46,6 +46,27 @@ def test_without_edits_other_kinds_of_cubins_are_the_same(options):
     assert CubinEditor(linked).build() == linked
 
 
+SPACES = """
+__device__ int counter;
+extern "C" __global__ void a(int *p) { __shared__ int s[33]; s[threadIdx.x] = *p; __syncthreads(); *p = s[*p]; }
+extern "C" __global__ void b(int *p) { __shared__ double s[5]; s[*p] = counter++; *p = s[0]; }
+extern "C" __global__ void c(int *p) { int l[99]; for (int i = 0; i < 99; i++) l[p[i]] = i; *p = l[*p]; }
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_110"])
+def test_relocatable_code_has_variables_without_bytes(arch):
+    data = samples.image(SPACES, arch, "-rdc=true")
+    cubin = CubinEditor(data)
+    assert cubin.build() == data
+    for name in ("a", "b", "c"):
+        KernelEditor(cubin, name).append(NOP * 9)
+    for name, listed in instructions(cubin.build()).items():
+        before = instructions(data)[name]
+        assert listed[: len(before)] == before
+        assert set(listed[len(before) :]) == {"NOP"}
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(ARCHS), st.lists(st.tuples(st.sampled_from(list(KERNELS)), st.sampled_from(list(NO_EDITS)))))
 def test_edits_that_change_nothing_change_no_byte(arch, edits):
