@@ -223,6 +223,14 @@ def test_two_more_parameters_cross_the_limit_of_the_first_form():
     assert kernel.info == KernelEditor(wanted, "large").info
 
 
+def test_a_first_parameter_comes_before_all_that_ptxas_writes_last():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "none")
+    kernel.info.extend(bytes.fromhex("036b0800 026d0100"))  # as ptxas of CUDA 13.5 has them
+    add_parameter(kernel)
+    assert [entry.kind for entry in iter_attributes(bytes(kernel.info))][-5:] == [0x19, 0x0A, 0x36, 0x6B, 0x6D]
+
+
 def test_moved_instructions_take_their_tables_along():
     cubin = CubinEditor(compiled("sm_90"))
     kernel = KernelEditor(cubin, "sync")
