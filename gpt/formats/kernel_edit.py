@@ -94,6 +94,7 @@ class KernelEditor:
             within = offset % WORD
             return moved.get(offset - within, offset - within) + within
 
+        code_moves.check_moves(self.info, moved)
         code_moves.follow_instructions(self.cubin, self.section, self.info, place)
 
     @property
@@ -148,18 +149,22 @@ class KernelEditor:
         padding = NOP * (-(end + len(code)) % CODE_ALIGN // WORD)
         last = end + len(code) + len(padding)
 
-        def place(offset: int) -> int:
+        def place(offset: int, is_entry: bool = True) -> int:
             """Return where an offset is now. The old end is the new end, so what reached it still does."""
             if not 0 <= offset <= end:
                 raise CannotEdit("something refers to a place beyond the code")
             if offset == end:
                 return last
-            return offset + len(code) if offset >= at and offset else offset
+            return offset if offset < at or (is_entry and not offset) else offset + len(code)
+
+        def place_instruction(offset: int) -> int:
+            """Return the same for an instruction. The first one moves as others do, and the entry isn't its."""
+            return place(offset, is_entry=False)
 
         code_moves.resize_frames(self.cubin, self.section, place)
         if at < end:
             code_moves.follow_references(self.cubin, self.section, place)
-            code_moves.follow_instructions(self.cubin, self.section, self.info, place)
+            code_moves.follow_instructions(self.cubin, self.section, self.info, place_instruction)
         code_moves.follow_symbols(self.cubin, self.section, place)
         text = self.cubin.editable(self.section)
         text += padding
