@@ -63,7 +63,7 @@ NO_OFFSETS = {
 
 def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
     """Raise CannotEdit if code of this section can't move: `info` is its kernel's `.nv.info.K`."""
-    for entry in iter_attributes(info):
+    for entry in iter_attributes(bytes(info)):  # no view of what the caller may go on to edit
         if entry.kind == INDIRECT_BRANCH_TARGETS:
             raise CannotEdit("it has jump tables")
         if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS:

@@ -95,7 +95,8 @@ class KernelEditor:
             return moved.get(offset - within, offset - within) + within
 
         code_moves.check_moves(self.info, moved)
-        code_moves.follow_instructions(self.cubin, self.section, self.info, place)
+        with self.cubin.whole_edit():
+            code_moves.follow_instructions(self.cubin, self.section, self.info, place)
 
     @property
     def registers(self) -> int:
@@ -161,11 +162,12 @@ class KernelEditor:
             """Return the same for an instruction. The first one moves as others do, and the entry isn't its."""
             return place(offset, is_entry=False)
 
-        code_moves.resize_frames(self.cubin, self.section, place)
-        if at < end:
-            code_moves.follow_references(self.cubin, self.section, place)
-            code_moves.follow_instructions(self.cubin, self.section, self.info, place_instruction)
-        code_moves.follow_symbols(self.cubin, self.section, place)
+        with self.cubin.whole_edit():
+            code_moves.resize_frames(self.cubin, self.section, place)
+            if at < end:
+                code_moves.follow_references(self.cubin, self.section, place)
+                code_moves.follow_instructions(self.cubin, self.section, self.info, place_instruction)
+            code_moves.follow_symbols(self.cubin, self.section, place)
         text = self.cubin.editable(self.section)
         text += padding
         text[at:at] = code

@@ -294,6 +294,27 @@ def test_an_instruction_in_an_unknown_list_does_not_move():
     kernel.move({0x40: 0x50})
 
 
+def test_another_edit_can_be_made_while_a_refusal_is_handled():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "jumps")
+    try:
+        kernel.insert(0, NOP)
+    except CannotEdit:
+        add_parameter(kernel)
+    assert cubin.build() != cubin.data
+
+
+def test_a_cubin_is_not_built_after_half_an_edit():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "sync")
+    exits = next(entry for entry in iter_attributes(bytes(kernel.info)) if entry.kind == 0x1C)
+    kernel.info[exits.end - 4 : exits.end] = bytes.fromhex("00000100")
+    with pytest.raises(CannotEdit, match="beyond the code"):
+        kernel.insert(0, NOP)
+    with pytest.raises(CannotEdit, match="an edit failed halfway"):
+        cubin.build()
+
+
 def test_moved_instructions_take_their_tables_along():
     cubin = CubinEditor(compiled("sm_90"))
     kernel = KernelEditor(cubin, "sync")
