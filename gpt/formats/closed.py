@@ -25,7 +25,7 @@ REASON = "closed_library"  # the code of the reason in records
 TABLE = Path(__file__).with_name("closed.txt")
 SHT_DYNAMIC, DT_SONAME = 6, 14
 DYNAMIC = struct.Struct("<QQ")
-MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes that are read of a table, and of a name
+MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes that are read of all tables, and of a name
 KINDS = ("file", "word", "kernel", "build-id")
 _MANGLED = r"_ZN?K?[0-9]+"
 
@@ -70,11 +70,13 @@ def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> s
 
 def _find_soname(source: Source, tables: Elf) -> str:
     """Return the name that a shared library was linked with; empty if it has none."""
+    room = MAX_DYNAMIC  # hostile tables share their bytes
     for dynamic in tables.sections:
         if dynamic.type != SHT_DYNAMIC or not 0 < dynamic.link < len(tables.sections):
             continue
         strings = tables.sections[dynamic.link]
-        entries = source.pread(dynamic.offset, min(dynamic.size, MAX_DYNAMIC) // DYNAMIC.size * DYNAMIC.size)
+        entries = source.pread(dynamic.offset, min(dynamic.size, room) // DYNAMIC.size * DYNAMIC.size)
+        room -= len(entries)
         for tag, value in DYNAMIC.iter_unpack(entries):
             if tag == DT_SONAME and strings.in_file and value < strings.size:
                 raw = source.pread(strings.offset + value, min(MAX_NAME, strings.size - value))

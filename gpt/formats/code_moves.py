@@ -6,7 +6,7 @@ such place. The tables that have offsets of code:
 - symbols of functions: offset and size;
 - relocations of the code: the offset of the instruction that they patch;
 - relocations of anything that refers to a place in the code: a symbol and the distance from it;
-- `.nv.info.K`: lists of the offsets of some instructions, u32 each, such as all EXITs;
+- `.nv.info.K`: lists of the offsets of some instructions, such as all EXITs;
 - `.debug_frame`: the range of each function. It begins `ffffffff | u64 size | u64 CIE | u64 address | u64 range`, with
   a relocation for the address. Rows within a range keep their distances from its start.
 
@@ -17,7 +17,7 @@ numbers and other debug information, and attributes that may be lists.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor, table_of
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_ALLOC, SHT_REL, SHT_RELA
-from gpt.formats.nvinfo import ENTRY, SIZED, iter_attributes
+from gpt.formats.nvinfo import ENTRY, SIZED, Attribute, iter_attributes
 
 Place = Callable[[int], int]
 RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
@@ -35,33 +35,38 @@ FRAME_ADDRESS = 20  # its offset in there
 DWARF64 = 0xFFFFFFFF
 
 # Attributes of `.nv.info.K` by what they hold. cuobjdump prints these names with EIATTR_ in front.
-INDIRECT_BRANCH_TARGETS = 0x34
-INSTRUCTION_OFFSETS = {
-    0x1C,  # EXIT_INSTR_OFFSETS
-    0x1D,  # S2RCTAID_INSTR_OFFSETS
-    0x28,  # COOP_GROUP_INSTR_OFFSETS
-    0x31,  # INT_WARP_WIDE_INSTR_OFFSETS
-    0x39,  # MBARRIER_INSTR_OFFSETS
+INDIRECT_BRANCH_TARGETS = 0x34  # {u32 offset, u16, u16, u32 count, u32 targets[count]} of each branch
+BRANCH = struct.Struct("<IHHI")
+INSTRUCTION_OFFSETS = {  # attribute -> bytes of an entry, which begins with a u32 offset
+    0x1C: 4,  # EXIT_INSTR_OFFSETS
+    0x1D: 4,  # S2RCTAID_INSTR_OFFSETS
+    0x28: 4,  # COOP_GROUP_INSTR_OFFSETS
+    0x31: 4,  # INT_WARP_WIDE_INSTR_OFFSETS
+    0x39: 16,  # MBARRIER_INSTR_OFFSETS: then u32 register, u32 address, u16 and u8 kind, u8 0
+    0x46: 4,  # SYSCALL_OFFSETS
 }
 NO_OFFSETS = {
     0x05,  # MAX_THREADS
     0x0A,  # PARAM_CBANK
+    0x0F,  # EXTERNS
     0x10,  # REQNTID
     0x17,  # KPARAM_INFO
+    0x1E,  # CRS_STACK_SIZE
     0x29,  # COOP_GROUP_MASK_REGIDS
     0x36,  # SW_WAR
     0x37,  # CUDA_API_VERSION
     0x3D,  # CTA_PER_CLUSTER
     0x45,  # KPARAM_INFO_V2
+    0x66,  # LANGUAGE
 }
 
 
 def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
     """Raise CannotEdit if code of this section can't move: `info` is its kernel's `.nv.info.K`."""
-    for entry in iter_attributes(info):
+    for entry in iter_attributes(bytes(info)):  # no view of what the caller may go on to edit
         if entry.kind == INDIRECT_BRANCH_TARGETS:
             raise CannotEdit("it has jump tables")
-        if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS | NO_OFFSETS:
+        if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS:
             raise CannotEdit(f"attribute {entry.kind:#x} is not understood")
     frames = cubin.numbers.get(b".debug_frame")
     for _, target, table in _relocations(cubin):
@@ -70,6 +75,15 @@ def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
             raise CannotEdit("it has debug information")
         if refers and target != frames and not _has_addends(table):
             raise CannotEdit("relocations without addends refer to it")
+
+
+def check_moves(info: Data, moved: Container[int]) -> None:
+    """Raise CannotEdit if an attribute that isn't understood may list an instruction that moves."""
+    for entry in iter_attributes(bytes(info)):
+        known = entry.kind in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS | {INDIRECT_BRANCH_TARGETS}
+        words = entry.payload[: len(entry.payload) // 4 * 4].cast("I")
+        if not known and any(word in moved for word in words):
+            raise CannotEdit(f"attribute {entry.kind:#x} is not understood")
 
 
 def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
@@ -88,9 +102,29 @@ def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place
         moved["offset"] = [place(offset) for offset in table["offset"].tolist()]
         cubin.editable(number)[:] = moved.tobytes()
     for entry in iter_attributes(bytes(info)):
-        if entry.kind in INSTRUCTION_OFFSETS and len(entry.payload) % 4 == 0:
-            offsets = np.frombuffer(entry.payload, "<u4").tolist()
-            info[entry.at + ENTRY.size : entry.end] = np.array([place(at) for at in offsets], "<u4").tobytes()
+        for at in _listed(entry):
+            start = entry.at + ENTRY.size + at
+            (offset,) = struct.unpack_from("<I", info, start)
+            struct.pack_into("<I", info, start, place(offset))
+
+
+def _listed(entry: Attribute) -> Iterable[int]:
+    """Return where in its payload an attribute has offsets of instructions. Targets of a branch aren't among them."""
+    size = len(entry.payload)
+    if stride := INSTRUCTION_OFFSETS.get(entry.kind):
+        if size % stride:
+            raise CannotEdit(f"attribute {entry.kind:#x} ends within an entry")
+        return range(0, size, stride)
+    found = []
+    if entry.kind == INDIRECT_BRANCH_TARGETS:
+        at = 0
+        while at < size:
+            found.append(at)
+            count = BRANCH.unpack_from(entry.payload, at)[3] if at + BRANCH.size <= size else size
+            at += BRANCH.size + 4 * count
+        if at != size:
+            raise CannotEdit(f"attribute {entry.kind:#x} ends within an entry")
+    return found
 
 
 def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:

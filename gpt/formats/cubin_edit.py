@@ -19,11 +19,13 @@ they're edited.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
 
+from gpt.base.errors import GptError
 from gpt.formats import elftables
 from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, Data, section_headers
 from gpt.formats.cubin_layout import SECTION, CannotEdit, Layout
@@ -47,6 +49,7 @@ class CubinEditor:
         self._layout = Layout(self.data, self.original)
         self.in_file = self._layout.in_file
         self._contents: dict[int, bytes | bytearray] = {}
+        self._torn = ""
 
     def content(self, number: int) -> Data:
         """Return the bytes of a section as they are by now; nothing if it has none in the file."""
@@ -129,8 +132,19 @@ class CubinEditor:
             out.setdefault(names[start:end], number)
         return out
 
+    @contextmanager
+    def whole_edit(self) -> Iterator[None]:
+        """Edit several tables together: if that fails halfway, their old contents are lost, and `build` refuses."""
+        try:
+            yield
+        except GptError as error:
+            self._torn = error.fact
+            raise
+
     def build(self, *, tight: bool = False) -> bytes:
         """Return the edited cubin. If `tight`, bytes that nothing names are left out."""
+        if self._torn:
+            raise CannotEdit(f"an edit failed halfway: {self._torn}")
         return self._layout.build(self.sections, self._contents, tight)
 
 

@@ -42,6 +42,9 @@ from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHT_NOBITS
 SECTION, SEGMENT = elftables.SECTION.dtype, elftables.SEGMENT.dtype
 Contents = Mapping[int, bytes | bytearray]  # of sections that were edited
 SHT_NULL = 0
+# `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` of relocatable code. Linked code has NOBITS.
+NO_BYTES = SHT_NULL, SHT_NOBITS, 0x70000007, 0x70000009, 0x7000000A, 0x70000015
+SHF_MERCURY = 1 << 28  # the flag of `.nv.merc.*`, where even reserved shared memory has bytes
 MAX_SEGMENTS = 64  # 6 are usual
 MAX_ALIGN = 1 << 12  # code needs 128
 HEADERS_ALIGN = 8
@@ -49,6 +52,13 @@ HEADERS_ALIGN = 8
 
 class CannotEdit(GptError):
     """Raised with the reason why a cubin, or a kernel of it, can't be edited."""
+
+
+def find_in_file(sections: np.ndarray) -> np.ndarray:
+    """Return which of these sections have bytes in the file."""
+    is_mercury = (sections["flags"] & SHF_MERCURY != 0) & (sections["type"] > SHT_NOBITS)
+    found: np.ndarray = (~np.isin(sections["type"], NO_BYTES) | is_mercury) & (sections["size"] > 0)
+    return found
 
 
 @dataclass
@@ -73,7 +83,7 @@ class Layout:
     def __init__(self, data: memoryview, original: np.ndarray) -> None:
         self.data = data
         self.original = original
-        self.in_file = ~np.isin(original["type"], (SHT_NULL, SHT_NOBITS)) & (original["size"] > 0)
+        self.in_file = find_in_file(original)
         room = np.uint64(len(data))
         beyond = (original["offset"] > room) | (original["size"] > room - original["offset"])
         if (beyond & self.in_file).any():

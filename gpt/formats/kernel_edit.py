@@ -94,7 +94,9 @@ class KernelEditor:
             within = offset % WORD
             return moved.get(offset - within, offset - within) + within
 
-        code_moves.follow_instructions(self.cubin, self.section, self.info, place)
+        code_moves.check_moves(self.info, moved)
+        with self.cubin.whole_edit():
+            code_moves.follow_instructions(self.cubin, self.section, self.info, place)
 
     @property
     def registers(self) -> int:
@@ -148,19 +150,24 @@ class KernelEditor:
         padding = NOP * (-(end + len(code)) % CODE_ALIGN // WORD)
         last = end + len(code) + len(padding)
 
-        def place(offset: int) -> int:
+        def place(offset: int, is_entry: bool = True) -> int:
             """Return where an offset is now. The old end is the new end, so what reached it still does."""
             if not 0 <= offset <= end:
                 raise CannotEdit("something refers to a place beyond the code")
             if offset == end:
                 return last
-            return offset + len(code) if offset >= at and offset else offset
+            return offset if offset < at or (is_entry and not offset) else offset + len(code)
 
-        code_moves.resize_frames(self.cubin, self.section, place)
-        if at < end:
-            code_moves.follow_references(self.cubin, self.section, place)
-            code_moves.follow_instructions(self.cubin, self.section, self.info, place)
-        code_moves.follow_symbols(self.cubin, self.section, place)
+        def place_instruction(offset: int) -> int:
+            """Return the same for an instruction. The first one moves as others do, and the entry isn't its."""
+            return place(offset, is_entry=False)
+
+        with self.cubin.whole_edit():
+            code_moves.resize_frames(self.cubin, self.section, place)
+            if at < end:
+                code_moves.follow_references(self.cubin, self.section, place)
+                code_moves.follow_instructions(self.cubin, self.section, self.info, place_instruction)
+            code_moves.follow_symbols(self.cubin, self.section, place)
         text = self.cubin.editable(self.section)
         text += padding
         text[at:at] = code

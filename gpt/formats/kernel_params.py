@@ -32,7 +32,8 @@ from gpt.formats.nvinfo import ENTRY, SIZED, iter_attributes
 SIZE = 8  # bytes of the added parameter
 PARAM_CBANK, CBANK_PARAM_SIZE, KPARAM_INFO, KPARAM_INFO_V2 = 0x0A, 0x19, 0x17, 0x45
 BEFORE = 0x35, 0x37, 0x5A  # ptxas writes these before the parameters; 0x37 is CUDA_API_VERSION
-SW_WAR = 0x36  # from sm_90 on ptxas writes this last, after the bank; before, the bank comes before the parameters
+# From sm_90 on ptxas writes these last, after the bank; before, the bank comes before the parameters.
+LAST = 0x36, 0x6B, 0x6D  # SW_WAR and, by ptxas of CUDA 13.5, two without a name
 BANK_LAST = 90
 HALF = 3  # the format of an entry whose value is a number of 16 bits
 BANK = struct.Struct("<IHH")
@@ -117,7 +118,9 @@ def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> l
     if not is_last:
         at = _start(out)
         return out[:at] + missing + out[at:]
-    at = len(out) - (out[-1][1] == SW_WAR)
+    at = len(out)
+    while at and out[at - 1][1] in LAST:
+        at -= 1
     return out[:at] + missing[::-1] + out[at:]
 
 

@@ -28,7 +28,8 @@ import numpy as np
 from gpt.base.errors import MalformedError
 from gpt.formats import elf, elftables
 from gpt.formats.cubin import STO_CUDA_ENTRY, STT_FUNC, section_headers
-from gpt.formats.elf import SHDR_SIZE, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_REL, SHT_RELA, SHT_SYMTAB
+from gpt.formats.cubin_layout import find_in_file
+from gpt.formats.elf import SHDR_SIZE, SHF_ALLOC, SHF_EXECINSTR, SHT_REL, SHT_RELA, SHT_SYMTAB
 from gpt.formats.symbols import SPACE
 
 Span = tuple[int, int]
@@ -219,7 +220,7 @@ class _Cubin:
         Raises KeptWhole if another section shares their bytes.
         """
         starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
-        in_file = ~np.isin(self.sections["type"], (SHT_NULL, SHT_NOBITS)) & (self.sections["size"] > 0)
+        in_file = find_in_file(self.sections)
         taken = [(0, elf.EHDR_SIZE), *self._header_tables()]
         taken += [(starts[section], starts[section] + sizes[section]) for section in np.flatnonzero(in_file).tolist()]
         if max(end for _, end in taken) > len(self.data):

@@ -23,8 +23,8 @@ import numpy as np
 from gpt.base.errors import MalformedError
 from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.cubin_layout import CannotEdit
-from gpt.formats.elf import SHF_ALLOC, SHT_NOBITS, SHT_SYMTAB
+from gpt.formats.cubin_layout import CannotEdit, find_in_file
+from gpt.formats.elf import SHF_ALLOC, SHT_SYMTAB
 from gpt.formats.nvinfo import PAIR as SYMBOL_AND_VALUE
 from gpt.formats.nvinfo import SIZED, iter_attributes
 from gpt.patch.callgraph import (
@@ -76,6 +76,7 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
             return f"section {number} is gone"
     if not cut <= set(gone):
         return "code that should be gone is there"
+    in_file = find_in_file(old)
     same = [name for name in SECTION.names or () if name not in ("offset", "size")]
     for number in sorted(set(range(len(old))) - set(gone)):
         a, b = old[number], new[number]
@@ -86,7 +87,7 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
         listing |= a["type"] in RELOCATION and not old["flags"][a["info"]] & SHF_ALLOC
         if listing:
             continue
-        if a["size"] != b["size"] or (a["type"] != SHT_NOBITS and _bytes(before, a) != _bytes(after, b)):
+        if a["size"] != b["size"] or (in_file[number] and _bytes(before, a) != _bytes(after, b)):
             return f"section {number} changed"
     (table,) = np.flatnonzero(old["type"] == SHT_SYMTAB).tolist()
     symbols, left = (np.frombuffer(_bytes(data, rows[table]), SYMBOL) for data, rows in ((before, old), (after, new)))

@@ -5,6 +5,7 @@ Of NVIDIA's libraries the containers and the names of symbols are read, nothing 
 
 import os
 import shutil
+import time
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_a_library_keeps_the_name_it_was_linked_with(tmp_path):
     renamed = shutil.copy(made, tmp_path / "harmless.so")
     found = {path: is_closed(path) for path in (made, other, renamed)}
     assert found == {made: True, other: False, renamed: True}
+
+
+def test_many_dynamic_sections_take_no_time():
+    count = 60_000
+    body = b"\1" + bytes(closed.MAX_DYNAMIC - 1)
+    head = forge.elf_header(shoff=64 + len(body), shnum=count, shstrndx=1)
+    names = forge.section(0, 3, offset=64, size=16)
+    dynamic = forge.section(0, closed.SHT_DYNAMIC, offset=64, size=len(body), link=1)
+    source = Source("a", head + body + forge.section(0, 0) + names + dynamic * (count - 2))
+    begin = time.process_time()
+    assert not closed.is_closed_library(source, parse_image(source).elf)
+    assert time.process_time() - begin < 10
 
 
 def is_closed(path):

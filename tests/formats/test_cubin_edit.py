@@ -46,6 +46,27 @@ def test_without_edits_other_kinds_of_cubins_are_the_same(options):
     assert CubinEditor(linked).build() == linked
 
 
+SPACES = """
+__device__ int counter;
+extern "C" __global__ void a(int *p) { __shared__ int s[33]; s[threadIdx.x] = *p; __syncthreads(); *p = s[*p]; }
+extern "C" __global__ void b(int *p) { __shared__ double s[5]; s[*p] = counter++; *p = s[0]; }
+extern "C" __global__ void c(int *p) { int l[99]; for (int i = 0; i < 99; i++) l[p[i]] = i; *p = l[*p]; }
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_110"])
+def test_relocatable_code_has_variables_without_bytes(arch):
+    data = samples.image(SPACES, arch, "-rdc=true")
+    cubin = CubinEditor(data)
+    assert cubin.build() == data
+    for name in ("a", "b", "c"):
+        KernelEditor(cubin, name).append(NOP * 9)
+    for name, listed in instructions(cubin.build()).items():
+        before = instructions(data)[name]
+        assert listed[: len(before)] == before
+        assert set(listed[len(before) :]) == {"NOP"}
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(ARCHS), st.lists(st.tuples(st.sampled_from(list(KERNELS)), st.sampled_from(list(NO_EDITS)))))
 def test_edits_that_change_nothing_change_no_byte(arch, edits):
@@ -200,6 +221,98 @@ def test_two_more_parameters_cross_the_limit_of_the_first_form():
     assert [add_parameter(kernel).offset for _ in range(2)] == [4344, 4352]
     wanted = CubinEditor(compiled("sm_90", "unsigned long long last, unsigned long long more"))
     assert kernel.info == KernelEditor(wanted, "large").info
+
+
+def test_a_first_parameter_comes_before_all_that_ptxas_writes_last():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "none")
+    kernel.info.extend(bytes.fromhex("036b0800 026d0100"))  # as ptxas of CUDA 13.5 has them
+    add_parameter(kernel)
+    assert [entry.kind for entry in iter_attributes(bytes(kernel.info))][-5:] == [0x19, 0x0A, 0x36, 0x6B, 0x6D]
+
+
+BARRIERS = """
+extern "C" __device__ int vprintf(const char *, void *);
+extern "C" __global__ void waits(int *p) {
+    __shared__ unsigned long long b;
+    unsigned a = (unsigned)__cvta_generic_to_shared(&b);
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(a));
+    asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(a));
+    *p = 1;
+}
+extern "C" __global__ void prints() { vprintf("a", 0); vprintf("b", 0); }
+"""
+LISTS = {("waits", 0x39): "SYNCS", ("prints", 0x46): "CALL.ABS", ("waits", 0x1C): "EXIT", ("prints", 0x1C): "EXIT"}
+
+
+@pytest.mark.parametrize("at", [0, 16, 48])
+def test_lists_of_instructions_follow_them(at):
+    """All that an entry has behind the offset stays as it is."""
+    data = samples.image(BARRIERS, "sm_90")
+    cubin = CubinEditor(data)
+    for name in ("waits", "prints"):
+        KernelEditor(cubin, name).insert(at, NOP * 3)
+    new = cubin.build()
+    for (name, kind), opcode in LISTS.items():
+        step = 4 if kind == 0x39 else 1
+        was, now = offsets_of(data, name, kind), offsets_of(new, name, kind)
+        listed = instructions(new)[name]
+        assert now[::step] == [WORD * n for n, text in enumerate(listed) if opcode in text]
+        assert [now[n] for n in range(len(now)) if n % step] == [was[n] for n in range(len(was)) if n % step]
+
+
+def test_an_instruction_that_was_moved_to_the_start_moves_on():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "one")
+    (last,) = offsets_of(compiled("sm_90"), "one", 0x1C)
+    kernel.move({last: 0})
+    kernel.insert(0, NOP * 2)
+    assert offsets_of(cubin.build(), "one", 0x1C) == [32]
+    assert cubin.symbols["value"][kernel.symbol] == 0
+
+
+def test_a_branch_through_a_table_moves_and_its_targets_stay():
+    data = compiled("sm_90")
+    branch, zeros, count, *rest = offsets_of(data, "jumps", 0x34)
+    second, *_ = rest[count:]
+    assert [instructions(data)["jumps"][at // WORD].split()[0] for at in (branch, second)] == ["BRX", "BRX"]
+    cubin = CubinEditor(data)
+    kernel = KernelEditor(cubin, "jumps")
+    at = kernel.append(bytes(kernel.code[branch : branch + WORD]))
+    kernel.move({branch: at, rest[0]: at + WORD})
+    assert offsets_of(cubin.build(), "jumps", 0x34) == [at, zeros, count, *rest]
+    kernel.move({second: at})
+    assert offsets_of(cubin.build(), "jumps", 0x34) == [at, zeros, count, *rest[:count], at, *rest[count + 1 :]]
+
+
+def test_an_instruction_in_an_unknown_list_does_not_move():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "one")
+    kernel.info.extend(bytes.fromhex("047e0400 30000000"))
+    with pytest.raises(CannotEdit, match="attribute 0x7e is not understood"):
+        kernel.move({0x30: 0x40})
+    kernel.move({0x40: 0x50})
+
+
+def test_another_edit_can_be_made_while_a_refusal_is_handled():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "jumps")
+    try:
+        kernel.insert(0, NOP)
+    except CannotEdit:
+        add_parameter(kernel)
+    assert cubin.build() != cubin.data
+
+
+def test_a_cubin_is_not_built_after_half_an_edit():
+    cubin = CubinEditor(compiled("sm_90"))
+    kernel = KernelEditor(cubin, "sync")
+    exits = next(entry for entry in iter_attributes(bytes(kernel.info)) if entry.kind == 0x1C)
+    kernel.info[exits.end - 4 : exits.end] = bytes.fromhex("00000100")
+    with pytest.raises(CannotEdit, match="beyond the code"):
+        kernel.insert(0, NOP)
+    with pytest.raises(CannotEdit, match="an edit failed halfway"):
+        cubin.build()
 
 
 def test_moved_instructions_take_their_tables_along():

@@ -94,7 +94,8 @@ class Plan:
                 snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                for site in function.find_sites(probe.positions):
+                # Where another position means the same site, the probe has a result even if it's a kernel's.
+                for site in function.find_sites(sorted(probe.positions, key=lambda one: one.kind == "kernel")):
                     if site[1:] in seen:
                         continue
                     seen.add(site[1:])

@@ -109,6 +109,13 @@ def test_what_matches_nothing_is_told_as_that():
         assert caught.value.fact == "no probe applies to it"
 
 
+@pytest.mark.parametrize("position", ["kernel:func:*", "func:*:kernel"])
+def test_a_function_that_is_the_kernel_matches_in_any_order(position, tmp_path):
+    file = simple(position, "mov.u32 %a, SMID;", "before")
+    woven = check(kernel("ret;"), file, tmp_path=tmp_path)
+    assert [(site.position, site.woven) for site in woven.sites if site.matched] == [("func:*", 1)]
+
+
 def test_what_only_sets_registers_is_nothing():
     with pytest.raises(LeftAlone, match="no probe that saves applies to it"):
         weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k",
