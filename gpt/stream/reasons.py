@@ -25,7 +25,7 @@ _LIMITS = "gpt-sass-probe(1), LIMITS, says for which architectures it can have s
 _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _LESS = "a probe that saves fewer values needs less"
 
-# code -> the text, and the advice
+# code -> the text, and the advice; none where the user asked for it
 TABLE: dict[str, tuple[str, str]] = {
     # The kernel's image
     "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
@@ -103,7 +103,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "nothing: it is there after the program's next look-up, load or wait in the context",
     ),
     # Launches
-    "left_out": ("it was left out, as --launch-skip, --launch-count or --sample say", "leave out these options"),
+    "left_out": ("it was left out, as --launch-skip, --launch-count or --sample say", ""),
     "registers": (
         "with probes, a block this large has too few registers",
         "nothing: it is assembled again with fewer registers, and used from then on",
@@ -220,8 +220,9 @@ class Reason(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Say what to do about it, after the text; empty for an unknown code."""
-        return "{}: {}".format(*TABLE[self.code]) if self.code in TABLE and self.code != OTHER else ""
+        """Say what to do about it, after the text; empty if there's nothing to say."""
+        text, advice = TABLE.get(self.code, ("", ""))
+        return f"{text}: {advice}" if advice and self.code != OTHER else ""
 
 
 def find_reason(record: Mapping[str, Any]) -> Reason | None:

@@ -2,10 +2,8 @@
 
 #include "../../runtime/sim/code.c"
 #include "../../runtime/sim/cubin.c"
-#include "../../runtime/sim/declared.c"
 #include "../../runtime/sim/fatbin.c"
 #include "../../runtime/sim/image.c"
-#include "../../runtime/sim/ptx.c"
 #include "harness.h"
 
 int sim_major = 9, sim_minor;
@@ -18,8 +16,12 @@ void *sim_open_object(const char *bytes, size_t size) { // no code of a file is 
     return NULL;
 }
 const struct host_module *sim_module_of(void *object) { return object; }
-CUresult sim_unpack(const struct fatbin_element *element, char **text, size_t *size) {
-    (void)element, (void)text, (void)size;
+CUresult sim_read_ptx(struct code *code, const char *text, size_t size) { // gpt-asm reads PTX
+    (void)code, (void)text, (void)size;
+    return CUDA_ERROR_INVALID_PTX;
+}
+CUresult sim_unpack(const struct fatbin_element *element, const char *want, char **text, size_t *size) {
+    (void)element, (void)want, (void)text, (void)size;
     return CUDA_ERROR_INVALID_PTX;
 }
 CUresult sim_link_fatbins(const void *const *fatbins, char **text) {

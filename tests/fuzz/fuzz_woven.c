@@ -6,6 +6,7 @@
 #include "hook/probe/answer.c"
 #include "hook/probe/launch.c"
 #include "hook/watch/memory.c"
+#include "hook/write/reasons.c"
 
 static unsigned char room[1 << 20];
 

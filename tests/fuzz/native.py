@@ -212,7 +212,7 @@ def _woven(count: int) -> bytes:
     ]
     kernel = records.make(
         "kernel", id=1, name="foo", params=[{"offset": 0, "size": 4}], added=added, maps=[m["id"] for m in maps],
-        sites=[], variables=variables, table="t", **({} if count else {"reason": "no place"}),
+        sites=[], variables=variables, table="t", **({} if count else {"code": "no_place", "detail": "no site"}),
     )  # fmt: skip
     ptx = records.make("ptx", id=1, module="m#0", arch="sm_80", kernels=["foo"], data=b"x")
     cubin = records.make("cubin", id=1, module="m#0", arch="sm_90", kernels=["foo"], data=b"code", original=b"plain")

@@ -145,7 +145,7 @@ def trace_seeds(sample: Sample) -> list[bytes]:
         forge.buffer(1, struct.pack("<6Q", 32, 1, 2, 3, 4, 5) * 3, 2),
         records.make("times", launch=1, prologue=800, epilogue=90, kernel=4000, original=3000),
         records.make("memusage", function=1, launches=2, bytes=700, most=400),
-        records.make("unprobed", function=1, launches=2, reason="no PTX"), records.make("sync", id=1),
+        records.make("unprobed", function=1, launches=2, code="no_ptx"), records.make("sync", id=1),
     ]  # fmt: skip
     plain = forge.pack(forge.trace(*inner))
     chunked = forge.pack(forge.trace(end=False)) + forge.chunk(forge.pack(inner))[: 34 + len(plain)]

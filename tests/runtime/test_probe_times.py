@@ -152,7 +152,7 @@ def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "-p", "gmem_bytes", "--benchmark", "true", quiet=False)
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[0] == (
-        "gpt-hook: warning: --benchmark: each kernel runs twice: one that works in place gives another result"
+        "gpt-hook: warning: --benchmark runs each kernel twice: a kernel that works in place gives another result"
     )
 
 

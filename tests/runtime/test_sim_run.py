@@ -166,7 +166,7 @@ def test_variables_windows_and_parameters(play_kernels):
     static const uint32_t table[3] = {7, 8, 9}, weights[2] = {5, 6};
     static const struct host_address to[] = {
         {0, "table", 4, 8, 0, 1}, {8, "weights", 4, 8, 0, 1}, {16, "weights", 4, 8},
-        {24, "table", 0, 1, 1, 1}, {25, "table", 0, 1, 0, 1}, {32, "fun", 0, 8}};
+        {24, "table", 0, 1, 8, 1}, {25, "table", 0, 1, 0, 1}, {32, "fun", 0, 8}};
     VARIABLES({"table", 12, 4, table}, {"weights", 8, 4, weights, .space = HOST_CONST},
               {"pointers", 40, 8, NULL, to, 6}, {"more", 4, 4, .space = HOST_CONST})
     KERNEL(sums) {

@@ -292,7 +292,8 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
     gpt_write_line(line);
     for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
         const struct told *told = look_up(reasons[i].code);
-        if (!told || !strcmp(told->code, "other") || (i && !strcmp(told->code, reasons[0].code)))
+        if (!told || !*told->advice || !strcmp(told->code, "other") ||
+            (i && !strcmp(told->code, reasons[0].code)))
             continue;
         snprintf(line, sizeof(line), "gpt-hook: %s: %s", told->text, told->advice);
         gpt_write_line(line);
