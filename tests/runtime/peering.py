@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 USER, MOUNT, NETWORK = 0x10000000, 0x20000, 0x40000000
-HOST, CHECK, UNPACK, PROBE, REGISTER = range(5)
+HOST, PROBE, REGISTER = range(3)
 QUESTION, REPLY = struct.Struct("<I16s65s3x"), struct.Struct("<i1024s")
 REFUSED = 253
 MODULE = b"\x83\xa4kind\xa6module\xa2id\x01\xa4data\xc4\x01x"  # {"kind": "module", "id": 1, "data": b"x"}

@@ -51,7 +51,13 @@ def test_a_newer_one(tmp_path):
 def test_an_older_one(tmp_path):
     """That of Debian 11 and Ubuntu 20.04, whose threads and dlopen are libraries of their own."""
     runtime = hooked.ROOT / "runtime"
-    flags = ["-include", runtime / "portable.h", runtime / "launcher" / "start.c", "-Wl,--wrap=__libc_start_main"]
+    flags = [
+        "-include",
+        runtime / "portable.h",
+        hooked.ARCH / "launcher" / "start.c",
+        *hooked.INCLUDE,
+        "-Wl,--wrap=__libc_start_main",
+    ]
     program = hooked.compile_c(tmp_path / "client", LOOP, *flags)
     linker, libraries = fetch(tmp_path, "2.31-13+deb11u11")
     done = start(linker, libraries, tmp_path / "t.mp", program, "100")
