@@ -414,6 +414,13 @@ def test_an_arch_that_no_code_is_for_writes_no_wheel(wheel, tmp_path):
     assert archs_in(next((tmp_path / "out").iterdir())) == {"sm_90"}
 
 
+def test_debloat_says_nothing_of_a_wheel_that_went_well(wheel, tmp_path):
+    arguments = ["gpt-debloat", "--arch", "sm_80", "-o", tmp_path / "out", "-r", wheel]
+    done = subprocess.run([str(word) for word in arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list((tmp_path / "out").glob("*+sm80-*.whl"))) == 1
+
+
 def test_only_wheels_are_split(wheel, sample, tmp_path):
     options = ("--arch", "sm_75", "--arch", "sm_90")
     located = run("gpt-locate", *options, data=extract(sample("zstd")).out)
