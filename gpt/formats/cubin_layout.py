@@ -182,7 +182,7 @@ class Layout:
             sections["offset"][number] = self._place(offset, align)
 
     def _place(self, offset: int, align: int = 1) -> int:
-        """Return where something without bytes goes: at the part that began there, or as far behind the one before."""
+        """Return the new place of something without bytes. It keeps its distance from the part before or around it."""
         index = bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
         if index < 0 or offset > len(self.data):
             return offset

@@ -1,4 +1,4 @@
-"""Edit one kernel of a cubin: its instructions, registers and parameters, and every table that tells of them.
+"""Edit one kernel of a cubin: its instructions, registers and parameters, and every table that describes them.
 
 What describes a kernel K (facts from cubins of ours, each compared with what ptxas writes):
 

@@ -90,7 +90,7 @@ CUresult sim_find_outline(const char *text, size_t size, bool load, struct gpt_b
     return status;
 }
 
-static const struct gpt_bytes good = {"", 1, 1}; // what is kept of a check
+static const struct gpt_bytes good = {"", 1, 1}; // cached for PTX that passed a check
 
 void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made) {
     char key[65];

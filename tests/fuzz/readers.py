@@ -223,7 +223,7 @@ def parse_ptx(data: bytes) -> None:
 
 
 def outline_ptx(data: bytes) -> None:
-    """What the simulated device asks of PTX that a program loads: the record must be one that others can read."""
+    """Outline PTX as for a program that loads it on the simulated device; the record must be readable."""
     from gpt.asm.host.outline import read_outline
 
     outline = records.make("outline", id=1, **read_outline(data, "m"))

@@ -1,4 +1,4 @@
-"""What the trampolines of sass_risks.py do: one construct each, in front of the instruction that they replace.
+"""The trampolines of sass_risks.py: one construct each, in front of the instruction that they replace.
 
 Each is tried in kernels whose lanes wait for one another at a BSYNC, so that what releases them is seen.
 """
@@ -40,7 +40,7 @@ def region(barrier: int, inside: Code) -> Code:
 
 
 def collective(mask: int, result: int) -> Code:
-    """What ptxas makes of a vote under a mask where a warp may be split."""
+    """Write what ptxas makes of a vote under a mask where a warp may be split."""
     return [
         op("WARPSYNC.COLLECTIVE", "after", a=mask),
         op("VOTE.ANY", d=result),

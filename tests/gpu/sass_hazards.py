@@ -127,7 +127,7 @@ def overwritten(n: Names, kind: str, delay: int, busy: bool) -> Code:
 
 
 def covered(n: Names, kind: str, later: str) -> Code:
-    """The same, but overwritten as soon as a later instruction's scoreboard is done."""
+    """Overwrite the operand as soon as a later instruction's scoreboard is done."""
     first, second, result = slow(n, kind, stall=2)
     other: Code = []
     if awaited := LATER[later]:

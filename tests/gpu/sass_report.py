@@ -1,4 +1,4 @@
-"""What sass_risks.py found, as two tables and as JSON by line."""
+"""Print the findings of sass_risks.py as two tables, and write them as JSON, one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code that's added to a kernel may do, tried out on a GPU: the counts behind docs/sass-rules.md.
+"""Try out on a GPU which code can be added to a kernel: the counts behind docs/sass-rules.md.
 
     python tests/gpu/sass_risks.py
 
@@ -176,7 +176,7 @@ def iter_constructs(kernels: dict[str, Kernel]) -> list[Case]:
 
 
 def child(folder: Path) -> None:
-    """Run the cases that come on stdin, and print a line of JSON for each; end at one that hangs or faults."""
+    """Run the cases from stdin, and print a line of JSON for each; end at one that hangs or faults."""
     image, listing = (folder / "risks.cubin").read_bytes(), (folder / "risks.txt").read_text()
     kernels = read_kernels(image, listing)
     device = Device()
@@ -224,7 +224,7 @@ def main() -> int:
     for number, case in enumerate([*sass_hazards.iter_cases(), *sass_limits.iter_cases(), *iter_constructs(kernels)]):
         name = case.get("construct") or f"{case['what']} {number % 7}"
         parts.setdefault(name, []).append({"kernel": "lab", **case})
-    last = parts.pop(sass_cases.MAY_HANG)  # a kernel that hangs holds up those of other processes
+    last = parts.pop(sass_cases.MAY_HANG)  # a kernel that hangs holds up other processes' kernels
     with ThreadPoolExecutor(int(os.environ.get("JOBS", "8"))) as pool:
         ran = pool.map(partial(run_cases, OUT), sorted(parts.values(), key=len))
         results = [case for part in ran for case in part]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gpt.base.errors import GptError, MalformedError
 from gpt.sass.arch import ARCHS
 from gpt.sass.code import Code
-from gpt.sass.explain import Explained, explain
 from gpt.sass.tables import Registers, UnknownOpcodeError, dump_table, parse_table, table_of
 from gpt.sass.words import dump_words, words_array
+from tests.sass.explain import Explained, explain
 
 TEXT = """gpt-sass-table 1 sm_90
 # ptxas 1.2.3, nvdisasm 4.5.6

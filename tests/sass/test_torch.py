@@ -11,10 +11,10 @@ import sys
 import msgpack
 import pytest
 
-from gpt.sass.explain import Explained, explain
 from gpt.sass.tables import table_of
 from gpt.sass.words import words_array
 from tests.packages import LARGE, fetch
+from tests.sass.explain import Explained, explain
 from tests.tiers import ROOT
 
 SECTIONS, WORDS = 21_742, 37_783_848  # kernels and functions that they call

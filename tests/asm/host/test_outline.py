@@ -1,4 +1,4 @@
-"""What the outline of a module says of hostile declarations. tests/runtime/test_sim_declared.py, test_sim_demand.py and
+"""The outline of a module with hostile declarations. tests/runtime/test_sim_declared.py, test_sim_demand.py and
 test_sim_load.py check what the simulated device makes of sane ones.
 """
 
