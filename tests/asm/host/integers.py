@@ -270,7 +270,9 @@ def video():
             for saturates, (x, y) in product((False, True), (("", ""), ("b3", "h1"))):
                 more_words = ".po" * more + ".sat" * saturates + f".shr{shift}" * bool(shift)
                 text = f"vmad.{'s32' if minus else d}.{a}.{b}{more_words} {{}}, "
-                text += f"{'-' * (minus == 'a')}{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {'-' * (minus == 'c')}{{}}"
+                text += (
+                    f"{'-' * (minus == 'a')}{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {'-' * (minus == 'c')}{{}}"
+                )
                 yield text, "u32", three, mad_video(a, b, minus, more, saturates, shift, (x, y))
 
 
