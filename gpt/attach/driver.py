@@ -171,6 +171,8 @@ def find_driver(pid: int) -> list[DriverFile]:
         raise GptError("has ended, or is a thread of the kernel", where)
     if found := files_in(pid, maps):
         return found
+    if any(DRIVER.search(line) for line in maps.split("\n")):
+        raise MissingError(f"has {LIBRARY} mapped, but it can't be opened", where)
     with open(folder / "exe", "rb") as file:
         head = file.read(5)
     if head.startswith(ELF) and head[CLASS] != BITS_64:
@@ -214,7 +216,7 @@ def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
     try:
         return _open_regular(place)
     except PermissionError as error:
-        if not os.geteuid():
+        if not os.geteuid() and error.errno == errno.EPERM:  # EACCES: a file that not even root may read, as of FUSE
             fact = f"{error.strerror}: root lacks CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, as in a container"
             raise MissingError(fact, place) from None
     except OSError:

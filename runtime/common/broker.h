@@ -248,6 +248,10 @@ const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
 
+// The beginning of a folder's name, KIND.BOOT., up to what mkdtemp makes; and whether a name is one with it.
+void gpt_make_prefix(const char *kind, char prefix[64]);
+bool gpt_has_prefix(const char *name, const char *prefix);
+
 // Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
 // Returns a descriptor that keeps it locked, or -1.
 int gpt_make_folder(char path[PATH_MAX]);
