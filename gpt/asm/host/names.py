@@ -202,7 +202,8 @@ def _compute(node: tree.Operand) -> float:
         case tree.OperandGroup((item,)):
             return _compute(item)
         case tree.Prefixed(prefixes, operand) if set(prefixes) <= {"+", "-"}:
-            return _compute(operand) * (-1) ** prefixes.count("-")
+            value = _compute(operand)
+            return -value if prefixes.count("-") % 2 else value
         case tree.Expression(operands, operators) if set(operators) <= {*"+-*/"}:
             terms = [_compute(operands[0])]
             for operator, operand in zip(operators, operands[1:], strict=True):

@@ -16,7 +16,8 @@ BEFORE = ".global .u32 y[8]; .shared .u32 s;\n"
 USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
 CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
 
-VARIABLES = {  # of a module, used by a kernel: others aren't looked at
+UNUSED = ".visible .entry k() { ret; }\n"
+VARIABLES = {  # of a module, used by a kernel or not
     ".global .v2 .f64 x;": "",
     ".shared .v4 .u16 x;": "",
     ".global .f16x2 x;": "",
@@ -102,6 +103,10 @@ ATTRIBUTES = {
 }
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
+    **{f"{BEFORE}{text}\n{UNUSED}": reason for text, reason in VARIABLES.items()},
+    f".global .texref x;\n{UNUSED}": "",
+    f".reg .texref x;\n{UNUSED}": "outside of functions",
+    f".common .shared .u32 x;\n{UNUSED}": "'.common'",
     **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},
     **{f".func f({text}) {{ ret; }}\n{CALLED}": reason for text, reason in PARAMETERS.items()},
     **{f".visible .entry k() {text} {{ ret; }}\n": reason for text, reason in ATTRIBUTES.items()},
