@@ -80,6 +80,8 @@ IN_KERNELS = {
     ".reg .v4 .u32 x; mov.v4.u32 x, %tid;": "",
     ".reg .v2 .u32 x; .reg .u32 y; mov.u32 y, x;": "a vector",
     ".reg .v2 .u32 x; .reg .b64 y; mov.b64 y, x;": "",
+    ".reg .u64 a, b; mov.v2.u64 {a, b}, {b, a};": "",
+    ".reg .u64 a, b; mov.v4.u64 {a, b, a, b}, {b, a, b, a};": "at most 128 bits",
     ".reg .u32 x; b: .branchtargets a; brx.idx x, b; a:": "",
     ".reg .u64 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
     ".reg .u16 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
