@@ -126,7 +126,8 @@ static bool is_error(const struct stat *status) {
     return status->st_dev == root.device && status->st_ino == root.inode;
 }
 
-// Whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there again.
+// Return whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there
+// again.
 static bool has_error(bool *opened) {
     struct stat status;
     *opened = false;
@@ -325,7 +326,7 @@ void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) 
     root_pid = of_run;
 }
 
-// Whether the root process is another user's by now, who would not believe a note of ours.
+// Return whether the root process is another user's by now, who would not believe a note of ours.
 static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
 
 // The root process is there, so the note will be removed.
