@@ -1,7 +1,8 @@
 """Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
 
-Other members are copied byte for byte, compressed, together with the bytes before and between them. Only the directory
-is written anew, with the new offsets. RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest
+Other members are copied byte for byte, compressed, together with the bytes before and between them, and compared with
+their checksums: we make no new wheel of a damaged one. Only the directory is written anew, with the
+new offsets. RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest
 in URL-safe base64 without padding (packaging specifications, "Recording installed projects"). Lines of other members
 aren't changed. Only the wheel's own RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages
 are ordinary members. A signed wheel (`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version
@@ -195,6 +196,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
                     wheel.unpack(info, file)
                     _add(made, wheel, info, file, name)
             else:
+                wheel.verify(info)
                 kept = copy.copy(info)
                 kept.header_offset, kept.extra = out.tell(), _without_zip64(info.extra)
                 _copy(wheel.source, info.header_offset, wheel.end_of(info), out)
