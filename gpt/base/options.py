@@ -153,6 +153,7 @@ def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
             if one.type in NUMBERS:
                 made.click_type = copy.copy(typer.main.get_click_type(annotation=one.type, parameter_info=made))
                 made.click_type._number_class = NUMBERS[one.type]  # in place of int or float
+                made.click_type.name = "number"  # in messages
             annotation = Annotated[one.whole, made]
         kind = inspect.Parameter.KEYWORD_ONLY
         default = inspect.Parameter.empty if one.default is MISSING else one.default

@@ -482,6 +482,21 @@ def test_a_damaged_member(wheel, tmp_path, name, options):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["Pkg-1.dist-info", "other-2.dist-info", "./x.dist-info"])
+def test_two_folders_of_metadata(wheel, tmp_path, folder):
+    """pip refuses such a wheel, and which of the two gets the new version nobody could say."""
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("pkg/_vendor/other-1.dist-info/METADATA", b"Version: 1\n")
+    located = run("gpt-locate", "--arch", "sm_90", data=extract("-r", wheel).out)
+    assert run("gpt-patch", "-o", tmp_path / "one", data=located.out).status == 0
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr(f"{folder}/METADATA", b"Version: 1\n")
+    located = run("gpt-locate", "--arch", "sm_90", data=extract("-r", wheel).out)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located.out)
+    assert (done.status, "dist-info, which pip refuses" in done.err) == (3, True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 NOT_CUT = "gpt-patch: error: libraries that gpt-locate decided nothing about, as it said, are not written\n"
 
 
