@@ -160,7 +160,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
             yield f"{told}; all of it was freed by the time {ended}" if pieces.on_gpu.any() else told
     lost = sum(pieces.lost for pieces in found)
     if lost:
-        yield f"{amount(lost, 'allocation')} at an address that was taken: what was there was freed unseen"
+        yield f"{amount(lost, 'allocation')} where memory was taken: what was there was freed unseen"
     strange = sum(pieces.strange for pieces in found)
     if strange:
         yield f"{amount(strange, 'free')} of what was not seen allocated"
