@@ -87,6 +87,10 @@ def test_a_context_ends_with_its_memory():
     found = answers("memory", made(*reset))
     assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (2, 0, 100, 110)
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
+    assert found.verdicts["times"] == [
+        "GPU memory of process 10",
+        "1 allocation that nobody freed ended with the context",
+    ]
     found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
     assert "1 allocation where memory was taken: what was there was freed unseen" in found.verdicts["memory"][1]
