@@ -231,8 +231,8 @@ static void use_pipeline(const char *command) {
 static const char *check_number(const char *option, const char *text, bool fraction) {
     char *end;
     double value = strtod(text, &end);
-    if (!isdigit((unsigned char)*text) || *end || value < 0 || value > 1e18 ||
-        (!fraction && strspn(text, "0123456789") != strlen(text)))
+    const char *digits = fraction ? "0123456789." : "0123456789"; // strtod() takes hexadecimal and exponents
+    if (!isdigit((unsigned char)*text) || *end || value > 1e18 || text[strspn(text, digits)])
         fail(USAGE, option, "not a number: '%s'", text);
     return text;
 }
