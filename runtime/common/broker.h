@@ -234,8 +234,8 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
 // Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
 void gpt_close(int files[GPT_FILES]);
-void gpt_discard(int files[GPT_FILES]); // the same, and it never waits: for files of a sender not known yet
-void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, and discards what is in it
+void gpt_discard(int files[GPT_FILES]); // closes files of an unknown sender without ever waiting
+void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, discarding unread messages
 
 enum gpt_wish {
     GPT_WISH_ANSWER,   // an answer from a pipeline that the supervisor knows

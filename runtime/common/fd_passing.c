@@ -81,9 +81,10 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
     return sent == (ssize_t)size;
 }
 
-// Descriptors that a hostile process may have sent: who it was is known only when they are here. Closing one
-// can take as long as the sender likes: a socket with SO_LINGER waits for what was written to it, and FUSE is
-// asked to flush a file. The number is free at once, so a thread closes each that isn't a file in memory.
+// A hostile process may have sent these descriptors; we learn who the sender was only after receiving them.
+// Closing one can take as long as the sender likes: a socket with SO_LINGER waits for its data to go out, and
+// a FUSE server is asked to flush its file. The number is free at once, so a thread closes each that isn't a
+// file in memory.
 
 enum { MOST_SLOW = 64 };
 static int slow; // threads that are closing

@@ -316,7 +316,7 @@ static void helper(pid_t root, int root_file) {
 bool follow_start(const struct follow *follow) {
     self = follow;
     folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    // Whoever may rename folders in TMPDIR may have put one of theirs in its place.
+    // Another user who can rename folders in TMPDIR may have put their own in its place.
     bool own = folder >= 0 && gpt_owns_folder(folder, geteuid());
     errno = folder >= 0 && !own ? EACCES : errno;
     return own && gpt_start_apart(helper);

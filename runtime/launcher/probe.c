@@ -86,8 +86,8 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128, the only ones that
-// --show writes.
+// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
+// no others.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
     size_t size = 0;

@@ -170,7 +170,7 @@ def float_bits(text: str, type_: PtxType) -> int:
 
 
 def _decimal(text: str) -> float:
-    """Parse `1.5e3` or `0d3FF8000000000000`. Raises Unsupported for what a normal double can't hold, as ptxas does."""
+    """Parse `1.5e3` or `0d3FF8000000000000`. Like ptxas, raises Unsupported if a normal double can't hold it."""
     if text[:2] in ("0d", "0D"):
         return float(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0])
     value = float(text)
@@ -202,7 +202,8 @@ def _compute(node: tree.Operand) -> float:
         case tree.OperandGroup((item,)):
             return _compute(item)
         case tree.Prefixed(prefixes, operand) if set(prefixes) <= {"+", "-"}:
-            return _compute(operand) * (-1) ** prefixes.count("-")
+            value = _compute(operand)
+            return -value if prefixes.count("-") % 2 else value
         case tree.Expression(operands, operators) if set(operators) <= {*"+-*/"}:
             terms = [_compute(operands[0])]
             for operator, operand in zip(operators, operands[1:], strict=True):
