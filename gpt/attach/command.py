@@ -120,7 +120,7 @@ def _find_files(asked: AttachOptions) -> list[DriverFile]:
         return driver.find_driver(asked.pid)
     found, foreign = driver.find_all()
     for name in foreign[:1]:
-        fact = "other users may write to it, so it isn't watched; --library watches a driver of any user"
+        fact = "other users may write to it, so it isn't watched; --library watches it anyway"
         more = len(foreign) - 1
         messages.say(TOOL, "warning", name, fact + f" ({more} more like it)" * bool(more))
     if not found:

@@ -246,8 +246,8 @@ def _range(text: str) -> str:
 def find_all() -> tuple[list[DriverFile], list[str]]:
     """Open root's drivers that any process has mapped, and the dynamic linker's, each file once.
 
-    Also returns the names of drivers that other users own or may change, which aren't watched: bpftrace gives up
-    everything if it can't watch one function, and a file may have such functions on purpose.
+    Also returns the names of drivers that belong to other users. bpftrace attaches to nothing if it can't attach to
+    one function, and another user's file can be built so that it can't.
 
     Raises MissingError if they can't all be opened, and GptError if they are too many.
     """

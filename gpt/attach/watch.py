@@ -71,7 +71,7 @@ class Watching:
 
     def __init__(self, bpftrace: str, program: str, pid: int | None, files: Sequence[int] = ()) -> None:
         """Start it with these descriptors. Raises MissingError if it can't be started."""
-        self._program = os.memfd_create("gpt-attach.bt")  # other users may be able to replace files in TMPDIR
+        self._program = os.memfd_create("gpt-attach.bt")  # any user who can write to TMPDIR could replace a file there
         with open(self._program, "w", encoding="ascii", closefd=False) as file:
             file.write(program)
         self._errors = tempfile.TemporaryFile()

@@ -1,9 +1,8 @@
 // The private folder with the supervisor's socket: gpt-broker.BOOT.XXXXXX in TMPDIR, or in /tmp. Not in
-// XDG_RUNTIME_DIR, which goes when its user logs out, while programs run on.
-//
-// The supervisor locks its folder. So the next run knows a folder whose supervisor was killed, and removes
-// it, and systemd-tmpfiles, which removes old files, passes over a locked one. BOOT names the kernel that
-// keeps the lock, because several machines may share a TMPDIR.
+// XDG_RUNTIME_DIR, which is removed when its user logs out, even if programs are still running. The
+// supervisor locks its folder, so the next run can tell (and remove) a folder whose supervisor was killed,
+// and systemd-tmpfiles, which removes old files, skips a locked one. BOOT identifies the kernel that holds
+// the lock, because several machines may share a TMPDIR.
 
 #include <ctype.h>
 #include <dirent.h>
@@ -22,7 +21,7 @@
 
 enum { RANDOM = 6 }; // characters
 
-// Removes the socket and nothing else: a folder that has other files stays.
+// Removes only the socket: a folder with other files stays.
 static void empty_folder(int folder) {
     struct stat status;
     if (!fstatat(folder, GPT_SOCKET, &status, AT_SYMLINK_NOFOLLOW) && S_ISSOCK(status.st_mode))

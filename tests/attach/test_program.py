@@ -260,7 +260,7 @@ def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
         os.chown(tmp_path / str(number) / "libcuda.so.1", 65534, 65534)
     (tmp_path / "2" / "libcuda.so.1").chmod(0o757)
     done = attach("--system")
-    assert " isn't watched; --library watches a driver of any user (2 more like it)\n" in done.stderr
+    assert " isn't watched; --library watches it anyway (2 more like it)\n" in done.stderr
     assert str(tmp_path) not in done.stdout
 
 

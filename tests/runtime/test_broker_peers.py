@@ -40,6 +40,9 @@ def folders(parent: Path) -> list[str]:
     return sorted(entry.name for entry in parent.glob("gpt-broker.*"))
 
 
+UNKNOWN = "gpt-hook's supervisor doesn't know this pipeline"
+
+
 def refusal(who: str) -> str:
     return str((REFUSED, f"gpt-hook's supervisor refuses {who}"))
 
@@ -55,7 +58,7 @@ def test_no_text_is_run_without_control(tmp_path):
         print(ask(PROBE, "{DIGEST}", "touch {mark}", files=[file(MODULE)]))
         print(ask(PROBE, "", "touch {mark}", files=[file(MODULE)]))
     """)  # fmt: skip
-    unknown = "(4, 'the supervisor of gpt-hook was not given this pipeline')"
+    unknown = str((4, UNKNOWN))
     assert found == [refusal("pipelines: the run was started without --control"), unknown, "(-1, '')", "(-1, '')"]
     assert not mark.exists()
 
@@ -71,7 +74,7 @@ def test_a_pipeline_is_passed_once_and_asked_by_its_digest(tmp_path):
     assert found == [
         "(0, '')",
         "(0, '') (4, 'another pipeline has this digest')",
-        "(4, 'the supervisor of gpt-hook was not given this pipeline') False",
+        f"{(4, UNKNOWN)} False",
         "(0, '') True",
     ]
 
@@ -98,7 +101,7 @@ def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
             print(ask(HOST, files=[file(MODULE), os.open({path!r}, flags)]))
         print(ask(HOST, files=[file(MODULE), os.open("{tmp_path}/fifo", os.O_RDWR)]))
     """)  # fmt: skip
-    assert found == ["(4, 'not a request, or too large a one')"] * 5
+    assert found == ["(4, 'not a request, or too large')"] * 5
 
 
 # Sandboxes
@@ -140,7 +143,7 @@ def test_a_child_in_a_jail_reaches_nothing(tmp_path, options):
         print(ask(PROBE, "{DIGEST}")[0])
     """, *options)  # fmt: skip
     user = refusal("a process in another user namespace")
-    other = refusal("a process that has the connection of another one")
+    other = refusal("a process that uses another one's connection")
     registered = user if options else refusal("pipelines: the run was started without --control")
     assert found == [
         "FileNotFoundError",

@@ -170,7 +170,7 @@ def float_bits(text: str, type_: PtxType) -> int:
 
 
 def _decimal(text: str) -> float:
-    """Parse `1.5e3` or `0d3FF8000000000000`. Raises Unsupported if no normal double holds it, as ptxas does."""
+    """Parse `1.5e3` or `0d3FF8000000000000`. Like ptxas, raises Unsupported if a normal double can't hold it."""
     if text[:2] in ("0d", "0D"):
         return float(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0])
     value = float(text)

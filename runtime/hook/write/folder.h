@@ -36,7 +36,8 @@ static inline int folder_lock(const char *folder) {
     return file;
 }
 
-// Whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be held.
+// Return whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be
+// held.
 static inline bool folder_is_left(int lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;
