@@ -58,6 +58,8 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
         raise Unsupported(f"parameter '{name}' of type {vector or '.' + type_}: declare an array of .b8 with .align")
     if ".align" in words and (integer(words[".align"]) or 0).bit_count() != 1:
         raise Unsupported(f"'{name}' with '.align {words['.align'] or ''}': an alignment is a power of two")
+    if ".common" in words and ".global" not in words:
+        raise Unsupported(f"'{name}' as '.common', which only .global variables are")
     if declarator.value is not None and (".extern" in words or not {".global", ".const"} & set(words)):
         raise Unsupported(f"'{name}' with an initial value: only .global and .const variables defined here have one")
     if None in declarator.dimensions and declarator.value is None and not {".extern", ".param"} & set(words):

@@ -16,7 +16,8 @@ BEFORE = ".global .u32 y[8]; .shared .u32 s;\n"
 USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
 CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
 
-VARIABLES = {  # of a module, used by a kernel: others aren't looked at
+UNUSED = ".visible .entry k() { ret; }\n"
+VARIABLES = {  # of a module, used by a kernel or not
     ".global .v2 .f64 x;": "",
     ".shared .v4 .u16 x;": "",
     ".global .f16x2 x;": "",
@@ -79,6 +80,8 @@ IN_KERNELS = {
     ".reg .v4 .u32 x; mov.v4.u32 x, %tid;": "",
     ".reg .v2 .u32 x; .reg .u32 y; mov.u32 y, x;": "a vector",
     ".reg .v2 .u32 x; .reg .b64 y; mov.b64 y, x;": "",
+    ".reg .u64 a, b; mov.v2.u64 {a, b}, {b, a};": "",
+    ".reg .u64 a, b; mov.v4.u64 {a, b, a, b}, {b, a, b, a};": "at most 128 bits",
     ".reg .u32 x; b: .branchtargets a; brx.idx x, b; a:": "",
     ".reg .u64 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
     ".reg .u16 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
@@ -102,6 +105,10 @@ ATTRIBUTES = {
 }
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
+    **{f"{BEFORE}{text}\n{UNUSED}": reason for text, reason in VARIABLES.items()},
+    f".global .texref x;\n{UNUSED}": "",
+    f".reg .texref x;\n{UNUSED}": "outside of functions",
+    f".common .shared .u32 x;\n{UNUSED}": "'.common'",
     **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},
     **{f".func f({text}) {{ ret; }}\n{CALLED}": reason for text, reason in PARAMETERS.items()},
     **{f".visible .entry k() {text} {{ ret; }}\n": reason for text, reason in ATTRIBUTES.items()},
