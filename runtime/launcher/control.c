@@ -338,7 +338,8 @@ static void read_words(struct asking *asking, int argc, char **argv) {
     long pid = *words ? strtol(*words, &end, 10) : 0;
     if (!*words || !words[1])
         fail(USAGE, "ctl", "needs a process id and one of enable, disable, probe and status");
-    if (*end || !isdigit((unsigned char)**words) || pid <= 0 || pid > INT_MAX) // not even with a blank or a plus
+    if (*end || !isdigit((unsigned char)**words) || pid <= 0 ||
+        pid > INT_MAX) // not even with a blank or a plus
         fail(USAGE, *words, "not a process id");
     asking->pid = find_program((pid_t)pid);
     size_t i = 0, count = sizeof(commands) / sizeof(*commands);
