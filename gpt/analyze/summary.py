@@ -152,7 +152,7 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     who = tell_apart(header for header, _ in processes)
     rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):
-        verdict.append("not recorded all the time: calls, launches and GPU times are those of the time 'recorded'")
+        verdict.append("not recorded all the time: calls, launches and GPU times are from the time 'recorded' only")
     return make_answer("processes", PROCESSES, rows, verdict)
 
 

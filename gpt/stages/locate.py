@@ -39,7 +39,7 @@ def locate(
     ] = None,
     arch: Annotated[
         list[str] | None,
-        Option(metavar="SM,...", help="Devices to run on; those of the traces by default. Repeated: wheels for each."),
+        Option(metavar="SM,...", help="Devices to run on; by default the traces' devices. Repeat it for a wheel each."),
     ] = None,
     keep: Annotated[list[str] | None, Option(metavar="REGEX", help="Kernels that count as used; repeatable.")] = None,
     keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,

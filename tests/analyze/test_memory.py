@@ -89,11 +89,11 @@ def test_a_context_ends_with_its_memory():
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
     assert found.verdicts["times"] == [
         "GPU memory of process 10",
-        "1 allocation that nobody freed ended with the context",
+        "1 allocation that wasn't freed ended with the context",
     ]
     found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
-    assert "1 allocation where memory was taken: what was there was freed unseen" in found.verdicts["memory"][1]
+    assert "1 allocation at an address still in use" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
     released = [("cuDevicePrimaryCtxRelease", 3), ("cuMemFree", 5, BASE)]
     assert rows(answers("memory", made(*two, *released)))["device"]["freed"] == 1
@@ -210,7 +210,7 @@ def test_time_without_recording_is_told():
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((1, True), (20, False), (90, True))]
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 99, BASE + PAGE, 9), more=off))
     assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == 70 * MS
-    assert "recording was off for 70.0ms: what was allocated or freed then isn't known" in found.verdicts["times"]
+    assert "recording was off for 70.0ms: allocations and frees in that time are missing" in found.verdicts["times"]
 
 
 def test_several_processes_and_one_that_was_killed():
