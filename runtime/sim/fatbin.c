@@ -80,13 +80,18 @@ void sim_say_unsuitable(const struct fatbin_region *region) {
         return;
     }
     list_archs(region, FATBIN_CUBIN, archs);
+    const char *has = "";
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        if (at->kind != FATBIN_DEAD)
+            has = ", with intermediate code of another kind (LTO)";
+        else if (!*has)
+            has = ", of which gpt-patch cut code";
     if (*archs)
         sim_say_only_cubins(archs);
     else
         sim_say_once("a fatbin without PTX%s; --device sim runs PTX (nvcc: -arch=compute_%d%d; others: see "
                      "gpt-sim(7))",
-                     next_element(region, NULL) ? ", with intermediate code of another kind (LTO)" : "",
-                     sim_major, sim_minor);
+                     has, sim_major, sim_minor);
 }
 
 CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room) {

@@ -161,11 +161,11 @@ def test_pieces_that_overlap_count_once():
         (8 * unit, 4 * PAGE), (9 * unit, 5 * PAGE), (13 * unit, 7 * PAGE),
     ]  # fmt: skip
     assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (3, 2, 13 * unit, 13 * unit)
-    assert "2 allocations where memory was taken" in " ".join(found.verdicts["memory"])
+    assert "2 allocations at an address still in use" in " ".join(found.verdicts["memory"])
     beside = [("cuMemAlloc", 4, BASE + 8 * unit, 8 * unit), ("cuMemFree", 6, BASE), ("cuMemAlloc", 8, BASE + 1, 1)]
     found = answers("memory", made(*taken, *beside))
     assert picked(rows(found)["device"], "freed", "left") == (1, 9 * unit + 1)
-    assert "was taken" not in " ".join(found.verdicts["memory"])
+    assert "still in use" not in " ".join(found.verdicts["memory"])
 
 
 def test_bytes_of_random_pieces_that_overlap_are_those_of_a_slow_count():
