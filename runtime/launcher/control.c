@@ -279,7 +279,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Reads the probes here, before the process is told about them.
+// Reads the probes here, before the process hears about them.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;

@@ -86,7 +86,7 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128, the only ones that
+// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128, which is all that
 // --show writes.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
