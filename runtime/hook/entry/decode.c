@@ -69,7 +69,7 @@ struct slot *hook_named_slot(const char *symbol) {
 }
 
 bool hook_is_old(const char *name) {
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     return known && known->v2;
 }
 
@@ -86,7 +86,7 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
 // launches, and late ones before anything was probed, have nothing to do then, so the stub jumps straight to
 // such a function.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
-    const struct known *known = slot->known;
+    const struct driver_function *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
     bool probed = hook_has_probed();
     bool probes = known && (launches ? on && ordered : known->late ? probed : hook_probing);
@@ -158,7 +158,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
     slot->words = named ? count_words(names[named - hook_slots].words) : STACK_WORDS;
     snprintf(name, sizeof(name), "%s", symbol);
     bool versioned = gpt_cut_suffixes(name);
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     slot->known = known;
     if (known && (versioned || !known->v2)) {
         slot->layout = known->layout;

@@ -28,7 +28,7 @@
         ALLOCATES
 #define GONE .before = HANDLER(before_gone), .on_return = HANDLER(on_gone)
 
-static const struct known table[] = {
+static const struct driver_function table[] = {
     {"cuMemAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2, ALLOCATES},
     {"cuMemAllocAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(2)), ALLOCATES},
     {"cuMemAllocFromPoolAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(3)), ALLOCATES},
@@ -263,7 +263,7 @@ static const char *const queries[] = {
     "cuThreadExchangeStreamCaptureMode",
 };
 
-static inline const struct known *find_known(const char *name) {
+static inline const struct driver_function *find_known(const char *name) {
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
         if (!strcmp(table[i].name, name))
             return &table[i];
