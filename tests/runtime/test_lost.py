@@ -211,7 +211,9 @@ def test_a_setuid_program_that_gets_no_rights(tmp_path, folder):
 def test_a_part_of_the_run_is_recorded(tmp_path, folder):
     status, lines = said(tmp_path, "sh", "-c", f"{folder}/app 3; env -i {folder}/app 4; exit 9")
     assert status == 9 and " 3 launches, " in lines[0]
-    assert lines[1:] == [f"warning: nothing was recorded from {folder}/app, which env started without LD_PRELOAD{BEFORE}"]
+    assert lines[1:] == [
+        f"warning: nothing was recorded from {folder}/app, which env started without LD_PRELOAD{BEFORE}"
+    ]
 
 
 @pytest.mark.parametrize("output", ["-", "|cat"])
