@@ -1,5 +1,5 @@
-// How many blocks a multiprocessor of the device would hold: the formulas of the CUDA occupancy calculator,
-// for the compute capabilities that it lists.
+// Computes how many blocks a multiprocessor of the device would hold, with the formulas of the CUDA occupancy
+// calculator, for the compute capabilities that it lists.
 
 #include "sim.h"
 

@@ -69,7 +69,7 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     X(cuMemsetD2D32Async)
 // clang-format on
 
-// Whether this thread runs a host function, asked only while some thread does.
+// Return whether this thread runs a host function. Called only while some thread does.
 int sim_callbacks;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 

@@ -354,8 +354,8 @@ void hook_end_predecessor(void) {
 
 // -- Recording on and off --------------------------------------------------
 //
-// Whether calls are recorded, and the `recording` records that say so. A trace without them was recorded all
-// the time.
+// Turns recording of calls on and off, and writes the `recording` records. A trace without them was recorded
+// all the time.
 
 _Atomic bool hook_recording = true;
 struct periods hook_periods;
