@@ -286,7 +286,8 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
     """Divide the time with allocations into PARTS of equal length, and return what happened to GPU memory in each."""
     import numpy as np
 
-    from gpt.screen.units import human_time
+    from gpt.analyze.lib.allocations import NEVER
+    from gpt.screen.units import amount, human_time
 
     begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
     moments, values = pieces.line(pieces.on_gpu)
@@ -302,6 +303,8 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
     verdict = [f"GPU memory of process {pieces.process.pid}"]
+    if over := int((pieces.left & pieces.on_gpu & (pieces.ends < NEVER)).sum()):
+        verdict.append(f"{amount(over, 'allocation')} that wasn't freed ended with the context")
     if off := sum(row[1] or 0 for row in rows):
         verdict.append(f"recording was off for {human_time(off)}: allocations and frees in that time are missing")
     return make_answer("times", SPANS, rows, verdict)

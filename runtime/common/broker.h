@@ -234,6 +234,8 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
 // Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
 void gpt_close(int files[GPT_FILES]);
+void gpt_discard(int files[GPT_FILES]); // closes files of an unknown sender without ever waiting
+void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, discarding unread messages
 
 enum gpt_wish {
     GPT_WISH_ANSWER,   // an answer from a pipeline that the supervisor knows
@@ -249,6 +251,10 @@ const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
 const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
+
+// The beginning of a folder's name, KIND.BOOT., up to what mkdtemp makes; and whether a name is one with it.
+void gpt_make_prefix(const char *kind, char prefix[64]);
+bool gpt_has_prefix(const char *name, const char *prefix);
 
 // Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
 // Returns a descriptor that keeps it locked, or -1.

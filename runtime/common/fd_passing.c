@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -79,10 +81,71 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
     return sent == (ssize_t)size;
 }
 
+// A hostile process may have sent these descriptors; we learn who the sender was only after receiving them.
+// Closing one can take as long as the sender likes: a socket with SO_LINGER waits for its data to go out, and
+// a FUSE server is asked to flush its file. The number is free at once, so a thread closes each that isn't a
+// file in memory.
+
+enum { MOST_SLOW = 64 };
+static int slow; // threads that are closing
+
+static void *close_slowly(void *file) {
+    close((int)(intptr_t)file);
+    __atomic_sub_fetch(&slow, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static bool closes_at_once(int file) {
+    enum { IN_MEMORY = 0x01021994 }; // TMPFS_MAGIC, of a memfd too
+    struct statfs system;
+    struct stat status;
+    return !fstat(file, &status) && S_ISREG(status.st_mode) && !fstatfs(file, &system) &&
+           system.f_type == IN_MEMORY;
+}
+
+static void discard(int file) {
+    sigset_t all, mask;
+    pthread_t thread;
+    bool counted = !closes_at_once(file), apart = false;
+    if (counted && __atomic_add_fetch(&slow, 1, __ATOMIC_RELAXED) <= MOST_SLOW) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, &mask);
+        apart = !pthread_create(&thread, NULL, close_slowly, (void *)(intptr_t)file);
+        pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    }
+    if (apart) {
+        pthread_detach(thread);
+        return;
+    }
+    close(file);
+    if (counted)
+        __atomic_sub_fetch(&slow, 1, __ATOMIC_RELAXED);
+}
+
+void gpt_discard(int files[GPT_FILES]) {
+    for (int *file = files; file < files + GPT_FILES; file++) {
+        if (*file >= 0)
+            discard(*file);
+        *file = -1;
+    }
+}
+
+void gpt_hang_up(int socket) {
+    int files[GPT_FILES];
+    char byte;
+    pid_t sender;
+    shutdown(socket, SHUT_RD);
+    // What nobody has read yet has descriptors, too, and a sender: the end of it has none.
+    while (sender = 0, gpt_receive(socket, &byte, sizeof(byte), files, &sender) >= 0 && sender)
+        gpt_discard(files);
+    close(socket);
+}
+
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender) {
+    enum { MOST = 253 }; // SCM_MAX_FD: the kernel would close those without room
     struct ucred credentials;
-    char room[CMSG_SPACE(GPT_FILES * sizeof(*files)) + CMSG_SPACE(sizeof(credentials))]
-        __attribute__((aligned(8))) = {0};
+    char room[CMSG_SPACE(MOST * sizeof(*files)) + CMSG_SPACE(sizeof(credentials))]
+        __attribute__((aligned(8)));
     struct iovec part = {data, size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room)};
@@ -99,7 +162,7 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], p
             if (i < GPT_FILES)
                 files[i] = file;
             else
-                close(file); // there was room for another file, since no credentials came
+                discard(file); // there was room for another file, since no credentials came
         }
         if (sender && head->cmsg_type == SCM_CREDENTIALS) {
             memcpy(&credentials, CMSG_DATA(head), sizeof(credentials));

@@ -28,18 +28,17 @@ static void empty_folder(int folder) {
         unlinkat(folder, GPT_SOCKET, 0);
 }
 
-// Make the start of the name; mkdtemp adds the rest.
-static void make_prefix(char prefix[64]) {
+void gpt_make_prefix(const char *kind, char prefix[64]) {
     char boot[9] = "";
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!file || fscanf(file, "%8[0-9a-f]", boot) != 1)
         strcpy(boot, "unknown");
     if (file)
         fclose(file);
-    snprintf(prefix, 64, "gpt-broker.%s.", boot);
+    snprintf(prefix, 64, "%s.%s.", kind, boot);
 }
 
-static bool is_name(const char *name, const char *prefix) {
+bool gpt_has_prefix(const char *name, const char *prefix) {
     size_t size = strlen(prefix);
     bool good = !strncmp(name, prefix, size) && strlen(name) == size + RANDOM;
     for (size_t i = size; good && name[i]; i++)
@@ -51,7 +50,7 @@ static void remove_stale(const char *parent, const char *prefix) {
     DIR *entries = opendir(parent);
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-        if (is_name(entry->d_name, prefix))
+        if (gpt_has_prefix(entry->d_name, prefix))
             folder = openat(dirfd(entries), entry->d_name, flags);
         if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX | LOCK_NB)) {
             empty_folder(folder);
@@ -70,7 +69,7 @@ static int make_in(const char *parent, char path[PATH_MAX]) {
     char real[PATH_MAX], prefix[64];
     if (!realpath(parent, real) || strlen(real) > PATH_MAX - 128)
         return -1;
-    make_prefix(prefix);
+    gpt_make_prefix("gpt-broker", prefix);
     remove_stale(real, prefix);
     for (int i = 0; i < TRIES; i++) {
         struct stat status;

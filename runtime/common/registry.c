@@ -1,7 +1,7 @@
-// The pipelines that weave probes, by digest: the supervisor's initial one, and any that
-// gpt-hook ctl passed to it. They're kept until it ends, as a process may ask for any of them again. We don't
+// The pipelines that weave probes, by digest: the supervisor's own, from its start, and any passed to it
+// later by gpt-hook ctl. They're kept until it ends, as a process may ask for any of them again. We don't
 // verify digests: they cover the versions and probe files too, which aren't here. A wrong digest gains
-// nothing, because a process that may register a text can have any text run anyway, and can write to the same
+// nothing, because a process that can register a text can have any text run anyway, and can write to the same
 // user's cache. The first text for a digest stays; a different one is refused.
 
 #include <errno.h>

@@ -60,8 +60,8 @@ static uint64_t turns;
 // Clients
 
 static void drop(struct client *client) {
-    close(client->socket);
-    gpt_close(client->files);
+    gpt_hang_up(client->socket);
+    gpt_discard(client->files);
     *client = (struct client){.socket = -1, .files = {-1, -1}};
     client_count--;
 }
@@ -145,7 +145,7 @@ static void hear(struct client *client) {
     ssize_t text = size - (ssize_t)sizeof(*question);
     bool registers = text > 0 && question->pipeline == GPT_REGISTER && !message.text[text - 1];
     if (client->turn || (!registers && (text || files[0] < 0 || question->pipeline >= GPT_PIPELINES))) {
-        gpt_close(files);
+        gpt_discard(files);
         drop(client);
         return;
     }

@@ -15,7 +15,7 @@ struct worker {
     const char *probe;              // its pipeline that weaves probes, the same as its clients'
     struct gpt_bytes input, output; // data to write to it; data read from it
     size_t sent, seen;              // bytes sent so far; bytes already searched for records
-    uint64_t syncs, asked;          // `sync` records sent so far; number of the last one in its answer
+    uint64_t syncs, asked;          // `sync` records sent so far; its answer ends with this one
     uint64_t until;                 // CLOCK_MONOTONIC, ms: end the worker then
     uint64_t beat, pause;           // CLOCK_MONOTONIC, ms: send another `sync` then; ms to the next one
 };

@@ -316,5 +316,8 @@ static void helper(pid_t root, int root_file) {
 bool follow_start(const struct follow *follow) {
     self = follow;
     folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return folder >= 0 && gpt_start_apart(helper);
+    // Another user who can rename folders in TMPDIR may have put their own in its place.
+    bool own = folder >= 0 && gpt_owns_folder(folder, geteuid());
+    errno = folder >= 0 && !own ? EACCES : errno;
+    return own && gpt_start_apart(helper);
 }

@@ -186,9 +186,8 @@ INLINE int64_t vmax(int64_t a, int64_t b, bool clamp) { return (void)clamp, MAX(
 INLINE int64_t host_shift(int64_t b, bool clamp) {
     return !clamp ? b & 31 : (uint32_t)b < 32 ? (uint32_t)b : 32;
 }
-// The intermediate result of every scalar video operation has 34 bits and a sign
 INLINE int64_t vshl(int64_t a, int64_t b, bool clamp) {
-    return (int64_t)((uint64_t)a << host_shift(b, clamp) << 30) >> 30;
+    return (int64_t)((uint64_t)a << host_shift(b, clamp));
 }
 INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b, clamp); }
 INLINE int64_t vavrg(int64_t a, int64_t b, bool clamp) { return (void)clamp, (a + b + (a + b >= 0)) >> 1; }
@@ -201,6 +200,13 @@ VSET(_le, <=)
 VSET(_gt, >)
 VSET(_ge, >=)
 #undef VSET
+
+// The lowest 34 bits, with a sign: what `vshl.sat` limits
+INLINE int64_t video_34(int64_t value) { return (int64_t)((uint64_t)value << 30) >> 30; }
+// `.sat` of a part of the result: its upper limit only, so that a negative value becomes the largest
+INLINE uint64_t video_saturate(int64_t value, unsigned bits) {
+    return MIN((uint64_t)value, ((uint64_t)1 << bits) - 1);
+}
 
 INLINE int64_t video_part(uint64_t words, uint32_t number, unsigned bits, bool is_signed) {
     uint64_t part = words >> bits * number << (64 - bits);

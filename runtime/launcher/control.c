@@ -1,6 +1,7 @@
 // gpt-hook ctl: sends orders to a process under gpt-hook, or to all processes of its run, over the sockets
 // they listen on (../common/control.h). A socket is used only if the process in its name created it.
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -279,7 +280,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Reads the probes here, before the process hears about them.
+// Reads the probes here, before telling the process about them.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
@@ -339,7 +340,8 @@ static void read_words(struct asking *asking, int argc, char **argv) {
     long pid = *words ? strtol(*words, &end, 10) : 0;
     if (!*words || !words[1])
         fail(USAGE, "ctl", "needs a process id and one of enable, disable, probe and status");
-    if (*end || pid <= 0 || pid > INT_MAX)
+    if (*end || !isdigit((unsigned char)**words) || pid <= 0 ||
+        pid > INT_MAX) // not even with a blank or a plus
         fail(USAGE, *words, "not a process id");
     asking->pid = find_program((pid_t)pid);
     size_t i = 0, count = sizeof(commands) / sizeof(*commands);

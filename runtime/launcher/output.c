@@ -8,8 +8,10 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "../common/broker.h"
 #include "../common/daemonize.h"
 #include "../common/own.h"
 #include "../follow/follow.h"
@@ -151,6 +153,36 @@ static int open_pipe(const char *path) {
     return file;
 }
 
+// Whether a live stream's folder is ours, and nobody holds its lock: all its processes were killed. One that
+// was made just now may be locked in a moment.
+static bool is_left(int folder) {
+    enum { YOUNG = 60 }; // seconds
+    struct stat status;
+    int lock = openat(folder, FOLDER_LOCK, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    bool left = lock >= 0 && gpt_owns_folder(folder, geteuid()) && !fstat(lock, &status) &&
+                S_ISREG(status.st_mode) && time(NULL) - status.st_mtime > YOUNG && folder_is_left(lock);
+    if (lock >= 0)
+        close(lock);
+    return left;
+}
+
+static void remove_left(const char *parent, const char *prefix) {
+    DIR *entries = opendir(parent);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+        if (gpt_has_prefix(entry->d_name, prefix))
+            folder = openat(dirfd(entries), entry->d_name, flags);
+        if (folder >= 0 && is_left(folder)) {
+            folder_empty(folder);
+            unlinkat(dirfd(entries), entry->d_name, AT_REMOVEDIR);
+        }
+        if (folder >= 0)
+            close(folder);
+    }
+    if (entries)
+        closedir(entries);
+}
+
 // Lets the traces go to a private folder, where a helper merges them into one stream.
 static void begin_stream(const char *where, const char *pipe_path, const char *reader, bool quiet,
                          char **argv) {
@@ -176,8 +208,11 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
         fail(BAD, where, "%s", strerror(errno));
 
     static char folder[PATH_MAX], traces[2 * PATH_MAX];
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, PATH_MAX - 8, "%s/gpt-hook.XXXXXX", parent && *parent == '/' ? parent : "/tmp");
+    const char *given = getenv("TMPDIR"), *parent = given && *given == '/' ? given : "/tmp";
+    char prefix[64];
+    gpt_make_prefix("gpt-hook", prefix);
+    remove_left(parent, prefix);
+    snprintf(folder, PATH_MAX - 8, "%s/%sXXXXXX", parent, prefix);
     if (!mkdtemp(folder))
         fail(BAD, folder, "%s", strerror(errno));
     follow.folder = folder;

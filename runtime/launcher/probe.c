@@ -86,8 +86,8 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128, which is all that
-// --show writes.
+// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
+// no others.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
     size_t size = 0;
@@ -231,8 +231,8 @@ static void use_pipeline(const char *command) {
 static const char *check_number(const char *option, const char *text, bool fraction) {
     char *end;
     double value = strtod(text, &end);
-    if (!isdigit((unsigned char)*text) || *end || value < 0 || value > 1e18 ||
-        (!fraction && strspn(text, "0123456789") != strlen(text)))
+    const char *digits = fraction ? "0123456789." : "0123456789"; // strtod() takes hexadecimal and exponents
+    if (!isdigit((unsigned char)*text) || *end || value > 1e18 || text[strspn(text, digits)])
         fail(USAGE, option, "not a number: '%s'", text);
     return text;
 }

@@ -225,6 +225,51 @@ def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
     assert found == ["0 0"]
 
 
+def test_descriptors_that_close_slowly_hold_nobody_up(tmp_path):
+    """Closing a socket with SO_LINGER waits until its data is read, by somebody who never reads."""
+    found = say(tmp_path, """
+        import socket, time
+        from contextlib import suppress
+        CLOSED = 30
+        def slow():
+            server = socket.create_server(("127.0.0.1", 0))
+            client = socket.create_connection(server.getsockname())
+            held.append(server.accept())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, CLOSED))
+            client.setblocking(False)
+            try:
+                while True:
+                    client.send(bytes(1 << 16))
+            except BlockingIOError:
+                return client.detach()
+        def tell(*files, text=b"?"):
+            client = connect()
+            client.sendmsg([text], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+            for one in files:
+                os.close(one)
+            return client
+        def time_of(client):
+            if client:
+                receive(client)
+            begun = time.monotonic()
+            assert ask(HOST)[0] == 0
+            return time.monotonic() - begun < CLOSED / 2
+        held = []
+        ask(HOST)
+        print(time_of(tell(slow())))
+        print(time_of(tell(file(MODULE), slow(), text=QUESTION.pack(HOST, b"host", b""))))
+        print(time_of(tell(file(MODULE), file(MODULE), slow())))
+        print(time_of(tell(text=b"")))
+        asked = connect()
+        send(asked, HOST)
+        with suppress(BrokenPipeError):  # it may have been answered
+            asked.sendmsg([b""], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one := slow()]))])
+        os.close(one)
+        print(time_of(asked))
+    """)  # fmt: skip
+    assert found == ["True"] * 5
+
+
 # Programs
 
 

@@ -1,6 +1,6 @@
-// The private folder of a live stream. The helper holds a lock on a file in it as long as it lives, so a
-// process that writes a trace there can tell when nobody reads it any more. The first one to notice removes
-// the folder.
+// The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so a
+// process that writes a trace there notices when nobody reads it any more. The first one to notice removes
+// the folder; if all are killed, the next live stream does.
 
 #ifndef GPT_FOLDER_H
 #define GPT_FOLDER_H
@@ -12,7 +12,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/own.h"
