@@ -33,8 +33,8 @@ INLINE float host_f32_flushed(float value, unsigned flags) {
     return flags & FLAG_ftz ? host_f32_flush(value) : value;
 }
 
-// Whether C's own operator gives the result: not so near the least normal number, where only the processor
-// knows whether what it rounded was below.
+// True if C's own operator gives the right result. It may not near the smallest normal number, where only the
+// processor knows whether the unrounded value was below it.
 #define HOST_IS_PLAIN(result)                                                                                \
     (round == ROUND_rn && (!(flags & FLAG_ftz) || !(__builtin_fabsf(result) <= 0x1p-126f)))
 

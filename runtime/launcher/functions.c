@@ -36,7 +36,7 @@ static void print(const char *symbol, const char *calls) {
     char name[NAME_BYTES], op[NAME_BYTES];
     snprintf(name, sizeof(name), "%s", symbol);
     bool versioned = gpt_cut_suffixes(name);
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     const char *type = known ? known->type : types[find_type(name)].type;
     if (!is_meant(calls, name, type))
         return;

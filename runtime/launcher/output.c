@@ -153,8 +153,8 @@ static int open_pipe(const char *path) {
     return file;
 }
 
-// Whether a live stream's folder is ours, and nobody holds its lock: all its processes were killed. One that
-// was made just now may be locked in a moment.
+// Return whether a live stream's folder is ours, and nobody holds its lock: all its processes were killed.
+// One that was made just now may be locked in a moment.
 static bool is_left(int folder) {
     enum { YOUNG = 60 }; // seconds
     struct stat status;

@@ -1,6 +1,6 @@
 // Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for an
-// event of it, and all have to be joined again when it ends. What a thread may not call meanwhile makes it
-// invalid.
+// event of it, and all have to be joined again when it ends. A call that isn't allowed during a capture
+// invalidates it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,7 +151,7 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Of a stream that is captured, or for an event that was.
+// Wait in a stream that is captured, or for an event of one.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

@@ -1,4 +1,4 @@
-// Cubins, of which only those count that a device of this kind would take; they run nothing.
+// Cubins. They can't run here; we only keep ones for a device of this kind.
 
 #include <elf.h>
 #include <stdlib.h>

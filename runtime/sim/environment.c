@@ -1,5 +1,5 @@
-// The variables that set up the device. One that means nothing is refused as a whole: a device that ignores
-// what it was asked for looks as if it did it.
+// The variables that set up the device. A value that makes no sense is an error, because a device that
+// ignored it would seem to obey it.
 
 #include <errno.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static bool read_arch(const char *text) {
     return true;
 }
 
-// A variable that is empty counts as absent.
+// An empty variable counts as absent.
 static const char *find(const char *name) {
     const char *text = getenv(name);
     return text && *text ? text : NULL;

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.analyze.lib.values import Distribution, make_histogram
+from tests.tiers import examples
 
 NUMBERS = {
     "<u1": st.integers(0, 255),
@@ -23,6 +24,7 @@ ARRAYS = st.sampled_from(sorted(NUMBERS)).flatmap(
 )
 
 
+@settings(max_examples=examples(100))
 @given(ARRAYS)
 def test_numbers_are_those_that_numpy_has(arrays):
     values = Distribution()

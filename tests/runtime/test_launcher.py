@@ -198,7 +198,7 @@ def test_programs_of_musl(tmp_path):
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{tmp_path}/musl; exit $?")
     assert (done.returncode, done.stdout, done.stderr) == (3, "runs\n", "")
     said = Trace(tmp_path / "t.mp").of("diag")
-    assert [d["text"] for d in said] == ["a program of another libc than glibc: it is not watched"]
+    assert [d["text"] for d in said] == ["not linked to glibc: this program is not watched"]
 
 
 def test_programs_with_a_sanitizer_of_gcc(tmp_path):

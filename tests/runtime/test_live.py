@@ -20,6 +20,7 @@ from tests.runtime import hooked
 from tests.runtime.clients import DAEMON, FORK, LOOP, THREADS, WORK
 from tests.runtime.following import launches, live, private_folder, read, segments  # noqa: F401
 from tests.runtime.hooked import Trace
+from tests.tiers import full
 
 # Launches when it is told to by a line, and says so.
 TOLD = r"""
@@ -69,8 +70,9 @@ def test_a_stream_tells_what_a_file_does(tmp_path):
         assert sum(r["kind"] == kind for r in records) == len(trace.of(kind)), kind
 
 
-def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
-    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), "-DROUNDS=5000")
+@pytest.mark.parametrize("rounds", [1000, full(5000)])
+def test_times_on_the_gpu_and_counts_of_queries(tmp_path, rounds):
+    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), f"-DROUNDS={rounds}")
     process = live("-", program, options=["--gpu-time"], stdout=subprocess.PIPE)
     records = read(process.communicate()[0])
     assert process.returncode == 0 and len(segments(records)) == 1
@@ -84,7 +86,7 @@ def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
                     counted[apis[row["api"]]] += row["count"]
                 else:
                     timed[apis[row["api"]]] += 1
-    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * 5000)
+    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * rounds)
     assert counted["cuDriverGetVersion"] == 4 * 1000
 
 

@@ -169,7 +169,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _read_probe(path: Path) -> dict[str, bytes]:
-    """The probe as probe.toml; one in Python beside it, as it is."""
+    """Return the probe as probe.toml; one in Python beside it, as it is."""
     loaded = load_probes(path)
     if path.suffix != ".py":
         return {"probe.toml": loaded.source.encode()}

@@ -58,7 +58,7 @@ struct slot {
     _Atomic uint32_t captured;  // like announced, for the `api` record of captured calls
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program requested it
-    const struct known *known;
+    const struct driver_function *known;
     int8_t words;     // stack arguments, an even number; STACK_WORDS if unknown
     uint8_t query;    // index into the queries of a thread
     uint16_t on, off; // flags while calls are recorded, and while they are not
