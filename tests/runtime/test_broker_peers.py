@@ -41,7 +41,7 @@ def folders(parent: Path) -> list[str]:
 
 
 def refusal(who: str) -> str:
-    return str((REFUSED, f"gpt-hook's supervisor refuses {who}"))
+    return str((REFUSED, f"supervisor_refuses: {who}"))
 
 
 # Text that would be run
@@ -55,7 +55,7 @@ def test_no_text_is_run_without_control(tmp_path):
         print(ask(PROBE, "{DIGEST}", "touch {mark}", files=[file(MODULE)]))
         print(ask(PROBE, "", "touch {mark}", files=[file(MODULE)]))
     """)  # fmt: skip
-    unknown = "(4, 'the supervisor of gpt-hook was not given this pipeline')"
+    unknown = "(4, 'supervisor_refuses: a pipeline that it was not given')"
     assert found == [refusal("pipelines: the run was started without --control"), unknown, "(-1, '')", "(-1, '')"]
     assert not mark.exists()
 
@@ -71,7 +71,7 @@ def test_a_pipeline_is_passed_once_and_asked_by_its_digest(tmp_path):
     assert found == [
         "(0, '')",
         "(0, '') (4, 'another pipeline has this digest')",
-        "(4, 'the supervisor of gpt-hook was not given this pipeline') False",
+        "(4, 'supervisor_refuses: a pipeline that it was not given') False",
         "(0, '') True",
     ]
 
@@ -79,7 +79,7 @@ def test_a_pipeline_is_passed_once_and_asked_by_its_digest(tmp_path):
 @pytest.mark.parametrize("arch", ["x;id", "a -o x", "$(id)", "-h", "*"])
 def test_an_architecture_is_one_word(tmp_path, arch):
     found = say(tmp_path, f'print(ask(HOST, arch="{arch}"))')
-    assert found == ["(4, 'not an architecture')"]
+    assert found == ["(4, 'pipeline_failed: not an architecture')"]
 
 
 def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
@@ -98,7 +98,7 @@ def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
             print(ask(HOST, files=[file(MODULE), os.open({path!r}, flags)]))
         print(ask(HOST, files=[file(MODULE), os.open("{tmp_path}/fifo", os.O_RDWR)]))
     """)  # fmt: skip
-    assert found == ["(4, 'not a request, or too large a one')"] * 5
+    assert found == ["(4, 'pipeline_failed: not a request, or too large a one')"] * 5
 
 
 # Sandboxes
