@@ -1,4 +1,4 @@
-// Asking the supervisor without waiting for the answer: the hook does, whose program runs on meanwhile.
+// Ask the supervisor without waiting for the answer. The hook does this, so that the program runs on.
 
 #include <errno.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *que
     return fault;
 }
 
-// Whether the number still stands for the socket: programs close numbers that they did not open.
+// Return whether the descriptor is still our socket: programs close descriptors that they didn't open.
 static bool is_ours_still(const struct gpt_call *call) {
     struct stat status;
     return !fstat(call->socket, &status) && S_ISSOCK(status.st_mode) && status.st_ino == call->inode;

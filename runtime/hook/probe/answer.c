@@ -162,13 +162,14 @@ static unsigned long version_of(struct value arch) {
     return strncmp(text, "sm_", 3) ? 0 : strtoul(text + 3, NULL, 10);
 }
 
-// Whether a record begins a module: PTX, or machine code that was made from no PTX.
+// Return whether a record begins a module: PTX, or machine code that wasn't made from PTX.
 static bool begins_module(const struct record *record, uint64_t id, bool any) {
     bool is_code = is(record->kind, "cubin") || is(record->kind, "object");
     return is(record->kind, "ptx") || (is_code && (!any || unsigned_of(record->id) != id));
 }
 
-// Which of the modules that have the kernel: the one for the newest architecture, as the driver chooses.
+// Return which of the modules that have the kernel: the one for the newest architecture, as the driver
+// chooses.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
     bool found = false, any = false;
