@@ -55,7 +55,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # C writes the records that Python declares.
-runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/re*.py)
+runtime/abi/records.h: runtime/mkrecords.py $(wildcard gpt/stream/re*.py) $(wildcard gpt/formats/closed.*)
 	@$(PYTHON) $< >$@.part
 	@mv $@.part $@
 

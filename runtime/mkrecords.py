@@ -1,4 +1,5 @@
-"""Makes records.h, with which C writes the records that gpt/stream/records.py declares, with the table of reasons.
+"""Makes records.h, with which C writes the records that gpt/stream/records.py declares, with the table of reasons
+and the names of closed libraries.
 
 `python runtime/mkrecords.py > runtime/abi/records.h`; `make` does it. A struct for each kind, and a function that
 packs one: straight code, so that the compiler checks the types and folds the names of the keys.
@@ -12,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpt.formats import closed
 from gpt.stream import reasons, records
 
 # type -> its C type, and if it is optional what shows that it is there; a type without C form is a KeyError
@@ -169,6 +171,14 @@ def reason_table() -> Iterator[str]:
     yield ""
 
 
+def closed_files() -> Iterator[str]:
+    """The beginnings of the names of closed libraries, as items of an array."""
+    yield "// How the names of NVIDIA's closed libraries begin, from gpt/formats/closed.txt"
+    yield "#define GPT_CLOSED_FILES \\"
+    yield ", \\\n".join(f"    {quoted(name)}" for name in closed.read_table()["file"])
+    yield ""
+
+
 def header() -> Iterator[str]:
     """The lines of records.h."""
     major, minor = records.VERSION
@@ -186,6 +196,7 @@ def header() -> Iterator[str]:
         yield from define(signature, pack(kind, keys))
         yield ""
     yield from reason_table()
+    yield from closed_files()
     yield "#endif"
 
 

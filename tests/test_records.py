@@ -110,9 +110,8 @@ def samples():
             yield records.make(kind, **values), f"SAMPLE({kind}, {c});"
     yield records.make("diag", level="", where="", text="", ref=""), 'SAMPLE(diag, .ref = GPT_STR(""));'
     yield records.make("child", pid=0, how="\udcff"), 'SAMPLE(child, .how = GPT_STR("\\xff"));'
-    element = {key: 0 if type_ in ("u64", "u32") else "" for key, (type_, _) in records.KINDS["element"].items()}
-    for key in ("section", "member", "sha256", "data"):
-        del element[key]
+    needed = {key: type_ for key, (type_, _) in records.KINDS["element"].items() if not type_.endswith("?")}
+    element = {key: 0 if type_ in ("u64", "u32") else "" for key, type_ in needed.items()}
     element |= {"kernels": [{"name": ""}] * 65536, "functions": [{"name": ""}] * 65535}
     yield (
         records.make("element", **element),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.base import messages, wrong_input
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.printable import printable
+from gpt.extract.contents import Opened
 from gpt.extract.files import iter_files, opened, spool
 from gpt.extract.listing import Listing
 from gpt.formats.foreign import find_other, find_other_in
@@ -196,13 +197,21 @@ class Extraction:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
     def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
-        """Yield the PTX of single kernels of a module."""
-        from gpt.extract.kernels import KernelFinder
+        """Yield the code of single kernels of a module, or why they get none."""
+        from gpt.extract.kernels import KernelFinder, Refused
 
-        self._kernels = self._kernels or KernelFinder()
+        self._kernels = self._kernels or KernelFinder(self._listing.payload)
         for kernel in record.get("only", ()):
-            found = self._kernels.find(source, file, kernel, record["arch"])
-            yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)
+            try:
+                found = self._kernels.find(source, file, kernel, record["arch"])
+            except Refused as refused:
+                name = None if refused.whole else kernel
+                yield records.make("refused", module=record["id"], name=name, **refused.reason.keys())
+                continue
+            if isinstance(found, Opened):
+                yield self._listing.one_element(source, found, kernel)
+            else:
+                yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
         """Yield the records of one file.

@@ -1,11 +1,16 @@
-"""Find the PTX of single kernels, for programs that ask for one after the other while they run.
+"""Find the code of single kernels, for programs that ask for one after the other while they run.
 
 We cache which element of an image has which kernels, and the text of elements. So an image in a file isn't read again
 when another kernel of it is requested. The least recently used entries are dropped first. A file is identified by its
 device, inode, size and modification time.
 
 If several elements have a kernel, the driver runs the one for the newest architecture that the device supports. Only
-this one is returned, reduced to what the kernel needs, or complete with GPT_KEEP (gpt-asm(1)).
+this one is returned: PTX reduced to what the kernel needs, or complete with GPT_KEEP (gpt-asm(1)). A kernel without PTX
+is refused, or its cubin is returned if a stage behind wants it.
+
+Most images that a stock PyTorch program loads have no PTX. That's seen from the headers of their elements, without
+unpacking one, and it's said of the whole image, so that nobody asks about its other kernels. NVIDIA's closed code is
+never returned: gpt/formats/closed.py tells it.
 """
 
 from __future__ import annotations
@@ -17,8 +22,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpt.asm.targets import find_target
-from gpt.base.errors import GptError
+from gpt.base.arch import Arch, find_arch
+from gpt.base.errors import GptError, MalformedError
 from gpt.base.keep import keeping
+from gpt.extract.contents import Opened, Opener
+from gpt.extract.listing import MAX_PAYLOAD
+from gpt.formats import elf
+from gpt.formats.closed import REASON as CLOSED
+from gpt.formats.closed import find_closed_kernel, is_closed_library
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Unpacker
 from gpt.formats.image import Placed, parse_image
@@ -26,6 +37,7 @@ from gpt.formats.source import Source
 from gpt.ptx.names import parse_names
 from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module
+from gpt.stream.reasons import Reason
 
 MOST_NAMES = 1 << 20  # kernel names in the cache: some 200 MB
 MOST_TEXT = 128 << 20  # characters of text in the cache, which takes four times as much memory
@@ -58,6 +70,15 @@ class Recent(Generic[V]):
         return value
 
 
+class Refused(GptError):
+    """No code of a kernel is given out. `whole`: nor of any other kernel of its image."""
+
+    def __init__(self, code: str, detail: str = "", whole: bool = False) -> None:
+        self.reason = Reason(code, detail)
+        self.whole = whole
+        super().__init__(str(self.reason))
+
+
 @dataclass(frozen=True)
 class KernelPtx:
     """The PTX of a kernel, with the index and architecture of its element."""
@@ -67,25 +88,50 @@ class KernelPtx:
     text: bytes
 
 
-class KernelFinder:
-    """Finds kernels in images, and remembers the images."""
+@dataclass(frozen=True)
+class _Image:
+    """The elements of an image: with PTX by kernel, cubins, and the numbers of elements with a closed kernel."""
 
-    def __init__(self) -> None:
-        self._images: Recent[dict[str, list[Placed]]] = Recent(MOST_NAMES)
+    ptx: dict[str, list[Placed]]
+    cubins: list[Placed]
+    closed: frozenset[int]
+    in_closed_library: bool
+
+
+class KernelFinder:
+    """Finds kernels in images, and remembers the images. With `cubins`, a kernel without PTX gets its cubin."""
+
+    def __init__(self, cubins: bool = False) -> None:
+        self._cubins = cubins
+        self._images: Recent[_Image] = Recent(MOST_NAMES)
         self._texts: Recent[Module] = Recent(MOST_TEXT)
 
-    def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx:
-        """Return the PTX of a kernel for a device. `file` is the descriptor of the source, None if it's in memory.
+    def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx | Opened:
+        """Return a kernel's PTX for a device, or its cubin. `file` is the source's descriptor; None: it's in memory.
 
-        Raises MalformedError, and GptError if none of its PTX runs on the device.
+        Raises Refused if it gets neither, and MalformedError if the PTX makes no sense.
         """
         key = _identify(source, file)
-        names = self._images.get(key) if key else None
-        if names is None:
-            names = _name_all(source)
+        image = self._images.get(key) if key else None
+        if image is None:
+            try:
+                image = _look_into(source, file, self._cubins)
+            except MalformedError as error:
+                raise Refused("image_unreadable", error.fact, whole=True) from None
             if key:
-                self._images.put(key, names, len(names) + 1)
-        placed = _choose(names.get(kernel, []), arch, source.name, kernel)
+                self._images.put(key, image, len(image.ptx) + len(image.cubins) + 1)
+        if not image.ptx and not self._cubins:
+            raise Refused("no_ptx", whole=True)
+        if image.in_closed_library:
+            raise Refused(CLOSED, whole=True)
+        there = image.ptx.get(kernel, [])
+        placed = _choose_ptx(there, arch)
+        if not placed and self._cubins:
+            return _open_cubin(source, image.cubins, kernel, arch)
+        if not placed:
+            raise Refused("no_ptx", _describe(there, arch))
+        if placed.index in image.closed:
+            raise Refused(CLOSED)
         element = placed.element
         if keeping():
             return KernelPtx(placed.index, element.arch, _read(source, placed))
@@ -106,15 +152,32 @@ def _identify(source: Source, file: int | None) -> Hashable:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, source.base, source.size
 
 
-def _name_all(source: Source) -> dict[str, list[Placed]]:
-    """Return the elements with PTX, by kernel. In cubins it's only looked for if there's no other element."""
+def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
+    """List an image. In cubins, PTX is only looked for if there's no other element. Raises MalformedError."""
+    image = parse_image(source)
+    found = list(image.iter_elements())
     names: dict[str, list[Placed]] = {}
-    found = list(parse_image(source).iter_elements())
+    closed = set()
     for placed in found:
         if placed.element.type == "ptx" or (placed.element.type == "cubin" and len(found) == 1):
-            for kernel in parse_names(_read(source, placed)).kernels:
-                names.setdefault(kernel["name"], []).append(placed)
-    return names
+            kernels = [kernel["name"] for kernel in parse_names(_read(source, placed)).kernels]
+            for kernel in kernels:
+                names.setdefault(kernel, []).append(placed)
+            if image.type != "ptx" and find_closed_kernel(kernels):  # anybody may name the kernels of a text so
+                closed.add(placed.index)
+    cubins = [placed for placed in found if placed.element.type == "cubin"]
+    given = names or (cubins and wants_cubins)
+    return _Image(names, cubins, frozenset(closed), bool(given and file is not None and _is_closed_file(file)))
+
+
+def _is_closed_file(file: int) -> bool:
+    """Return whether the file that an image lies in is a closed library. Its path is a supervisor's descriptor."""
+    try:
+        whole = Source(os.readlink(f"/proc/self/fd/{file}"), file)
+        head = whole.pread(0, min(len(elf.MAGIC), whole.size))
+        return is_closed_library(whole, elf.parse_elf(whole) if head == elf.MAGIC else None)
+    except (OSError, MalformedError):
+        return False
 
 
 def _read(source: Source, placed: Placed) -> bytes:
@@ -122,17 +185,45 @@ def _read(source: Source, placed: Placed) -> bytes:
     return bytes(data).rstrip(b"\0") if placed.element.type == "ptx" else find_ptx(data) or b""
 
 
-def _choose(found: Iterable[Placed], arch: str, where: str, kernel: str) -> Placed:
-    there = list(found)
-    if not there:
-        raise GptError(f"no PTX of kernel '{kernel}'", where)
+def _choose_ptx(there: list[Placed], arch: str) -> Placed | None:
+    """Return the element that a device would compile, or None."""
     device = find_target(arch)
     fits = [
         (target, -placed.index, placed)
         for placed in there
         if (target := find_target(placed.element.arch)) and (device is None or device.for_source(target).runs(target))
     ]
-    if not fits:
-        archs = ", ".join(sorted({placed.element.arch for placed in there}))
-        raise GptError(f"its PTX is for {archs}, not for {arch}", kernel)
-    return max(fits)[2]
+    return max(fits)[2] if fits else None
+
+
+def _describe(there: Iterable[Placed], arch: str) -> str:
+    """Return why the PTX of an image doesn't serve a kernel; `there` is what the kernel has."""
+    archs = ", ".join(sorted({placed.element.arch for placed in there}))
+    return f"it is for {archs}, not for {arch}" if archs else "its image has PTX of other kernels only"
+
+
+def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str) -> Opened:
+    """Return the cubin that a device would run a kernel of, with its bytes. Raises Refused."""
+    device = find_arch(arch)
+    opener = Opener(source)
+    fits = [(code, -placed.index, placed) for placed in cubins if (code := find_arch(placed.element.arch))]
+    for _, _, placed in sorted((fit for fit in fits if device is None or _runs(fit[0], device)), reverse=True):
+        if placed.element.size > MAX_PAYLOAD:
+            raise Refused("image_too_large", f"{placed.element.size} bytes; the limit is {MAX_PAYLOAD}")
+        try:
+            opened = opener.open(placed, keep=True)
+        except MalformedError as error:
+            raise Refused("image_unreadable", error.fact) from None
+        names = [symbol["name"] for symbol in opened.contents.kernels]
+        if find_closed_kernel(names):
+            raise Refused(CLOSED)
+        if kernel in names:
+            return opened
+    raise Refused("no_ptx", f"and no cubin for {arch}")
+
+
+def _runs(code: Arch, device: Arch) -> bool:
+    """Return whether a device takes a cubin."""
+    if code.suffix == "a":
+        return code[:2] == device[:2]
+    return code.major == device.major and code.minor <= device.minor

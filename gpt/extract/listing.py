@@ -174,12 +174,15 @@ class Listing:
         return not self.kernels or bool(found)
 
     def _element(self, source: Source, item: Opened) -> Records:
-        placed, element, contents = item.placed, item.placed.element, item.contents
-        data = item.data if self.payload else None
+        element, data = item.placed.element, item.data if self.payload else None
         if data is not None and len(data) > MAX_PAYLOAD:
             yield self.warn(source.at(element.offset), f"payload of {len(data)} bytes is over the limit: use --save")
             data = None
-        yield records.make(
+        yield self._make_element(source, item, data, self.wishes.get("only"))
+
+    def _make_element(self, source: Source, item: Opened, data: bytes | None, only: list[str] | None) -> dict[str, Any]:
+        placed, element, contents = item.placed, item.placed.element, item.contents
+        return records.make(
             "element",
             library=source.name,
             section=placed.section,
@@ -198,6 +201,7 @@ class Listing:
             functions=contents.functions,
             variables=contents.variables,
             sha256=item.sha256,
+            only=only,
             data=data,
         )
 
@@ -206,6 +210,8 @@ class Listing:
         if text is not None and element.type == "cubin":
             text = find_ptx(text)
         if text is None or element.type not in ("ptx", "cubin"):
+            if self.payload and element.type == "cubin":
+                yield from self._element(source, item)
             return
         kernels = [symbol["name"] for symbol in item.contents.kernels]
         index = item.placed.index
@@ -224,6 +230,11 @@ class Listing:
         number, self.modules, self.matched = self.modules, self.modules + 1, True
         module, wishes = f"{source.name}#{index}", self.wishes | {"only": [kernel]}
         return records.make("ptx", id=number, module=module, arch=arch, kernels=[kernel], **wishes, data=text)
+
+    def one_element(self, source: Source, item: Opened, kernel: str) -> dict[str, Any]:
+        """Return the record of a kernel's element, with its bytes."""
+        self.matched = True
+        return self._make_element(source, item, item.data, [kernel])
 
 
 def _no_digest() -> None:

@@ -5,9 +5,10 @@ each element by the names of its kernels, which a container's symbol table has, 
 name, the name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one
 closed kernel is refused as a whole: the others were compiled with it.
 
-closed.txt is the table of names: four kinds of lines, each with the beginning of a name, so that C code can be
-generated from it. What it can't tell are elements that only have names anybody may use, or templates of open libraries
-(CUB, CUTLASS) that a closed one instantiates, in a program that links such a library.
+closed.txt is the table of names: four kinds of lines, each with the beginning of a name. `make` generates the hook's
+list of files from it: those are never handed to a stage. What it can't tell are elements that only have names anybody
+may use, or templates of open libraries (CUB, CUTLASS) that a closed one instantiates, in a program that links such a
+library.
 """
 
 from __future__ import annotations

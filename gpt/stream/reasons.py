@@ -23,6 +23,7 @@ _NODE = "-k or --filter can leave some of its kernels out, and the others may ge
 _REBUILD = "instantiate the graph again in place of the change or update"
 _LIMITS = "gpt-sass-probe(1), LIMITS, says for which architectures it can have some"
 _REPORT = "report it with the cubin, which gpt-extract --save keeps"
+_SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
 
 # code -> the text, and the advice; none where the user asked for it
@@ -51,10 +52,16 @@ TABLE: dict[str, tuple[str, str]] = {
     "pipeline_empty": ("the pipeline made nothing of it", _KEEP),
     "pipeline_wrong": ("the pipeline's answer makes no sense", f"check its last stage; {_KEEP}"),
     "stage_error": ("a stage of the pipeline reports an error", _KEEP),
-    "supervisor": (
-        "gpt-hook's supervisor did not serve it",
-        "gpt-hook(1), SUPERVISOR, says which processes it answers",
+    "supervisor": ("gpt-hook's supervisor did not serve it", _SERVED),  # of earlier versions
+    "no_supervisor": ("gpt-hook has no supervisor", _SERVED),
+    "supervisor_gone": ("gpt-hook's supervisor is gone, or out of reach", _SERVED),
+    "supervisor_untrusted": ("gpt-hook's supervisor cannot be trusted", _SERVED),
+    "supervisor_refuses": ("gpt-hook's supervisor refuses it", _SERVED),
+    "connection_closed": (
+        "the program closed the connection to gpt-hook's supervisor",
+        "a cached result needs none: run it again",
     ),
+    "pipeline_late": ("the pipeline did not answer in time", _KEEP),
     # Weaving
     "no_place": (
         "no probe applies to it",
@@ -190,6 +197,8 @@ EARLIER = {
     "its file is not whole": "image_unreadable",
     "its variable": "variable_missing",
     "gpt-hook's supervisor": "supervisor",
+    "gpt-hook has no supervisor": "no_supervisor",
+    "the program closed the connection": "connection_closed",
     "the pipeline tells": "pipeline_wrong",
     "the pipeline writes no stream": "pipeline_wrong",
     "--benchmark: ": "benchmark",

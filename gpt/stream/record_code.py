@@ -70,6 +70,7 @@ CODE: dict[str, Keys] = {
         "functions": ("[symbol]", "device functions"),
         "variables": ("u64", "number of device variables that it defines"),
         "sha256": ("str?", "hexadecimal, of the unpacked bytes; only for a cubin outside of regions"),
+        "only": ("[str]?", "as in the module record that asked for its code"),
         "data": ("bin?", "the unpacked bytes"),
     },
     "span": {
@@ -159,12 +160,18 @@ CODE: dict[str, Keys] = {
         "size": ("u64?", "bytes of the image"),
         "data": ("bin?", "the image"),
         "only": ("[str]?", "kernels to generate code for; absent for all"),
-        "arch": ("str?", "asks for the PTX that this device would run, once for each kernel of only"),
+        "arch": ("str?", "asks for the code that this device would run, once for each kernel of only"),
         "registers": ("u64?", "register limit per thread; absent for none"),
         "want": ("str?", "asks gpt-asm --arch host for less than code: text, outline or load"),
         "saved": ("str?", "file that gpt-hook --save-modules wrote it to"),
         "loader": ("str?", "library that loaded an image which is in no file"),
         "of": ("str?", "in a request: PID:ID, the process that asks and the id in its trace"),
+    },
+    "refused": {
+        "module": ("u64", "id of the module record"),
+        "name": ("str?", "kernel that gets no code; absent: no kernel of the module gets any"),
+        "code": ("str", "why"),
+        "detail": ("str?", "detail of this case, for people"),
     },
     "function": {
         "id": ("u32", "number in the segment"),
@@ -188,7 +195,10 @@ CODE: dict[str, Keys] = {
         "original": ("bin?", "the text before probes were woven in"),
     },
     "cubin": {
-        "id": ("u64", "id of the ptx record that it was assembled from"),
+        "id": (
+            "u64",
+            "id of the ptx record that it was assembled from; made of machine code, a number of its own",
+        ),
         "module": ("str", "as in the ptx record"),
         "arch": ("str", "compute capability, such as sm_90a"),
         "kernels": ("[str]", "entry functions"),

@@ -6,7 +6,7 @@ from gpt.stream.record_code import Keys
 
 RUNS: dict[str, Keys] = {
     "kernel": {
-        "id": ("u64", "id of its ptx record; in a trace, number in the segment"),
+        "id": ("u64", "id of its ptx or cubin record; in a trace, number in the segment"),
         "name": ("str", "mangled name"),
         "function": ("u32?", "in a trace: id of the function record"),
         "params": ("[param]?", "its own parameters"),

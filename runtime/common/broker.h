@@ -162,10 +162,17 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// Returns NULL, or why it can't be asked (a static text). `image` is the file that the request is about, or
-// -1 if the request contains the image; the caller keeps it.
-const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question,
-                      const struct gpt_bytes *input, int image);
+// Why something isn't served: a code of gpt/stream/reasons.py, and a detail; texts that stay.
+struct gpt_fault {
+    const char *code, *detail; // no code: it is served
+};
+#define GPT_FAULT(code, detail) ((struct gpt_fault){#code, detail})
+#define GPT_SERVED ((struct gpt_fault){NULL, ""})
+
+// Returns why it can't be asked. `image` is the file that the request is about, or -1 if the request contains
+// the image; the caller keeps it.
+struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *question,
+                           const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
 // Takes the answer if it's there. FAILED: the reply has the fault. WAITS: still pending.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
@@ -212,18 +219,21 @@ enum { GPT_THERE = 1 };
 
 struct gpt_reply {
     int32_t status; // 0: a file comes with the message
+    char code[32];  // of a fault: why there is no answer, as in struct gpt_fault
     char fault[1024];
 };
+
+void gpt_set_fault(struct gpt_reply *reply, struct gpt_fault fault);
 
 // Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
 // mapping share one id, so that id never matches.
 bool gpt_is_user(uid_t user, uid_t meant);
 bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
 
-// Connects a socket to the supervisor in this folder of a user's. Returns NULL, or why that fails (a static
-// text), with errno set. EACCES: the process there isn't trusted. Answers are code that will run, so neither
+// Connects a socket to the supervisor in this folder of a user's. Returns why that fails, with errno set.
+// EACCES: the process there isn't trusted. Answers are code that will run, so neither
 // the folder nor the socket may be anybody else's, or a sandboxed process's.
-const char *gpt_reach(int file, const char *name, uid_t owner);
+struct gpt_fault gpt_reach(int file, const char *name, uid_t owner);
 bool gpt_connect(int file, const char *name);          // the same for this user's folder
 bool gpt_read_file(int file, struct gpt_bytes *found); // appends the file's contents; false if that fails
 

@@ -227,11 +227,10 @@ const char *gpt_find_broker(void) {
 static const struct {
     const char *name, *peer, *supervisor;
 } places[] = {
-    {"ns/user", "a process in another user namespace", "gpt-hook's supervisor is in another user namespace"},
-    {"ns/mnt", "a process in another mount namespace", "gpt-hook's supervisor is in another mount namespace"},
-    {"ns/net", "a process in another network namespace",
-     "gpt-hook's supervisor is in another network namespace"},
-    {"root", "a process with another root directory", "gpt-hook's supervisor has another root directory"},
+    {"ns/user", "a process in another user namespace", "it is in another user namespace"},
+    {"ns/mnt", "a process in another mount namespace", "it is in another mount namespace"},
+    {"ns/net", "a process in another network namespace", "it is in another network namespace"},
+    {"root", "a process with another root directory", "it has another root directory"},
 };
 enum { PLACES = sizeof(places) / sizeof(*places) };
 // The index of a place that differs is returned, or one of:
@@ -362,16 +361,16 @@ static const char *refuse_supervisor(int file, uid_t owner) {
     struct ucred peer;
     socklen_t size = sizeof(peer);
     if (getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) || !gpt_is_user(peer.uid, owner))
-        return "gpt-hook's supervisor is another user's";
+        return "it is another user's";
     int place = peer.pid > 0 ? compare_places(peer.pid) : UNSEEN;
     if (place == UNSEEN)
-        return "gpt-hook's supervisor is hidden from this process";
+        return "it is hidden from this process";
     if (place != SAME)
         return places[place].supervisor;
-    return is_confined(peer.pid) ? "gpt-hook's supervisor is confined, so it's some other process" : NULL;
+    return is_confined(peer.pid) ? "it is confined, and so another process" : NULL;
 }
 
-const char *gpt_reach(int file, const char *name, uid_t owner) {
+struct gpt_fault gpt_reach(int file, const char *name, uid_t owner) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int status = -1, folder = *name == '/' ? gpt_set_aside(open_without_links(name)) : -1;
     if (folder >= 0 && gpt_owns_folder(folder, owner)) {
@@ -386,12 +385,19 @@ const char *gpt_reach(int file, const char *name, uid_t owner) {
     if (folder >= 0)
         close(folder);
     errno = status ? error : EACCES;
-    return !status           ? fault
-           : error == EACCES ? "gpt-hook's supervisor is another user's"
-                             : "gpt-hook's supervisor has ended, or this process can't reach it";
+    if (status && error != EACCES)
+        return GPT_FAULT(supervisor_gone, "");
+    if (status)
+        fault = "it is another user's";
+    return fault ? GPT_FAULT(supervisor_untrusted, fault) : GPT_SERVED;
 }
 
-bool gpt_connect(int file, const char *name) { return !gpt_reach(file, name, geteuid()); }
+void gpt_set_fault(struct gpt_reply *reply, struct gpt_fault fault) {
+    snprintf(reply->code, sizeof(reply->code), "%s", fault.code ? fault.code : "");
+    snprintf(reply->fault, sizeof(reply->fault), "%s", fault.detail);
+}
+
+bool gpt_connect(int file, const char *name) { return !gpt_reach(file, name, geteuid()).code; }
 
 bool gpt_read_file(int file, struct gpt_bytes *found) {
     struct stat status;

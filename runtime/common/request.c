@@ -10,23 +10,24 @@
 
 #include "broker.h"
 
-const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question,
-                      const struct gpt_bytes *input, int image) {
+struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *question,
+                           const struct gpt_bytes *input, int image) {
     struct stat status;
-    const char *name = gpt_find_broker(), *fault = "memory or descriptors ran out";
+    const char *name = gpt_find_broker();
+    struct gpt_fault fault = GPT_FAULT(no_memory, "or descriptors, for a request");
     if (!*name)
-        return "gpt-hook has no supervisor to run the pipeline";
+        return GPT_FAULT(no_supervisor, "");
     int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     int file = gpt_make_file(input->data, input->size);
     if (server >= 0 && file >= 0 && !fstat(server, &status) &&
-        !(fault = gpt_reach(server, name, geteuid())) &&
+        !(fault = gpt_reach(server, name, geteuid())).code &&
         !gpt_send(server, question, sizeof(*question), (int[]){file, image}))
-        fault = "gpt-hook's supervisor has ended";
+        fault = GPT_FAULT(supervisor_gone, "");
     if (file >= 0)
         close(file);
-    if (fault && server >= 0)
+    if (fault.code && server >= 0)
         close(server);
-    if (!fault)
+    if (!fault.code)
         *call = (struct gpt_call){server, status.st_ino};
     return fault;
 }
@@ -46,7 +47,7 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
     int files[GPT_FILES];
     *reply = (struct gpt_reply){.status = GPT_NO_STATUS};
     if (!is_ours_still(call)) {
-        snprintf(reply->fault, sizeof(reply->fault), "the program closed the connection to gpt-hook");
+        gpt_set_fault(reply, GPT_FAULT(connection_closed, ""));
         return GPT_CALL_FAILED;
     }
     ssize_t got = gpt_receive(call->socket, reply, sizeof(*reply), files, NULL);
@@ -55,9 +56,9 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
     close(call->socket);
     bool whole = got == sizeof(*reply) && files[0] >= 0 && gpt_read_file(files[0], output);
     gpt_close(files);
-    reply->fault[sizeof(reply->fault) - 1] = '\0';
-    if (!whole && (got != sizeof(*reply) || !*reply->fault))
-        snprintf(reply->fault, sizeof(reply->fault), "%s",
-                 got > 0 ? "out of memory for the answer" : "the supervisor of gpt-hook ended");
+    reply->code[sizeof(reply->code) - 1] = reply->fault[sizeof(reply->fault) - 1] = '\0';
+    if (!whole && (got != sizeof(*reply) || !*reply->code))
+        gpt_set_fault(reply,
+                      got > 0 ? GPT_FAULT(no_memory, "for the answer") : GPT_FAULT(supervisor_gone, ""));
     return whole ? GPT_CALL_DONE : GPT_CALL_FAILED;
 }

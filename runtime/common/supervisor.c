@@ -66,12 +66,14 @@ static void drop(struct client *client) {
     client_count--;
 }
 
-static void reply(struct client *client, int status, const char *fault, const struct gpt_bytes *found) {
+static void reply(struct client *client, int status, struct gpt_fault fault, const struct gpt_bytes *found) {
     struct gpt_reply reply = {.status = status};
-    snprintf(reply.fault, sizeof(reply.fault), "%s", fault);
     int file = found ? gpt_make_file(found->data, found->size) : -1;
-    if (found && file < 0)
-        reply = (struct gpt_reply){GPT_MISSING, "the answer finds no room"};
+    if (found && file < 0) {
+        reply.status = GPT_MISSING;
+        fault = GPT_FAULT(no_memory, "for the answer");
+    }
+    gpt_set_fault(&reply, fault);
     gpt_send(client->socket, &reply, sizeof(reply), (int[]){file, -1});
     if (file >= 0)
         close(file);
@@ -112,17 +114,17 @@ static bool is_arch(const char *arch) {
     return !*arch;
 }
 
-// Takes a question. Returns why it can't be answered, or NULL.
-static const char *take(struct client *client, const struct gpt_question *question) {
+// Takes a question. Returns why it can't be answered.
+static struct gpt_fault take(struct client *client, const struct gpt_question *question) {
     client->which = question->pipeline;
     memcpy(client->arch, question->arch, sizeof(client->arch));
     if (!is_arch(client->arch))
-        return "not an architecture";
+        return GPT_FAULT(pipeline_failed, "not an architecture");
     client->probe = client->which == GPT_PROBE ? gpt_find_pipeline(question->digest) : NULL;
     if (client->which == GPT_PROBE && !client->probe)
-        return "gpt-hook's supervisor doesn't know this pipeline";
+        return GPT_FAULT(supervisor_refuses, "a pipeline that it was not given");
     client->turn = ++turns;
-    return NULL;
+    return GPT_SERVED;
 }
 
 // A client has sent its question, or asks whether we're alive, or has left. A result for a client that has
@@ -134,7 +136,6 @@ static void hear(struct client *client) {
         char text[GPT_MOST_TEXT];
     } message;
     struct gpt_question *question = &message.question;
-    char refusal[128];
     int files[GPT_FILES];
     pid_t sender = 0;
     ssize_t size = gpt_receive(client->socket, &message, sizeof(message), files, &sender);
@@ -156,14 +157,16 @@ static void hear(struct client *client) {
         registers && !controlled
             ? "pipelines: the run was started without --control"
             : gpt_refuse_peer(client->socket, sender, registers ? GPT_WISH_PIPELINE : GPT_WISH_ANSWER);
-    if (fault) {
-        snprintf(refusal, sizeof(refusal), "gpt-hook's supervisor refuses %s", fault);
-        reply(client, GPT_REFUSED, refusal, NULL);
-    } else if (registers) {
+    if (fault)
+        reply(client, GPT_REFUSED, GPT_FAULT(supervisor_refuses, fault), NULL);
+    else if (registers) {
         fault = gpt_add_pipeline(question->digest, message.text);
-        reply(client, fault ? GPT_MISSING : 0, fault ? fault : "", NULL);
-    } else if ((fault = take(client, question)))
-        reply(client, GPT_MISSING, fault, NULL);
+        reply(client, fault ? GPT_MISSING : 0, (struct gpt_fault){NULL, fault ? fault : ""}, NULL);
+    } else {
+        struct gpt_fault refused = take(client, question);
+        if (refused.code)
+            reply(client, GPT_MISSING, refused, NULL);
+    }
 }
 
 // Workers
@@ -178,7 +181,7 @@ static struct client *find_client(const struct worker *worker) {
 static void answer(struct worker *worker) {
     struct client *client = find_client(worker);
     if (client)
-        reply(client, 0, "", &worker->output);
+        reply(client, 0, GPT_SERVED, &worker->output);
     worker_rest(worker);
 }
 
@@ -198,7 +201,8 @@ static void give_up(struct worker *worker, bool late) {
         client->again = true;
         client->worker = NULL;
     } else if (client)
-        reply(client, status ? status : GPT_MISSING, fault, NULL);
+        reply(client, status ? status : GPT_MISSING,
+              late ? GPT_FAULT(pipeline_late, fault) : GPT_FAULT(pipeline_failed, fault), NULL);
     worker_end(worker);
 }
 
@@ -243,11 +247,13 @@ static void serve(void) {
         if (!worker && !errno)
             full[next->which] = true;
         else if (!worker)
-            reply(next, GPT_MISSING, strerror(errno), NULL);
+            reply(next, GPT_MISSING, GPT_FAULT(pipeline_failed, strerror(errno)), NULL);
         else if (worker_give(worker, next->files))
             next->worker = worker;
-        else
-            reply(next, GPT_MISSING, errno ? strerror(errno) : "not a request, or too large", NULL);
+        else {
+            const char *detail = errno ? strerror(errno) : "not a request, or too large";
+            reply(next, GPT_MISSING, GPT_FAULT(pipeline_failed, detail), NULL);
+        }
     }
 }
 

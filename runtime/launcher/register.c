@@ -32,10 +32,11 @@ bool register_pipeline(const char *folder, uid_t owner, const char *digest, cons
     setsockopt(server, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     bool reached = *folder && gpt_add(&message, &question, sizeof(question)) &&
-                   gpt_add(&message, text, strlen(text) + 1) && !gpt_reach(server, folder, owner) &&
+                   gpt_add(&message, text, strlen(text) + 1) && !gpt_reach(server, folder, owner).code &&
                    exchange(server, &message, &reply);
     close(server);
     gpt_empty(&message);
-    snprintf(fault, FAULT_BYTES, "%.*s", (int)sizeof(reply.fault) - 1, reply.fault);
+    snprintf(fault, FAULT_BYTES, "%s%.900s", // which has no end if it's not ours
+             reply.status == GPT_REFUSED ? "gpt-hook's supervisor refuses " : "", reply.fault);
     return reached;
 }

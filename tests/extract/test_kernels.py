@@ -4,11 +4,13 @@ import os
 
 import pytest
 
-from gpt.base.errors import GptError
 from gpt.extract import kernels
-from gpt.extract.kernels import KernelFinder
+from gpt.extract.kernels import KernelFinder, Refused
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.formats.image import parse_image
 from gpt.formats.source import Source
+from gpt.stream.reasons import Reason
+from tests.formats import forge, samples
 
 HEAD = ".version 8.0\n.target {}\n.address_size 64\n.global .u32 shared;\n"
 ENTRY = ".visible .entry {}() {{ .reg .u32 %r; mov.u32 %r, {}; st.global.u32 [shared], %r; ret; }}\n"
@@ -20,6 +22,13 @@ def text(target, *names):
 
 def image(*parts, codec="zstd"):
     return pack_fatbin([Payload("ptx", target, text(target, *names)) for target, *names in parts], codec)
+
+
+def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
+    """Why no code of a kernel is given out, and whether that's true of the whole image."""
+    with pytest.raises(Refused) as caught:
+        KernelFinder(cubins).find(source, file, kernel, arch)
+    return caught.value.reason, caught.value.whole
 
 
 @pytest.fixture
@@ -38,10 +47,8 @@ def test_the_newest_that_the_device_runs():
     }
     assert found == {"sm_80": 0, "sm_90": 1, "sm_100": 3, "sm_120": 3}
     assert KernelFinder().find(source, None, "b", "sm_90").arch == "sm_90a"
-    with pytest.raises(GptError, match="its PTX is for sm_90a, not for sm_100"):
-        KernelFinder().find(source, None, "b", "sm_100")
-    with pytest.raises(GptError, match="no PTX of kernel 'c'"):
-        KernelFinder().find(source, None, "c", "sm_90")
+    assert refusal(source, "b", "sm_100") == (Reason("no_ptx", "it is for sm_90a, not for sm_100"), False)
+    assert refusal(source, "c") == (Reason("no_ptx", "its image has PTX of other kernels only"), False)
 
 
 def test_only_what_the_kernel_needs(monkeypatch):
@@ -77,3 +84,54 @@ def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
         with (tmp_path / name).open("rb") as file:
             known.find(Source(name, file.fileno()), file.fileno(), "a", "sm_90")
     assert len(reads) == 4 + 3  # the texts stay, the names of the first are read again
+
+
+@pytest.fixture(scope="module")
+def machine_code():
+    """A cubin with kernels `a` and `b`."""
+    return forge.compiled([b"a", b"b"], bytes(512))
+
+
+def test_an_image_without_ptx_is_refused_as_a_whole(machine_code, reads):
+    source = Source("x", pack_fatbin([Payload("cubin", arch, machine_code) for arch in ("sm_80", "sm_90")], "zstd"))
+    assert refusal(source, "a") == refusal(source, "unknown") == (Reason("no_ptx"), True)
+    assert not reads  # nothing was unpacked
+    assert refusal(Source("x", machine_code)) == (Reason("no_ptx"), True)
+    torn = Source("x", source.pread(0, source.size - 8))
+    assert refusal(torn) == (Reason("image_unreadable", "fatbin region ends beyond its container"), True)
+
+
+def test_the_cubin_that_the_device_runs(machine_code):
+    other = forge.compiled([b"c"], bytes(512))
+    parts = [("sm_80", machine_code), ("sm_86", machine_code), ("sm_89", other), ("sm_90", machine_code)]
+    source = Source("x", pack_fatbin([Payload("cubin", *part) for part in parts], "zstd"))
+    found = {arch: KernelFinder(cubins=True).find(source, None, "a", arch) for arch in ("sm_80", "sm_89", "sm_90")}
+    assert {arch: opened.placed.index for arch, opened in found.items()} == {"sm_80": 0, "sm_89": 1, "sm_90": 3}
+    assert all(opened.data == machine_code for opened in found.values())
+    assert refusal(source, "a", "sm_100", cubins=True) == (Reason("no_ptx", "and no cubin for sm_100"), False)
+
+
+CLOSED = "_Z11regular_fftILj8E3EPTILj8EEEvT_"
+
+
+@pytest.mark.parametrize("cubins", [False, True])
+def test_elements_with_a_closed_kernel_are_refused(cubins):
+    ptx = Payload("ptx", "sm_80", text("sm_80", "a", CLOSED))
+    code = Payload("cubin", "sm_80", forge.compiled([b"c", CLOSED.encode()], bytes(512)))
+    source = Source("x", pack_fatbin([ptx, code], "zstd"))
+    assert refusal(source, "a", cubins=cubins) == (Reason("closed_library"), False)
+    if cubins:
+        assert refusal(source, "c", "sm_80", cubins=True) == (Reason("closed_library"), False)
+    bare = Source("x", text("sm_80", "a", CLOSED))  # anybody may call a kernel so
+    assert KernelFinder().find(bare, None, CLOSED, "sm_80").text
+
+
+def test_a_closed_library_under_another_name(tmp_path):
+    """It's told by the name that it was linked with: an image in it is refused, wherever in the file it lies."""
+    names = "-Wl,-soname,libcublas.so.13"
+    made = samples.link(tmp_path / "harmless.so", [image(("sm_70", "a"))], names)
+    with made.open("rb") as file:
+        whole = Source("x", file.fileno())
+        (placed,) = parse_image(whole).iter_elements()
+        part = whole.sub(placed.element.region, placed.element.end - placed.element.region)
+        assert refusal(part, file=file.fileno()) == (Reason("closed_library"), True)

@@ -4,8 +4,10 @@ Of NVIDIA's libraries the containers and the names of symbols are read, nothing 
 """
 
 import os
+import re
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +97,12 @@ def test_the_table_is_sorted_and_says_nothing_twice():
         assert texts, kind
         assert len(set(texts)) == len(texts)
         assert list(texts) == sorted(texts), kind
+
+
+def test_the_hook_has_the_same_names_of_files():
+    header = (Path(__file__).parents[2] / "runtime" / "abi" / "records.h").read_text()
+    names = re.findall(r'"(\w+)"', header.partition("#define GPT_CLOSED_FILES")[2].partition("\n\n")[0])
+    assert tuple(names) == closed.read_table()["file"]
 
 
 def share(path):

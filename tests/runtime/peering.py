@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 USER, MOUNT, NETWORK = 0x10000000, 0x20000, 0x40000000
 HOST, PROBE, REGISTER = range(3)
-QUESTION, REPLY = struct.Struct("<I16s65s3x"), struct.Struct("<i1024s")
+QUESTION, REPLY = struct.Struct("<I16s65s3x"), struct.Struct("<i32s1024s")
 REFUSED = 253
 MODULE = b"\x83\xa4kind\xa6module\xa2id\x01\xa4data\xc4\x01x"  # {"kind": "module", "id": 1, "data": b"x"}
 
@@ -58,8 +58,9 @@ def receive(client: socket.socket) -> tuple[int, str]:
         os.close(struct.unpack("i", held[:4])[0])
     if len(data) != REPLY.size:
         return -1, ""
-    status, fault = REPLY.unpack(data)
-    return status, fault.rstrip(b"\0").decode()
+    status, *texts = REPLY.unpack(data)
+    code, fault = (text.rstrip(b"\0").decode() for text in texts)
+    return status, f"{code}: {fault}" if code else fault
 
 
 def ask(which: int, *words: str, **more) -> tuple[int, str]:

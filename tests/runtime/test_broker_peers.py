@@ -40,11 +40,11 @@ def folders(parent: Path) -> list[str]:
     return sorted(entry.name for entry in parent.glob("gpt-broker.*"))
 
 
-UNKNOWN = "gpt-hook's supervisor doesn't know this pipeline"
+UNKNOWN = "supervisor_refuses: a pipeline that it was not given"
 
 
 def refusal(who: str) -> str:
-    return str((REFUSED, f"gpt-hook's supervisor refuses {who}"))
+    return str((REFUSED, f"supervisor_refuses: {who}"))
 
 
 # Text that would be run
@@ -82,7 +82,7 @@ def test_a_pipeline_is_passed_once_and_asked_by_its_digest(tmp_path):
 @pytest.mark.parametrize("arch", ["x;id", "a -o x", "$(id)", "-h", "*"])
 def test_an_architecture_is_one_word(tmp_path, arch):
     found = say(tmp_path, f'print(ask(HOST, arch="{arch}"))')
-    assert found == ["(4, 'not an architecture')"]
+    assert found == ["(4, 'pipeline_failed: not an architecture')"]
 
 
 def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
@@ -101,7 +101,7 @@ def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
             print(ask(HOST, files=[file(MODULE), os.open({path!r}, flags)]))
         print(ask(HOST, files=[file(MODULE), os.open("{tmp_path}/fifo", os.O_RDWR)]))
     """)  # fmt: skip
-    assert found == ["(4, 'not a request, or too large')"] * 5
+    assert found == ["(4, 'pipeline_failed: not a request, or too large')"] * 5
 
 
 # Sandboxes

@@ -372,5 +372,5 @@ def test_the_supervisor_is_killed(tmp_path, program):
     assert state["with_probes"] == 0
     order(server.pid, "disable")
     trace = server.end()
-    reason = "gpt-hook's supervisor did not serve it: it has ended, or this process can't reach it"
+    reason = "gpt-hook's supervisor is gone, or out of reach"
     assert reason in probing.unprobed(trace)

@@ -193,7 +193,7 @@ def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
     path.write_text(PROBE.replace("SAVE", "mov.u64 %NR0, 1; " * 500 + "SAVE"))
     done = weave("-p", path, data=segment(large, text))
     assert [find_reason(record) for record in done.kind("kernel")][:2] == [
-        Reason("too_large", "it has more than 62 MiB with its probes"),
+        Reason("too_large", "more than 62 MiB"),
         None,
     ]
     assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpt.base.errors import GptError
-from gpt.stream.reasons import TABLE, Reason
+from gpt.stream.reasons import Reason
 
 
 class LeftAlone(GptError):
-    """A kernel can't be probed. `code` is a reason's (gpt/stream/reasons.py); `fact` says it in full, for a message."""
+    """A kernel can't be probed. `code` is a reason's (gpt/stream/reasons.py); `detail` doesn't repeat its text."""
 
-    def __init__(self, code: str, fact: str, where: str) -> None:
-        super().__init__(fact, where)
-        self.reason = Reason(code, fact.removeprefix(TABLE[code][0]).removeprefix(": "))
+    def __init__(self, code: str, detail: str, where: str) -> None:
+        self.reason = Reason(code, detail)
+        super().__init__(str(self.reason), where)

@@ -21,7 +21,6 @@ from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.woven import Matched
 from gpt.probe.verify import find_misfit
-from gpt.stream.reasons import TABLE
 
 _SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
 T = TypeVar("T")
@@ -143,9 +142,8 @@ class Plan:
         while self._drop_unfit():
             found = lower()
         if not any(site.woven for site in self.matched):
-            reason = f": {self.misfits[0]}" if self.misfits else ""
-            code = "no_save" if self._is_mute else "no_place"
-            raise LeftAlone(code, f"{TABLE[code][0]}{reason}", self.kernel)
+            detail = self.misfits[0] if self.misfits else ""
+            raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
         return found
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:

@@ -52,7 +52,7 @@ def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> 
         elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to come last
             reason = reason or "whose arguments vary in number"
         if reason:
-            raise LeftAlone("function", f"probes in function '{name}', {reason}", kernel)
+            raise LeftAlone("function", f"'{name}', {reason}", kernel)
 
 
 def _other_uses(module: Module, functions: Sequence[PtxFunction]) -> dict[str, str]:

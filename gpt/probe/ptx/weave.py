@@ -51,7 +51,6 @@ from gpt.probe.ptx.template import Shapes
 from gpt.probe.ptx.variables import Variables
 from gpt.ptx.attributes import block_of, cluster_of
 from gpt.ptx.scan import Module, scan_module
-from gpt.stream.reasons import TABLE
 from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
@@ -147,14 +146,13 @@ class _Weaver:
     def check(self) -> None:
         """Raise LeftAlone for modules that can't be probed."""
         if MARK in self.module.text:
-            raise LeftAlone("woven", f"it is woven already: '{MARK}' is in it, if only in a comment", self.kernel)
+            raise LeftAlone("woven", f"'{MARK}' is in it, if only in a comment", self.kernel)
         if (found := self.module.version) < OLDEST:
             raise LeftAlone("old_ptx", "PTX {}.{} is older than {}.{}".format(*found, *OLDEST), self.kernel)
         if any(i.kind == "address_size" and "32" in self.module.source(i) for i in self.module.items):
             raise LeftAlone("old_ptx", "its addresses have 32 bits", self.kernel)
         if not self.relocatable and (name := _undefined(self.module)):
-            fact = f"{TABLE['undefined'][0]}: '{name}' (-c weaves it, for gpt-asm -c)"
-            raise LeftAlone("undefined", fact, self.kernel)
+            raise LeftAlone("undefined", f"'{name}' (-c weaves it, for gpt-asm -c)", self.kernel)
 
     # Lowering
 
@@ -190,7 +188,7 @@ class _Weaver:
                 self.insertions.put(in_front(function.statements, block.place.number), KEEP, before)
             self.insertions.put(_offset(function, block.place), ORDER[block.place.kind], found.text.fill(values))
             if len(self.module.text) + self.insertions.size > MAX_TEXT:
-                raise LeftAlone("too_large", f"it has more than {MAX_TEXT >> 20} MiB with its probes", self.kernel)
+                raise LeftAlone("too_large", f"more than {MAX_TEXT >> 20} MiB", self.kernel)
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(self, function: PtxFunction, state: State, code: Emitter, block: Block, sampled: Sampled) -> _Insertion:

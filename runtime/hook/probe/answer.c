@@ -163,10 +163,16 @@ static unsigned long version_of(struct value arch) {
     return strncmp(text, "sm_", 3) ? 0 : strtoul(text + 3, NULL, 10);
 }
 
+// Return whether a record begins a module: PTX, or machine code that wasn't made from PTX.
+static bool begins_module(const struct record *record, uint64_t id, bool any) {
+    bool is_code = is(record->kind, "cubin") || is(record->kind, "object");
+    return is(record->kind, "ptx") || (is_code && (!any || unsigned_of(record->id) != id));
+}
+
 // Return which module with the kernel to use: like the driver, the one for the newest architecture.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
-    bool found = false;
+    bool found = false, any = false;
     struct cursor cursor = begin(&woven->answer);
     uint64_t id = 0;
     unsigned long version = 0;
@@ -174,7 +180,8 @@ static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
         struct record record = read_record(&cursor);
         if (cursor.bad)
             return doubt(woven, "it writes no stream");
-        if (is(record.kind, "ptx")) {
+        if (begins_module(&record, id, any)) {
+            any = true;
             id = unsigned_of(record.id);
             version = version_of(record.arch);
         } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY &&
@@ -224,7 +231,8 @@ static void explain(struct woven *woven, const char *kernel) {
         struct record record = read_record(&cursor);
         if (cursor.bad)
             break;
-        if (is(record.kind, "kernel") && is(record.name, kernel))
+        bool about = is(record.name, kernel) || (is(record.kind, "refused") && record.name.type == ELSE);
+        if (about && (is(record.kind, "kernel") || is(record.kind, "refused")))
             woven->fault = read_reason(record.code, record.detail);
         else if (is(record.kind, "diag"))
             woven->fault = read_reason(stage_error, record.text);
@@ -237,13 +245,17 @@ static bool read_all(struct woven *woven, const char *kernel) {
         return false;
     struct cursor cursor = begin(&woven->answer);
     struct record probed = {.kind = none};
-    bool inside = false;
+    bool inside = false, any = false;
+    uint64_t id = 0;
     if (!(woven->maps = calloc(MOST_MAPS, sizeof(*woven->maps))))
         return refuse(woven, WHY(no_memory));
     while (cursor.at < cursor.end) {
         struct record record = read_record(&cursor);
-        if (is(record.kind, "ptx"))
-            inside = unsigned_of(record.id) == woven->chosen;
+        if (begins_module(&record, id, any)) {
+            any = true;
+            id = unsigned_of(record.id);
+            inside = id == woven->chosen;
+        }
         if (!inside)
             continue;
         if ((is(record.kind, "cubin") || is(record.kind, "object")) && record.data.type == BINARY) {
@@ -252,8 +264,11 @@ static bool read_all(struct woven *woven, const char *kernel) {
             woven->plain = record.original.type == BINARY ? record.original.data : NULL;
             woven->plain_size = woven->plain ? record.original.number : 0;
         } else if (is(record.kind, "map")) {
-            if (woven->map_count == MOST_MAPS)
-                return doubt(woven, "it tells too many maps");
+            if (woven->map_count == MOST_MAPS) {
+                char detail[64];
+                snprintf(detail, sizeof(detail), "it tells more than %d maps", MOST_MAPS);
+                return doubt(woven, detail);
+            }
             if (!read_map(woven, &record))
                 return false;
         } else if (is(record.kind, "kernel") && is(record.name, kernel) && record.params.type == ARRAY)
@@ -284,6 +299,21 @@ bool hook_is_lasting(const struct gpt_bytes *answer) {
             return false;
     }
     return answer->size > 0;
+}
+
+const struct reason *hook_read_refusal(const struct gpt_bytes *answer, struct gpt_bytes *found) {
+    struct cursor cursor = begin(answer);
+    const struct reason *reason = NULL;
+    while (cursor.at < cursor.end && !reason) {
+        struct record record = read_record(&cursor);
+        if (cursor.bad)
+            break;
+        if (is(record.kind, "refused") && record.name.type == ELSE &&
+            (reason = read_reason(record.code, record.detail)))
+            *found = (struct gpt_bytes){.data = (char *)record.start.at,
+                                        .size = (size_t)(cursor.at - record.start.at)};
+    }
+    return reason;
 }
 
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {

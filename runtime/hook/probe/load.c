@@ -263,8 +263,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     }
     if (!probed->refused || woven->fault)
         hook_write_woven(woven, probed->function, probed->refused ? 0 : count_registers(probed));
-    if (!probed->refused)
-        gpt_empty(&woven->answer);
+    gpt_empty(&woven->answer);
     enter(probed);
 }
 

@@ -67,6 +67,10 @@ struct woven {
 // was killed.
 bool hook_is_lasting(const struct gpt_bytes *answer);
 
+// Return why the pipeline gives no code for any kernel of the image, or NULL if it doesn't say that. `record`
+// is the record that says it, inside the answer.
+const struct reason *hook_read_refusal(const struct gpt_bytes *answer, struct gpt_bytes *record);
+
 // Read an answer and take it over. Returns NULL if memory runs out.
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 
@@ -776,8 +780,14 @@ void hook_await(uint64_t handle); // until it is loaded or --wait is over
 
 // The request for a kernel, and the cache key of its result.
 
-// Both return NULL, or a lasting text that says why the kernel can't get probes.
-const struct reason *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]);
+struct answer_keys { // in the cache; empty if nothing is cached
+    char kernel[65]; // of the answer about the kernel
+    char image[65];  // of the answer about its whole image; never empty
+};
+
+// Both return NULL, or why the kernel can't get probes.
+const struct reason *hook_name_result(const struct looked_up *function, const char *kernel,
+                                      struct answer_keys *keys);
 const struct reason *hook_send_question(const struct looked_up *function, const char *kernel,
                                         struct gpt_call *call);
 
@@ -846,6 +856,14 @@ const struct reason *hook_digest_source(uint64_t function, char digest[65]);
 // that the caller closes; otherwise -1.
 const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
                                       int *file);
+
+// The pipeline's answer about a whole image. `key` names the answer: the image, the pipeline and the device.
+
+// Find the answer about a function's image. Returns false if it isn't known; then hook_refuse_image has to
+// say what the cache has. Sets `reason`: why no kernel of the image gets probes, or NULL if some may.
+bool hook_find_refusal(uint64_t function, const char key[65], const struct reason **reason);
+// Remember it. Returns the reason that launches are counted by.
+const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);
 
 extern handler hook_after_load_image, hook_after_load_file;
 

@@ -241,7 +241,7 @@ struct pending {
     struct gpt_bytes kept; // the answer that the cache had
     bool busy, asked;
     uint64_t pass; // the pass of hook_finish_lookups that last looked at it
-    char key[65];
+    struct answer_keys keys;
     char name[];
 };
 
@@ -305,26 +305,44 @@ static bool is_here(const struct pending *pending) {
     return !pending->function.context || pending->function.context == hook_current_context();
 }
 
-// Return a reason for a fault of the supervisor, which comes as a sentence.
-static const struct reason *blame_supervisor(const char *fault) {
-    static const char subject[] = "gpt-hook's supervisor ";
-    char text[1100];
-    bool about = !strncmp(fault, subject, strlen(subject));
-    snprintf(text, sizeof(text), "%s%s", about ? "it " : "", about ? fault + strlen(subject) : fault);
-    return hook_make_reason("supervisor", text);
+// Return why no kernel of the image gets probes, if the pipeline said so about another kernel; else NULL.
+static const struct reason *find_refusal(const struct pending *pending) {
+    const struct reason *reason;
+    struct gpt_bytes kept = {0}, record;
+    if (hook_find_refusal(pending->function.handle, pending->keys.image, &reason))
+        return reason;
+    if (*pending->keys.kernel && gpt_get_kept("probed", pending->keys.image, &kept))
+        reason = hook_read_refusal(&kept, &record);
+    gpt_empty(&kept);
+    return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
+}
+
+// Keep an answer about the whole image, if it is one. Returns its reason.
+static const struct reason *keep_refusal(const struct pending *pending, const struct gpt_bytes *answer) {
+    struct gpt_bytes record;
+    const struct reason *reason = hook_read_refusal(answer, &record);
+    if (!reason)
+        return NULL;
+    if (*pending->keys.kernel)
+        gpt_keep("probed", pending->keys.image, &record);
+    return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
 // Asks, if there's room for another question. Returns false if it was refused.
 static bool ask(struct pending *pending) {
     struct rlimit files;
+    const struct reason *fault = find_refusal(pending);
+    if (fault) {
+        hook_refuse(&pending->function, fault);
+        return false;
+    }
     rlim_t most = getrlimit(RLIMIT_NOFILE, &files) ? 0 : files.rlim_cur / SHARE;
     pthread_mutex_lock(&pending_lock);
     bool room = asked_count <= most && asked_count < MOST_ASKED;
     asked_count += room;
     pending->asked = room;
     pthread_mutex_unlock(&pending_lock);
-    const struct reason *fault =
-        room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
+    fault = room ? hook_send_question(&pending->function, pending->name, &pending->call) : NULL;
     if (fault)
         hook_refuse(&pending->function, fault);
     return !fault;
@@ -343,14 +361,17 @@ static bool take_alive(struct pending *pending) {
     enum gpt_call_state state = pending->asked ? gpt_end(&pending->call, &answer, &reply) : GPT_CALL_WAITS;
     if (state == GPT_CALL_WAITS)
         return false;
-    if (state == GPT_CALL_DONE) {
-        if (*pending->key && hook_is_lasting(&answer))
-            gpt_keep("probed", pending->key, &answer);
+    bool lasting = state == GPT_CALL_DONE && hook_is_lasting(&answer);
+    const struct reason *whole = lasting ? keep_refusal(pending, &answer) : NULL;
+    if (whole) {
+        hook_refuse(&pending->function, whole);
+        gpt_empty(&answer);
+    } else if (state == GPT_CALL_DONE) {
+        if (*pending->keys.kernel && lasting)
+            gpt_keep("probed", pending->keys.kernel, &answer);
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {
-        hook_refuse(&pending->function, reply.status == GPT_REFUSED
-                                            ? blame_supervisor(reply.fault)
-                                            : hook_make_reason("pipeline_failed", reply.fault));
+        hook_refuse(&pending->function, hook_make_reason(reply.code, reply.fault));
     }
     return true;
 }
@@ -390,8 +411,10 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
         free(pending);
         return;
     }
-    const struct reason *fault = hook_name_result(function, name, pending->key);
-    bool kept = !fault && *pending->key && gpt_get_kept("probed", pending->key, &pending->kept);
+    const struct reason *fault = hook_name_result(function, name, &pending->keys);
+    fault = fault ? fault : find_refusal(pending);
+    const char *key = pending->keys.kernel;
+    bool kept = !fault && *key && gpt_get_kept("probed", key, &pending->kept);
     if (fault)
         hook_refuse(function, fault);
     release(pending, fault || (loads ? take(pending) : !kept && !ask(pending)));
@@ -459,7 +482,8 @@ void hook_finish_lookups(void) {
 // -- Questions -------------------------------------------------------------
 //
 // The question about a kernel: its image, its name and the device. The same data, together with the
-// launcher's digest of the pipeline and the probes, makes the cache key of the answer.
+// launcher's digest of the pipeline and the probes, makes the cache key of the answer. Without the name, it's
+// the key of an answer about the whole image.
 
 // Get the device's architecture, and the name that the pipeline uses for it.
 static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
@@ -474,11 +498,22 @@ static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
     return true;
 }
 
-const struct reason *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
+static bool make_key(const char *const *parts, size_t count, char key[65]) {
+    struct gpt_bytes text = {0};
+    bool whole = true;
+    for (size_t i = 0; i < count; i++)
+        whole = whole && gpt_add(&text, parts[i], strlen(parts[i]) + 1);
+    if (whole)
+        gpt_sha256(text.data, text.size, key);
+    gpt_empty(&text);
+    return whole;
+}
+
+const struct reason *hook_name_result(const struct looked_up *function, const char *kernel,
+                                      struct answer_keys *keys) {
     static atomic_flag registered =
         ATOMIC_FLAG_INIT; // registered after the driver's own handlers, so it runs before them
     char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
-    struct gpt_bytes text = {0};
     if (!atomic_flag_test_and_set(&registered))
         atexit(hook_end_probing);
     if (!hook_find_probe_calls())
@@ -488,16 +523,14 @@ const struct reason *hook_name_result(const struct looked_up *function, const ch
         return refused;
     if (!find_arch(arch, target))
         return WHY(no_device);
-    const char *parts[] = {hook_order_of(function->order)->identity, arch, target, digest, registers, kernel};
-    bool whole = true;
+    enum { OF_IMAGE = 4, OF_KERNEL = 6 };
+    const char *parts[OF_KERNEL] = {
+        hook_order_of(function->order)->identity, arch, target, digest, registers, kernel};
     snprintf(registers, sizeof(registers), "%u", function->registers);
-    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
-        whole = whole && gpt_add(&text, parts[i], strlen(parts[i]) + 1);
-    if (whole && !hook_settings.keeps)
-        gpt_sha256(text.data, text.size, key);
-    else
-        *key = '\0';
-    gpt_empty(&text);
+    *keys->kernel = '\0';
+    if (!make_key(parts, OF_IMAGE, keys->image) ||
+        (!hook_settings.keeps && !make_key(parts, OF_KERNEL, keys->kernel)))
+        return WHY(no_memory);
     return NULL;
 }
 
@@ -512,9 +545,11 @@ const struct reason *hook_send_question(const struct looked_up *function, const 
                                        ? hook_add_request(function->handle, &asked, &request, &file)
                                        : WHY(no_device);
     snprintf(question.digest, sizeof(question.digest), "%s", hook_order_of(function->order)->identity);
-    const char *fault = refused ? NULL : gpt_begin(call, &question, &request, file);
-    if (fault)
-        refused = blame_supervisor(fault);
+    struct gpt_fault fault = GPT_SERVED;
+    if (!refused)
+        fault = gpt_begin(call, &question, &request, file);
+    if (fault.code)
+        refused = hook_make_reason(fault.code, fault.detail);
     gpt_close((int[]){file, -1});
     gpt_empty(&request);
     return refused;

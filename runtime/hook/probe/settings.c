@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "abi/records.h"
 #include "common/broker.h"
 #include "common/control.h"
 #include "common/selection.h"
@@ -46,13 +47,9 @@ bool hook_will_probe(const struct order *order, bool recording) {
     return hook_probing && order->identity && recording && !atomic_exchange(&has_probed, true);
 }
 
-// Name prefixes of NVIDIA's libraries with closed code. NCCL's and CUTLASS's code is open.
-static const char *const closed[] = {
-    "libcublas",    "libcudnn",   "libcufft",   "libcurand", "libcusolver", "libcusparse",
-    "libcutensor",  "libnpp",     "libnvinfer", "libnvjpeg", "libnvrtc",    "libnvJitLink",
-    "libcudss",     "libnvblas",  "libcudart",  "libcupti",  "libnvidia",   "libnvcuvid",
-    "libcuquantum", "libnvshmem", "libcuvs",    "libcufile",
-};
+// Libraries of NVIDIA's with closed code, by how their names begin. What a library's name doesn't tell, the
+// pipeline does: gpt/formats/closed.py.
+static const char *const closed[] = {GPT_CLOSED_FILES};
 
 static uint64_t number(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);

@@ -1,6 +1,11 @@
-// Images that the program loaded. We copy an image that contains PTX, since the program may free or overwrite
-// it after loading. A large image is kept in a file, which each request about it names: a new file in memory,
-// or the file that the program mapped, as long as that is unchanged.
+// Images that the program loaded, which the pipeline is asked about. An image in memory is copied, since the
+// program may free or overwrite it after loading; a large one goes into a file in memory. An image in a file
+// that the program mapped, as a library's, stays there, and requests name the file as long as it is
+// unchanged.
+//
+// The hook never looks into an image: the pipeline decides. Most images of a stock PyTorch program have
+// nothing for probes. The first answer about one says so of all of its kernels: it is remembered here, and in
+// the cache, so that a look-up of the next kernel asks nobody.
 
 #include <elf.h>
 #include <fcntl.h>
@@ -13,6 +18,7 @@
 #include <unistd.h>
 
 #include "abi/cuda.h"
+#include "common/control.h"
 #include "hook/watch/watch.h"
 #include "probe.h"
 
@@ -22,7 +28,10 @@ struct loaded {
     struct loaded *next;
     uint64_t handle;
     struct reference reference;
-    const struct reason *refused; // why its kernels aren't probed; NULL if we know no reason
+    const struct reason *refused; // why nobody is asked about it; NULL if somebody may be
+    char answer[65];              // key of the last answer about the whole image; empty: none was looked for
+    const struct reason *whole;   // that answer: why none of its kernels gets probes, or NULL
+    bool linked;                  // by the driver, of more than one PTX module
     struct image image;           // starts at the copy, if there is one
     void *copy;
     size_t copy_size;
@@ -36,50 +45,6 @@ struct loaded {
 
 static pthread_mutex_t sources_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *sources;
-
-// Find out whether a module has PTX. The driver has accepted the image, but its headers may claim more than
-// is there.
-
-static bool fatbin_has_ptx(const struct image *image) {
-    struct fatbin_region region;
-    struct fatbin_element element;
-    const char *at = image->start;
-    if (!hook_peek(at, &region, sizeof(region)))
-        return false;
-    const char *end = at + image->size;
-    for (at += region.header_size; (size_t)(end - at) >= sizeof(element) && at < end;) {
-        if (!hook_peek(at, &element, sizeof(element)))
-            return false;
-        if (element.kind == FATBIN_PTX)
-            return true;
-        uint64_t size = element.header_size + element.payload_size;
-        if (element.header_size < sizeof(element) || size > (uint64_t)(end - at))
-            return false;
-        at += size;
-    }
-    return false;
-}
-
-static bool cubin_has_ptx(const struct image *image) {
-    static const char wanted[] = ".nv_debug_ptx_txt";
-    const char *start = image->start;
-    Elf64_Ehdr head;
-    Elf64_Shdr section, names;
-    char name[sizeof(wanted)];
-    if (!hook_peek(start, &head, sizeof(head)) || head.e_shentsize != sizeof(section) ||
-        !hook_peek(start + head.e_shoff + head.e_shstrndx * sizeof(names), &names, sizeof(names)))
-        return false;
-    for (unsigned i = 0; i < head.e_shnum; i++)
-        if (hook_peek(start + head.e_shoff + i * sizeof(section), &section, sizeof(section)) &&
-            hook_peek(start + names.sh_offset + section.sh_name, name, sizeof(name)) &&
-            !memcmp(name, wanted, sizeof(wanted)))
-            return true;
-    return false;
-}
-
-static bool has_ptx(const struct image *image) {
-    return *image->type == 'p' || (*image->type == 'f' ? fatbin_has_ptx(image) : cubin_has_ptx(image));
-}
 
 // Keeping the image
 
@@ -135,17 +100,33 @@ static int open_file(const char *path, struct stat *status) {
 // may have been replaced since it was mapped.
 static bool is_there(int file, uint64_t offset, const struct image *image) {
     char here[EDGE], there[EDGE];
-    const uint64_t places[] = {0, image->size - EDGE};
+    size_t size = image->size < EDGE ? image->size : EDGE;
+    const uint64_t places[] = {0, image->size - size};
     for (size_t i = 0; i < 2; i++)
-        if (!hook_peek((const char *)image->start + places[i], here, EDGE) ||
-            pread(file, there, EDGE, (off_t)(offset + places[i])) != EDGE || memcmp(here, there, EDGE))
+        if (!hook_peek((const char *)image->start + places[i], here, size) ||
+            pread(file, there, size, (off_t)(offset + places[i])) != (ssize_t)size ||
+            memcmp(here, there, size))
             return false;
     return true;
 }
 
-// Keeps only the image's place, if it's large and will still be there later.
+// Return whether the image is still mapped from the file that it was in, although that has no name any more.
+static bool is_still_mapped(const struct loaded *loaded) {
+    uint64_t start = (uint64_t)loaded->image.start, end = start + loaded->image.size;
+    size_t length = strlen(loaded->path);
+    struct maps *maps = hook_open_maps();
+    bool found = false;
+    for (struct mapping mapping; !found && hook_next_mapping(maps, &mapping);)
+        found = start >= mapping.start && end <= mapping.end &&
+                start - mapping.start + mapping.offset == loaded->offset &&
+                !strncmp(mapping.path, loaded->path, length) && !strcmp(mapping.path + length, " (deleted)");
+    hook_close_maps(maps);
+    return found;
+}
+
+// Keeps only the image's place, if it will still be there later.
 static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset) {
-    if (!path || loaded->image.size <= LARGE_IMAGE)
+    if (!path)
         return false;
     int file = open_file(path, &loaded->status);
     bool good = file >= 0 && is_there(file, offset, &loaded->image) && (loaded->path = realpath(path, NULL));
@@ -155,19 +136,24 @@ static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset)
     return good;
 }
 
+static void drop_copy(struct loaded *loaded) {
+    struct stat status;
+    if (loaded->copy)
+        munmap(loaded->copy, loaded->copy_size);
+    if (loaded->memory >= 0 && !fstat(loaded->memory, &status) && status.st_ino == loaded->inode)
+        close(loaded->memory);
+    loaded->copy = NULL, loaded->memory = -1;
+}
+
 // Add an image. Entries that are gone are removed here.
 static void add(struct loaded *added) {
-    struct stat status;
     pthread_mutex_lock(&sources_lock);
     for (struct loaded **at = &sources, *loaded; (loaded = *at);)
         if (hook_is_alive(loaded->reference))
             at = &loaded->next;
         else {
             *at = loaded->next;
-            if (loaded->copy)
-                munmap(loaded->copy, loaded->copy_size);
-            if (loaded->memory >= 0 && !fstat(loaded->memory, &status) && status.st_ino == loaded->inode)
-                close(loaded->memory);
+            drop_copy(loaded);
             free(loaded->path);
             free(loaded);
         }
@@ -198,7 +184,7 @@ void hook_after_load_image(struct frame *frame) {
     uint64_t offset;
     struct gpt_bytes text = {0};
     loaded->image = hook_read_image(given);
-    bool linked = hook_find_linked(&loaded->image, &text);
+    loaded->linked = hook_find_linked(&loaded->image, &text) && !text.size;
     const char *file = hook_find_file(loaded->image.start, &offset, buffer, sizeof(buffer));
     const char *owner = file ? file : hook_find_library((const void *)frame_caller(frame));
     if (text.size) {
@@ -207,8 +193,6 @@ void hook_after_load_image(struct frame *frame) {
     }
     if (hook_is_closed(owner))
         loaded->refused = WHY(closed_library);
-    else if (!has_ptx(&loaded->image))
-        loaded->refused = linked ? WHY(linked) : WHY(no_ptx);
     else if (!keep_place(loaded, file, offset))
         loaded->refused = copy_image(loaded);
     gpt_empty(&text);
@@ -235,10 +219,10 @@ static const struct reason *read_file(struct loaded *loaded, const char *path) {
     hook_peek(start, &magic, sizeof(magic));
     bool binary = magic == FATBIN_MAGIC || !memcmp(&magic, ELFMAG, SELFMAG);
     loaded->image = binary ? hook_read_image(start) : (struct image){"ptx", start, size};
-    const struct reason *refused = !has_ptx(&loaded->image) ? WHY(no_ptx) : NULL;
-    if (!refused && loaded->image.size > size)
+    const struct reason *refused = NULL;
+    if (loaded->image.size > size)
         refused = WHY_DETAIL(image_unreadable, "its file is not whole");
-    if (!refused && !keep_place(loaded, path, 0))
+    else if (loaded->image.size <= LARGE_IMAGE || !keep_place(loaded, path, 0)) // a small file may go soon
         refused = copy_image(loaded);
     munmap(start, size + 1);
     return refused;
@@ -292,6 +276,36 @@ const struct reason *hook_digest_source(uint64_t function, char to[65]) {
     return refused;
 }
 
+bool hook_find_refusal(uint64_t function, const char key[65], const struct reason **reason) {
+    pthread_mutex_lock(&sources_lock);
+    const struct loaded *loaded = find_source(function);
+    bool known = loaded && !strcmp(loaded->answer, key);
+    *reason = known ? loaded->whole : NULL;
+    pthread_mutex_unlock(&sources_lock);
+    return known;
+}
+
+const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason) {
+    pthread_mutex_lock(&sources_lock);
+    struct loaded *loaded = find_source(function);
+    bool no_ptx = reason && !strcmp(reason->code, WHY(no_ptx)->code);
+    if (no_ptx && loaded && loaded->linked)
+        reason = WHY(linked);
+    bool known = loaded && !strcmp(loaded->answer, key); // another thread was faster
+    if (known && !reason)
+        reason = loaded->whole;
+    if (loaded) {
+        strcpy(loaded->answer, key);
+        loaded->whole = reason;
+    }
+    if (loaded && no_ptx && !getenv(GPT_CONTROL)) { // no other question will come
+        loaded->refused = reason;
+        drop_copy(loaded);
+    }
+    pthread_mutex_unlock(&sources_lock);
+    return reason;
+}
+
 // Return the file with a large image. Programs close descriptors that they didn't open, so it may have to be
 // made again.
 static int open_memory(struct loaded *loaded) {
@@ -311,8 +325,12 @@ static const struct reason *add_request(struct loaded *loaded, struct gpt_asked 
     asked->offset = loaded->offset;
     if (loaded->path) {
         *file = open_file(loaded->path, &status);
-        if (*file < 0 || !is_same(&status, &loaded->status))
-            return WHY(file_changed);
+        if (*file < 0 || !is_same(&status, &loaded->status)) {
+            gpt_close((int[]){*file, -1});
+            *file = -1;
+            if (asked->size > LARGE_IMAGE || !is_still_mapped(loaded))
+                return WHY(file_changed);
+        }
     } else if (loaded->memory >= 0)
         *file = open_memory(loaded);
     if (*file < 0)

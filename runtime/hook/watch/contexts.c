@@ -58,14 +58,15 @@ void hook_before_context_gone(struct frame *frame) {
 
 // cuCtxDestroy
 void hook_on_context_destroyed(struct frame *frame) {
-    hook_object_context_gone(frame_arg(frame, 0), frame->note.number);
+    hook_object_context_gone(frame_arg(frame, 0), frame_note_number(frame, NOTE_GENERATION));
 }
 
 // cuDevicePrimaryCtxReset
 void hook_on_context_reset(struct frame *frame) {
     uint32_t device = (uint32_t)frame_arg(frame, 0);
     if (device < MAX_DEVICES)
-        hook_object_context_gone(atomic_load(&hook_watched->primary[device]), frame->note.number);
+        hook_object_context_gone(atomic_load(&hook_watched->primary[device]),
+                                 frame_note_number(frame, NOTE_GENERATION));
 }
 
 // cuDevicePrimaryCtxRelease

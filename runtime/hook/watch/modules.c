@@ -170,7 +170,9 @@ void hook_before_gone(struct frame *frame) {
     frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
 }
 
-void hook_on_gone(struct frame *frame) { hook_object_gone(frame_arg(frame, 0), frame->note.number); }
+void hook_on_gone(struct frame *frame) {
+    hook_object_gone(frame_arg(frame, 0), frame_note_number(frame, NOTE_GENERATION));
+}
 
 // Functions
 

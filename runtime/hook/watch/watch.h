@@ -151,6 +151,11 @@ static inline void frame_leave_note(struct frame *frame, enum note_kind kind, co
     frame->note = (struct note){pointer ? kind : NOTE_NONE, {.pointer = pointer}};
 }
 
+// Return the number in the note, or 0 if it has another kind.
+static inline uint64_t frame_note_number(const struct frame *frame, enum note_kind kind) {
+    return frame->note.kind == kind ? frame->note.number : 0;
+}
+
 // Return the note, or NULL if it has another kind.
 static inline void *frame_note(const struct frame *frame, enum note_kind kind) {
     return frame->note.kind == kind ? (void *)frame->note.pointer : NULL;

@@ -61,7 +61,7 @@ def parts(text, probes):
             try:
                 woven = weave(alone, name, [load_probes(find_probe(probe))])
             except LeftAlone as error:
-                left[name, probe] = error.fact
+                left[name, probe] = error.reason.detail
                 continue
             assert unweave(woven.data).decode("latin-1") == alone.text
             found.append((f"{name} with {probe}", woven.data))
@@ -78,7 +78,7 @@ def test_every_feature(tmp_path):
     assert left == {
         ("kernel3", "block_sched"): pointer,
         ("kernel3", "gmem_bytes"): pointer,
-        ("kernel4", "gmem_bytes"): "probes in function 'shadow', whose name is in 'kernel4', not in a call",
+        ("kernel4", "gmem_bytes"): "'shadow', whose name is in 'kernel4', not in a call",
     }
 
 

@@ -92,7 +92,7 @@ def test_a_module_that_is_too_old_for_a_probe_is_left_alone(head, snippet, reaso
         return
     with pytest.raises(LeftAlone) as caught:
         weave(data, "k", [file])
-    assert caught.value.fact.startswith("probe.toml:8: ") and reason in caught.value.fact
+    assert caught.value.reason.detail.startswith("probe.toml:8: ") and reason in caught.value.reason.detail
 
 
 def test_a_total_of_doubles_needs_sm_60(tmp_path):

@@ -57,7 +57,7 @@ def test_weaving_and_back(body, function, files, blank, variables):
     try:
         woven = weave(data, "k", files)
     except LeftAlone as error:
-        assert re.match("no probe applies|'v[abc]' is declared twice", error.fact)
+        assert re.search("^no probe applies|'v[abc]' is declared twice", error.fact)
         return
     assert unweave(woven.data) == data
     assert woven.data.count(MARK.encode()) >= len(woven.maps)

@@ -1,0 +1,169 @@
+"""gpt-hook -p: the pipeline decides what can be probed. The hook hands over images, whatever is in them."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.stream.reasons import find_reason
+from tests import cuda
+from tests.runtime import hooked
+from tests.runtime.probing import PTX
+
+TOY = Path(__file__).with_name("toy_stage.py")
+WEAVE = "gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
+
+# Maps each file, loads what is in it, looks up two kernels in turn, and launches each twice.
+PROGRAM = r"""
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+static CUdeviceptr items;
+static unsigned added = 5, count = 10;
+int main(int argc, char **argv) {
+    begin();
+    OK(D(cuMemAlloc_v2)(&items, (size_t)64));
+    for (int i = 1; i < argc; i++) {
+        struct stat status;
+        void *module, *function, *params[] = {&items, &added, &count};
+        int file = open(argv[i], O_RDONLY);
+        assert(!fstat(file, &status));
+        void *image = mmap(NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+        assert(image != MAP_FAILED);
+        if (getenv("UNLINK"))
+            assert(!unlink(argv[i]));
+        OK(cuModuleLoadData(&module, image));
+        if (getenv("TOUCH"))
+            assert(!futimens(file, (struct timespec[]){{1, 0}, {1, 0}}));
+        if (getenv("REMOVE"))
+            assert(!unlink(argv[i]));
+        const char *names[] = {"scale", "other"};
+        for (int k = 0; k < 2; k++) {
+            OK(cuModuleGetFunction(&function, module, names[k]));
+            for (int n = 0; n < 2; n++)
+                OK(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL));
+        }
+    }
+    OK(D(cuCtxSynchronize)());
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    from tests.runtime.probing import build
+
+    return build(tmp_path_factory.mktemp("program"), PROGRAM)
+
+
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory):
+    """The kernels of probing.ptx as machine code."""
+    made = tmp_path_factory.mktemp("cubin") / "scale.cubin"
+    cuda.run("ptxas", "-arch=sm_90", PTX, "-o", made)
+    return made
+
+
+def run(folder, program, *files, options=(), more=None):
+    """Run the program on files; returns its trace and the modules that the pipeline got. It runs no kernel."""
+    log = folder / "log"
+    log.write_bytes(b"")
+    env = os.environ | {"GPT_SIM_RUN": "none", "XDG_CACHE_HOME": str(folder / "cache")} | (more or {})
+    done = hooked.run(folder / "t.mp", program, *files, options=("-f", *options), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return hooked.Trace(folder / "t.mp"), log.read_bytes().count(b"\xa4kind\xa6module")
+
+
+def line(folder, stages):
+    """A pipeline that logs what it's asked."""
+    return "--jit", f"tee -a {shlex.quote(str(folder / 'log'))} | {stages}"
+
+
+def unprobed(trace):
+    """Launches without probes by name and code."""
+    names = {r["id"]: r["name"] for r in trace.of("function")}
+    found = {}
+    for record in trace.of("unprobed"):
+        key = names[record["function"]], find_reason(record).code
+        found[key] = found.get(key, 0) + record["launches"]
+    return found
+
+
+def probed(trace):
+    """The maps' names of launches with probes."""
+    maps = {r["id"]: r["name"] for r in trace.of("map")}
+    return [maps[r["map"]] for r in trace.of("buffer")]
+
+
+PLAIN = {("scale", "no_ptx"): 2, ("other", "no_ptx"): 2}
+
+
+def test_a_stage_for_machine_code_joins_the_line(tmp_path, program, cubin):
+    """A kernel without PTX is launched with the parameter that the toy adds; one with PTX goes to the next stage."""
+    toy = f"gpt-extract --ptx --payload | {shlex.quote(sys.executable)} {shlex.quote(str(TOY))} | {WEAVE}"
+    fatbin = tmp_path / "both.fatbin"
+    images = [("cubin", "sm_80", b"no cubin" * 8), ("cubin", "sm_90", cubin.read_bytes())]
+    fatbin.write_bytes(pack_fatbin([Payload(*image) for image in images], "none"))
+    trace, asked = run(tmp_path, program, cubin, fatbin, PTX, options=line(tmp_path, toy))
+    assert unprobed(trace) == {("other", "toy"): 4, ("other", "no_place"): 2}
+    assert sorted(probed(trace)) == ["gmem_bytes"] * 2 + ["toy"] * 4
+    assert asked == 6
+    made = {r["name"]: r["params"] for r in trace.of("kernel") if "params" in r}
+    assert [(p["offset"], p["size"]) for p in made["scale"]] == [(0, 8), (8, 4), (12, 4)]
+
+
+def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
+    """It's the first kernel that is asked about, once for all processes: the cache has the answer."""
+    options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
+    for asked in (1, 0):
+        trace, found = run(tmp_path, program, cubin, options=options)
+        assert (unprobed(trace), found) == (PLAIN, asked)
+
+
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("UNLINK", "no_ptx"), ("REMOVE", "no_ptx"), ("TOUCH", "file_changed")],
+    ids=["gone before the load", "gone after the load", "written to after the load"],
+)
+def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
+    """As long as it's mapped from the file that it was in, it can be handed over."""
+    file = tmp_path / "scale.cubin"
+    file.write_bytes(cubin.read_bytes())
+    trace, _ = run(tmp_path, program, file, options=line(tmp_path, f"gpt-extract --ptx | {WEAVE}"), more={way: "1"})
+    assert unprobed(trace) == {("scale", code): 2, ("other", code): 2}
+
+
+def test_a_closed_library_is_never_handed_over(tmp_path, program):
+    """Whatever is in it. Under another name it's an image like others."""
+    ptx = [Payload("ptx", "sm_80", PTX.read_bytes())]
+    files = [tmp_path / "libcublasLt.so.13", tmp_path / "mylibcublas.so"]
+    for file in files:
+        file.write_bytes(pack_fatbin(ptx, "none"))
+    trace, asked = run(tmp_path, program, *files, options=line(tmp_path, f"gpt-extract --ptx | {WEAVE}"))
+    assert unprobed(trace) == {("scale", "closed_library"): 2, ("other", "closed_library"): 2, ("other", "no_place"): 2}
+    assert (probed(trace), asked) == (["gmem_bytes"] * 2, 2)
+
+
+def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
+    """Without a stage for machine code, its bytes come back, which is nothing for the hook."""
+    stages = f"gpt-extract --ptx --payload | {WEAVE}"
+    trace, _ = run(tmp_path, program, cubin, options=line(tmp_path, stages))
+    assert unprobed(trace) == {("scale", "pipeline_empty"): 2, ("other", "pipeline_empty"): 2}
+
+
+@pytest.mark.full
+def test_odd_images(tmp_path, program, cubin):
+    """What the driver loads although it's damaged, or has something else too."""
+    good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
+    torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
+    torn[-len(cubin.read_bytes()) - 60] = 1  # the second one's header is 1 byte long
+    files = [tmp_path / "lto.fatbin", tmp_path / "torn.fatbin"]
+    for file, image in zip(files, (good, torn), strict=True):
+        file.write_bytes(image)
+    trace, asked = run(tmp_path, program, *files, options=line(tmp_path, f"gpt-extract --ptx | {WEAVE}"))
+    unreadable = {("scale", "image_unreadable"): 2, ("other", "image_unreadable"): 2}
+    assert (unprobed(trace), asked) == (PLAIN | unreadable, 2)
