@@ -27,9 +27,8 @@
 enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+// Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
-static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
 
 // Record how many ticks the launch was held up, and how many its buffers have taken since.
@@ -115,27 +114,30 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Take all finished slabs, or only the oldest: with many slabs waiting for events, we don't ask for all of
-// them each time one is queued. We ask the driver without holding our lock, since it may have locks of its
-// own. Only this function removes slabs from the list.
+// Take the next finished slab, or look at the oldest of each context only: with many slabs waiting for
+// events, we don't ask for all of them each time one is queued. While we ask, others add slabs to the list;
+// only this thread takes those away that were issued.
 static struct slab *take_ready(bool all) {
-    for (struct slab **at = &first, *slab; (slab = *at); at = &slab->later) {
-        CUresult status = slab->failed;
-        if (!status) {
-            pthread_mutex_unlock(&lock);
-            status = hook_do.query(slab->event);
-            pthread_mutex_lock(&lock);
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        EACH_SLAB (slab, &pool->draining) {
+            if (slab->state != SLAB_ISSUED)
+                continue;
+            CUresult status = slab->failed;
+            if (!status && !slab->ended) {
+                int mode = hook_begin_calls();
+                status = hook_do.query(slab->event);
+                hook_end_calls(mode);
+                next = TAILQ_NEXT(slab, link);
+            }
+            if (status == CUDA_ERROR_NOT_READY && !late) {
+                if (!all)
+                    break;
+                continue;
+            }
+            slab->failed = status;
+            hook_step(slab, SLAB_COPY);
+            return slab;
         }
-        if (status == CUDA_ERROR_NOT_READY && !late) {
-            if (!all)
-                return NULL;
-            continue;
-        }
-        slab->failed = status;
-        *at = slab->later;
-        if (last == &slab->later)
-            last = at;
-        return slab;
     }
     return NULL;
 }
@@ -144,11 +146,10 @@ static void *work(void *unused) {
     (void)unused;
     uint64_t pause = LOOK, next = 0; // look at all
     bool all = true;
-    hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     for (;;) {
-        while (!first)
-            pthread_cond_wait(&news, &lock);
+        while (!hook_slabs_issued)
+            pthread_cond_wait(&news, &hook_pools_lock);
         struct slab *ready = take_ready(all || late);
         if (!ready) {
             uint64_t now = hook_monotonic();
@@ -158,28 +159,21 @@ static void *work(void *unused) {
                 next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
             struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
-            all = pthread_cond_timedwait(&news, &lock, &end) != 0;
+            all = pthread_cond_timedwait(&news, &hook_pools_lock, &end) != 0;
             continue;
         }
-        pthread_mutex_unlock(&lock);
+        int mode = hook_begin_calls();
         write_slab(ready);
         hook_slab_back(ready);
+        hook_end_calls(mode);
         pause = LOOK;
-        pthread_mutex_lock(&lock);
     }
     return NULL;
 }
 
-void hook_wait_no_longer(void) {
-    pthread_mutex_lock(&lock);
-    late = true;
-    pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
-}
-
 bool hook_begin_writing(void) {
     pthread_condattr_t clock;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     if (!begun) {
         pthread_condattr_init(&clock);
         pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -187,24 +181,21 @@ bool hook_begin_writing(void) {
         pthread_condattr_destroy(&clock);
         begun = hook_start_thread(work);
     }
-    pthread_mutex_unlock(&lock);
-    return begun;
+    bool done = begun;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return done;
 }
 
-void hook_write_later(struct slab *slab) {
-    pthread_mutex_lock(&lock);
-    slab->later = NULL;
-    *last = slab;
-    last = &slab->later;
-    pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
-}
+void hook_write_later(void) { pthread_cond_signal(&news); }
 
 void hook_write_soon(void) {
-    pthread_mutex_lock(&lock);
     waited_for = true;
     pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
+}
+
+void hook_wait_no_longer(void) {
+    late = true;
+    pthread_cond_signal(&news);
 }
 
 // -- Buffers as records ----------------------------------------------------
@@ -251,7 +242,9 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
 }
 
 const struct reason *hook_why_lost(CUresult failed) {
-    return failed == CUDA_ERROR_NOT_READY ? WHY(not_read) : WHY(device_failed);
+    return failed == CUDA_ERROR_NOT_READY        ? WHY(not_read)
+           : failed == CUDA_ERROR_INVALID_HANDLE ? WHY(stream_destroyed)
+                                                 : WHY(device_failed);
 }
 
 // Parts
