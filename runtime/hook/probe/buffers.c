@@ -12,28 +12,80 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum {
-    SLAB = 4 << 20,
-    HELD = 64 << 10,
-    PATIENCE = 60,
-    HASTE = 1,
-}; // bytes of an ordinary slab, if four fit, of one of a graph; seconds of a wait, and if the driver may
-   // never answer
+enum { SLAB = 4 << 20, HELD = 64 << 10 };             // bytes of an ordinary slab, if four fit; of a graph's
+enum { HASTE = 1, SECOND = 1000000000, SOON = 1000000 }; // seconds if the driver may never answer; ns
 
 static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
 static bool ends;                 // the process is ending: no more claims
 static bool over;                 // slabs in flight were given up
-static bool wait_timed_out;       // a kernel depends on the host: never wait again
-static bool uncounted;            // waiting for the count of a launch timed out
 static unsigned joining;          // calls of the program in progress that may start capturing streams
 static const struct slab *marked; // by the marking thread
+static _Atomic bool marker_calls; // it's in a call of the driver
 static uint64_t rounds;           // walks through slabs in use, each of which looks at a slab once
 
-static struct timespec in_seconds(int seconds) {
+static struct timespec in_ns(int ns) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += seconds;
+    end.tv_nsec += ns;
+    end.tv_sec += end.tv_nsec / SECOND;
+    end.tv_nsec %= SECOND;
     return end;
+}
+
+// -- Waiting ---------------------------------------------------------------
+//
+// A wait is given up after so many seconds in which only the driver or the program could have ended it. They
+// are counted anew once a slab goes on, and a second in which a thread of ours didn't get to what it could do
+// isn't counted: on a busy machine that takes as long as it takes, but it ends.
+
+struct patience {
+    unsigned seconds, left;
+    struct timespec end; // of this second
+    uint64_t progress, looks;
+};
+
+static void begin_second(struct patience *patience) {
+    patience->end = in_ns(SECOND);
+    patience->progress = hook_progress;
+    patience->looks = hook_looks;
+}
+
+static struct patience patience_of(unsigned seconds) {
+    struct patience made = {.seconds = seconds, .left = seconds};
+    begin_second(&made);
+    return made;
+}
+
+// Whether in this second no thread of ours had anything to do but wait for a call of the driver.
+static bool is_up_to_driver(const struct patience *patience) {
+    unsigned handed_count = 0, issued = 0, copying = 0;
+    for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        handed_count += pool->count[SLAB_HANDED];
+        issued += pool->count[SLAB_ISSUED];
+        copying += pool->count[SLAB_COPYING];
+    }
+    bool marker = marker_calls || (!marked && (!handed_count || joining));
+    bool looked = hook_looks - patience->looks > 1; // one of them began in this second
+    return marker && (hook_writer_calls || (!copying && (!issued || looked)));
+}
+
+static bool is_before(const struct timespec *a, const struct timespec *b) {
+    return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+// Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
+static bool wait_for_return(struct patience *patience, bool soon) {
+    struct timespec end = in_ns(SOON);
+    bool whole = !soon || !is_before(&end, &patience->end);
+    hook_write_soon();
+    if (!pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, whole ? &patience->end : &end) || !whole)
+        return true;
+    if (hook_progress != patience->progress)
+        patience->left = patience->seconds;
+    else if (is_up_to_driver(patience))
+        patience->left--;
+    begin_second(patience);
+    return patience->left;
 }
 
 static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
@@ -55,29 +107,33 @@ static void send(struct slab *slab) {
 }
 
 // The default stream of another thread can't be named; the legacy stream waits for it.
-static bool put_event(const struct slab *slab, bool by_name) {
+static CUresult put_event(const struct slab *slab, bool by_name) {
     bool foreign = slab->stream == CU_STREAM_PER_THREAD_HANDLE && !by_name;
     uint64_t stream = foreign ? CU_STREAM_LEGACY_HANDLE : slab->stream;
     int capturing = 0;
-    return !hook_do.is_capturing(stream, &capturing) && !capturing && !hook_do.record(slab->event, stream);
+    CUresult status = hook_do.is_capturing(stream, &capturing);
+    if (!status && capturing)
+        status = CUDA_ERROR_NOT_READY;
+    return status ? status : hook_do.record(slab->event, stream);
 }
 
-static void end_marking(struct slab *slab, bool done) {
+static void end_marking(struct slab *slab, CUresult status) {
     if (slab->state != SLAB_MARKING) // it was given up meanwhile
         return;
-    if (done)
-        send(slab);
-    else
+    slab->refused = status;
+    if (status)
         hook_step(slab, SLAB_REFUSE);
+    else
+        send(slab);
 }
 
 // Within a call about its stream. Drops the lock.
 static void mark(struct slab *slab) {
     hook_step(slab, SLAB_MARK);
     int mode = hook_begin_calls();
-    bool done = put_event(slab, true);
+    CUresult status = put_event(slab, true);
     hook_end_calls(mode);
-    end_marking(slab, done);
+    end_marking(slab, status);
 }
 
 static void hand(struct slab *slab) {
@@ -107,14 +163,18 @@ static void *mark_handed(void *unused) {
         marked = slab;
         hook_step(slab, SLAB_MARK);
         int mode = hook_begin_calls();
-        bool done = hook_is_alive(slab->pool->reference) && !hook_do.push_context(slab->context);
-        if (done) {
-            done = put_event(slab, false);
+        marker_calls = true;
+        CUresult status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (hook_is_alive(slab->pool->reference))
+            status = hook_do.push_context(slab->context);
+        if (!status) {
+            status = put_event(slab, false);
             hook_do.pop_context(&context);
         }
+        marker_calls = false;
         hook_end_calls(mode);
         marked = NULL;
-        end_marking(slab, done);
+        end_marking(slab, status);
         pthread_cond_broadcast(&hook_pools_changed);
     }
     return NULL;
@@ -158,7 +218,7 @@ static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
     return size > pool->most && bytes <= pool->most ? bytes : size;
 }
 
-// A slab that this thread has taken. Its stream waits until it's clear; NULL or the reason why not.
+// Make the stream wait until a slab that this thread has taken is clear. Returns NULL, or why that failed.
 static const struct reason *make_clear(struct slab *slab, const struct claim *claim) {
     const struct reason *reason = NULL;
     if (slab->known_ready)
@@ -173,24 +233,25 @@ static const struct reason *make_clear(struct slab *slab, const struct claim *cl
     return reason;
 }
 
-// `makes`: if none is ready. A launch that must not wait can't use it before it's clear, and two that make
-// slabs in turn keep each other's from becoming clear.
-static struct slab *open_slab(struct pool *pool, const struct claim *claim, bool makes,
-                              const struct reason **reason) {
+static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
+    struct slab *slab = hook_new_slab(pool, size, copied);
+    bool again = !slab && hook_free_ready(pool) && hook_make_room(pool, size);
+    return again ? hook_new_slab(pool, size, copied) : slab;
+}
+
+static struct slab *open_slab(struct pool *pool, const struct claim *claim, const struct reason **reason) {
     uint64_t size = size_for(pool, claim->bytes);
     struct slab *slab = hook_ready_slab(pool, claim->bytes, size, claim->copied);
     if (!slab && size > pool->most) {
         *reason = WHY(buffers_over_limit);
         return NULL;
     }
-    if (!slab && !makes)
-        return NULL;
     if (slab)
         hook_step(slab, SLAB_TAKE);
     else if (!hook_make_room(pool, size)) {
         *reason = WHY(no_buffer);
         return NULL;
-    } else if (!(slab = hook_new_slab(pool, size, claim->copied))) {
+    } else if (!(slab = make_slab(pool, size, claim->copied))) {
         *reason = WHY(device_memory);
         return NULL;
     }
@@ -200,8 +261,9 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, bool
     }
     slab->stream = claim->stream;
     slab->thread = claim->thread;
-    slab->used = 0;
-    slab->full = slab->ended = false;
+    slab->used = slab->round = 0;
+    slab->full = slab->ended = slab->written_late = slab->recorded = false;
+    slab->refused = CUDA_SUCCESS;
     hook_step(slab, SLAB_CLAIM);
     return slab;
 }
@@ -250,45 +312,78 @@ static bool recall(struct pool *pool, uint64_t stream, uint32_t thread) {
     return waits;
 }
 
-// Sends slabs of other streams back, for later launches. True if any is on its way, or may be soon.
-static bool drain_others(struct pool *pool, const struct claim *claim, uint64_t round) {
+// Send slabs of other streams back, for later launches.
+static void drain_others(struct pool *pool, const struct claim *claim, uint64_t round) {
     if (!claim->dependent)
         mark_stream(pool, claim->stream, claim->thread, true, round);
     if (claim->stream != CU_STREAM_PER_THREAD_HANDLE)
         mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, claim->thread, true, round);
     EACH_SLAB (slab, &pool->in_use) {
         if (slab->round >= round || slab->issuing || !is_filled(slab) ||
-            slab->stream == CU_STREAM_PER_THREAD_HANDLE || is_of(slab, claim->stream, claim->thread))
+            is_of(slab, claim->stream, claim->thread))
             continue;
         slab->round = round;
-        hand(slab);
+        slab->ended = !slab->saves; // no launch was made
+        if (slab->recorded || slab->ended)
+            send(slab);
+        else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
+            hand(slab);
     }
-    return joining || !TAILQ_EMPTY(&pool->draining) ||
-           pool->issuing; // of which a slab is not sent back, for that moment
 }
 
-// Until a slab may have come back; not 0 if the time is over.
-static int wait_for_return(const struct timespec *end) {
-    hook_write_soon();
-    return pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, end);
+// Whether a slab is on its way back, or may soon be: one that a launch is being made into isn't sent, for that
+// moment, and another thread may keep the one it has taken, or not.
+static bool may_return(const struct pool *pool) {
+    return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] || pool->making;
 }
 
-// With --complete, until one may have come. False if there is nothing to wait for.
-static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end,
-                          uint64_t round) {
-    if (!drain_others(pool, claim, round) || wait_timed_out)
-        return false;
+// With --complete, a launch that finds no slab waits in line, so that others don't take all that come back.
+struct waiting {
+    TAILQ_ENTRY(waiting) link;
+    bool waits;
+    struct patience patience;
+};
+
+static bool is_first(const struct pool *pool, const struct waiting *waiting) {
+    const struct waiting *first = TAILQ_FIRST(&pool->waiting);
+    return !first || first == waiting || pool->stuck;
+}
+
+static void stop_waiting(struct pool *pool, struct waiting *waiting) {
+    if (!waiting->waits)
+        return;
+    TAILQ_REMOVE(&pool->waiting, waiting, link);
+    pthread_cond_broadcast(&hook_pools_changed);
+}
+
+// With --complete, wait until a slab may have come. Returns false if none will, or it takes too long.
+static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting, uint64_t round,
+                          const struct reason *reason) {
+    drain_others(pool, claim, round);
     if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
         return false;
     }
-    wait_timed_out |= wait_for_return(end) != 0;
-    return true;
+    if (pool->stuck || reason == WHY(stream_events))
+        return false;
+    if (!waiting->waits) {
+        waiting->waits = true;
+        waiting->patience = patience_of(pool->patience);
+        TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
+    }
+    bool first = is_first(pool, waiting), soon = first && !TAILQ_EMPTY(&pool->ready); // or clear
+    if (first && !soon && !may_return(pool))
+        return false;
+    if (wait_for_return(&waiting->patience, soon))
+        return true;
+    pool->stuck = true; // until a slab comes back; and then it's worth less
+    pool->patience = pool->patience > 1 ? pool->patience / 2 : 1;
+    return false;
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
     struct slab *slab = NULL;
-    struct timespec end = {0};
+    struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(claim->context);
@@ -296,14 +391,13 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
     while (pool && !ends && !(slab = find_open(pool, claim))) {
         if (!claim->dependent)
             mark_stream(pool, claim->stream, claim->thread, false, round);
-        bool again = end.tv_sec;
-        if ((slab = open_slab(pool, claim, !again || !claim->dependent, reason)) || claim->bytes > pool->most)
+        if (is_first(pool, &waiting) && (slab = open_slab(pool, claim, reason)))
             break;
-        if (!again)
-            end = in_seconds(PATIENCE);
-        if (!wait_for_slab(pool, claim, &end, round))
+        if (claim->bytes > pool->most || !wait_for_slab(pool, claim, &waiting, round, *reason))
             break;
     }
+    if (pool)
+        stop_waiting(pool, &waiting);
     if (ends) {
         *reason = WHY(ending);
         slab = NULL;
@@ -338,26 +432,44 @@ static bool has_ended(const struct pool *pool) {
 }
 
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand) {
-    struct timespec end = {0};
+    bool all = hook_settings.complete;
     pthread_mutex_lock(&hook_pools_lock);
+    struct patience patience = patience_of(all ? PATIENCE : HASTE);
     struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
     uint64_t round = ++rounds;
-    while (pool && !uncounted && !wait_timed_out && !hook_is_counted(demand) &&
-           (hook_settings.complete ? drain_others(pool, claim, round) : has_ended(pool))) {
-        if (!end.tv_sec)
-            end = in_seconds(hook_settings.complete ? PATIENCE : HASTE);
-        if (!hook_is_counted(demand)) // the lock was dropped
-            uncounted |= wait_for_return(&end) != 0;
+    bool waits = pool && !pool->stuck && !pool->uncounted;
+    while (waits && !hook_is_counted(demand)) {
+        if (all)
+            drain_others(pool, claim, round);
+        waits = all ? may_return(pool) : has_ended(pool);
+        if (!waits || hook_is_counted(demand)) // the lock was dropped
+            break;
+        waits = wait_for_return(&patience, false) && !ends;
+        pool->uncounted |= !patience.left;
     }
+    uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // others wait for nothing
     pthread_mutex_unlock(&hook_pools_lock);
-    return !pool ? 0 : hook_settings.complete ? pool->most : pool->most / 2; // others wait for nothing
+    return most;
 }
 
 uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
+// Other threads can't put an event into the default stream of this one. With --complete they may wait for its
+// slab, so an event follows each launch.
+static bool record_own(const struct slab *slab) {
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    CUresult status = put_event(slab, true);
+    hook_relaxed_mode(mode);
+    return !status;
+}
+
 void hook_issue(struct slab *slab, struct save *save) {
+    bool owned = hook_settings.complete && save && slab->stream == CU_STREAM_PER_THREAD_HANDLE;
+    bool recorded = owned && record_own(slab);
     pthread_mutex_lock(&hook_pools_lock);
-    bool lost = save && (over || slab->state != SLAB_CLAIMED); // the process ends
+    slab->recorded = save ? recorded : slab->recorded;
+    slab->written_late |= save && slab->state != SLAB_CLAIMED;
+    bool lost = save && (over || slab->written_late); // the process ends
     slab->pool->issuing--;
     slab->issuing--;
     slab->issued = hook_now();
@@ -378,54 +490,71 @@ void hook_slab_back(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
     slab->used = 0;
     slab->known_ready = slab->copied; // the copy from it has completed
-    hook_step(slab, slab->failed || slab->issuing ? SLAB_RETIRE : SLAB_PUT_BACK);
+    slab->pool->stuck = slab->pool->uncounted = false;
+    hook_step(slab, slab->failed || slab->issuing || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
 // -- Slabs of graphs -------------------------------------------------------
 
-static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size,
-                              const struct reason **reason) {
-    struct slab *slab = hook_ready_slab(pool, bytes, size, false);
-    if (slab && slab->size <= 2 * size) { // leave much larger slabs to launches
-        hook_step(slab, SLAB_TAKE);
-        return slab;
-    }
-    *reason = WHY(no_buffer);
-    if (!hook_make_room(pool, size))
-        return NULL;
-    *reason = WHY(device_memory);
-    return hook_new_slab(pool, size, false);
+// Return the largest size that leaves memory for copying the results of any graph. `others` are the bytes of
+// slabs that graphs hold.
+static uint64_t room_for(const struct pool *pool, uint64_t bytes, uint64_t others) {
+    uint64_t kept = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
+    return kept < pool->most ? pool->most - kept : 0;
 }
 
-// Return whether memory remains for copying the results of any graph.
-static bool leaves_room(const struct pool *pool, uint64_t size, uint64_t bytes, uint64_t replaced) {
-    uint64_t others = pool->held > replaced ? pool->held - replaced : 0;
-    return others + size + size_for(pool, bytes > pool->largest ? bytes : pool->largest) <= pool->most;
+static struct slab *ready_for_graph(const struct pool *pool, uint64_t bytes, uint64_t size, uint64_t most) {
+    struct slab *slab = hook_ready_slab(pool, bytes, size, false);
+    if (!slab || slab->size > most)
+        return NULL;
+    hook_step(slab, SLAB_TAKE);
+    return slab;
+}
+
+static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, uint64_t others,
+                              const struct reason **reason) {
+    uint64_t most = room_for(pool, bytes, others);
+    struct slab *slab = ready_for_graph(pool, bytes, size, most < 2 * size ? most : 2 * size);
+    *reason = WHY(no_buffer);
+    if (slab || !hook_make_room(pool, size))
+        return slab;
+    *reason = WHY(device_memory);
+    slab = make_slab(pool, size, false);
+    return slab ? slab : ready_for_graph(pool, bytes, size, most); // leave larger ones to launches if possible
 }
 
 // Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
 // replay would be recorded.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD, context = hook_current_context();
-    const struct claim any = {.thread = (uint32_t)gettid(), .stream = UINT64_MAX, .dependent = true};
+    const struct claim any = {
+        .thread = (uint32_t)gettid(), .stream = UINT64_MAX, .dependent = true, .bytes = bytes};
     struct slab *slab = NULL;
-    struct timespec end = in_seconds(PATIENCE);
+    struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(context);
+    uint64_t others = pool && pool->held > replaced ? pool->held - replaced : 0;
     if (pool && 2 * size > pool->most) {
         *reason = WHY(graph_over_limit);
         pool = NULL;
-    } else if (pool && !leaves_room(pool, size, bytes, replaced)) {
+    } else if (pool && size > room_for(pool, bytes, others)) {
         *reason = WHY(graph_buffers);
         pool = NULL;
     }
     if (pool)
         pool->held += size; // other threads see it while we call the driver
     uint64_t round = ++rounds;
-    while (pool && !(slab = hold_once(pool, bytes, size, reason)) && wait_for_slab(pool, &any, &end, round))
-        continue;
+    while (pool) {
+        others = pool->held - size > replaced ? pool->held - size - replaced : 0;
+        if (is_first(pool, &waiting) && (slab = hold_once(pool, bytes, size, others, reason)))
+            break;
+        if (!wait_for_slab(pool, &any, &waiting, round, *reason))
+            break;
+    }
+    if (pool)
+        stop_waiting(pool, &waiting);
     if (slab) {
         pool->largest = bytes > pool->largest ? bytes : pool->largest;
         pool->held += slab->size - size;
@@ -511,35 +640,51 @@ void hook_drain_waited(const struct waited *waited) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Wait for everything sent back so far, letting other threads go on. Returns false on timeout.
-static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
+// Wait for everything sent back so far, letting other threads go on. Returns false if it takes too long.
+static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     uint64_t last = pool->sent;
     const struct slab *oldest;
-    int status = 0;
-    while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last && !status)
-        status = wait_for_return(end);
-    return !oldest || oldest->number > last;
+    while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last)
+        if (!wait_for_return(patience, false))
+            return false;
+    return true;
+}
+
+// Send all slabs of a pool back, but those whose stream is captured, and wait for them.
+static bool drain_pool(struct pool *pool, enum moment moment, struct patience *patience) {
+    bool needed = moment == MEMORY_NEEDED, in_time = true;
+    if (needed)
+        mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, (uint32_t)gettid(), true, ++rounds);
+    // Twice: marking may have begun before, when the stream was captured
+    for (int i = 0; i < 2 && in_time; i++) {
+        EACH_SLAB (slab, &pool->in_use) {
+            // the legacy stream makes others wait for each other: only at an end
+            bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
+            if ((slab->issuing && moment != PROCESS_ENDS) || !is_filled(slab))
+                continue;
+            if (slab->recorded && !slab->issuing)
+                send(slab);
+            else if (named)
+                hand(slab);
+        }
+        in_time = wait_for_sent(pool, patience);
+    }
+    return in_time;
 }
 
 void hook_drain_all(enum moment moment, uint64_t context) {
-    struct timespec end = in_seconds(PATIENCE);
     if (!hook_first_pool()) // don't start a trace in a process that doesn't use the driver
         return;
     pthread_mutex_lock(&hook_pools_lock);
+    struct patience patience = patience_of(PATIENCE);
     ends |= moment == PROCESS_ENDS;
-    bool needed = moment == MEMORY_NEEDED;
-    for (struct pool *pool = hook_first_pool(); pool && !(needed && wait_timed_out); pool = pool->next) {
-        if (!pool->made || (context && pool->context != context) || !hook_is_alive(pool->reference))
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        bool needed = moment == MEMORY_NEEDED;
+        if (!pool->made || (context && pool->context != context) || !hook_is_alive(pool->reference) ||
+            (needed && pool->stuck))
             continue;
-        if (needed)
-            mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, (uint32_t)gettid(), true, ++rounds);
-        EACH_SLAB (slab,
-                   &pool->in_use) { // the legacy stream makes others wait for each other: only at an end
-            bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
-            if ((!slab->issuing || moment == PROCESS_ENDS) && is_filled(slab) && named)
-                hand(slab);
-        }
-        wait_timed_out |= !wait_for_sent(pool, &end) && needed;
+        if (!drain_pool(pool, moment, &patience) && needed)
+            pool->stuck = true;
         EACH_SLAB (slab, &pool->draining) {
             if (slab->state == SLAB_HANDED && moment == CONTEXT_ENDS)
                 hook_step(slab, SLAB_REFUSE); // no call may be about this context any more
@@ -549,30 +694,47 @@ void hook_drain_all(enum moment moment, uint64_t context) {
 }
 
 // Give up what isn't in the queue of the writer yet.
-static void give_up(struct slab *slab, CUresult failed) {
+static void give_up(struct slab *slab) {
     if (!slab->saves)
         return;
-    slab->failed = failed;
+    slab->failed = slab->refused ? slab->refused : CUDA_ERROR_NOT_READY;
     send(slab);
 }
 
+// The writer doesn't get to these: the driver doesn't answer.
+static void lose_sent(struct pool *pool) {
+    EACH_SLAB (slab, &pool->draining) {
+        struct save *save = slab->state == SLAB_ISSUED ? slab->saves : NULL;
+        if (!save)
+            continue;
+        slab->saves = slab->last = NULL;
+        pthread_mutex_unlock(&hook_pools_lock);
+        for (struct save *after; save; save = after) {
+            after = save->next;
+            hook_lose(save);
+        }
+        pthread_mutex_lock(&hook_pools_lock);
+        next = TAILQ_FIRST(&pool->draining);
+    }
+}
+
 void hook_abandon_pending(bool within_driver) {
-    struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
-    CUresult failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
     pthread_mutex_lock(&hook_pools_lock);
+    struct patience patience = patience_of(within_driver ? HASTE : PATIENCE);
     ends = true;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
-        for (struct timespec soon = in_seconds(HASTE); pool->issuing && !within_driver;)
+        for (struct timespec soon = in_ns(SECOND); pool->issuing && !within_driver;)
             if (pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &soon))
                 break;
         over = true;
         EACH_SLAB (slab, &pool->in_use)
-            give_up(slab, failed);
+            give_up(slab);
         EACH_SLAB (slab, &pool->draining)
             if (slab->state == SLAB_HANDED || slab->state == SLAB_MARKING)
-                give_up(slab, failed);
+                give_up(slab);
         hook_wait_no_longer();
-        wait_for_sent(pool, &end);
+        if (!wait_for_sent(pool, &patience))
+            lose_sent(pool);
     }
     pthread_mutex_unlock(&hook_pools_lock);
 }

@@ -30,6 +30,8 @@ enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between 
 // Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
 static bool begun, late, waited_for;
+uint64_t hook_looks;
+_Atomic bool hook_writer_calls;
 
 // Record how many ticks the launch was held up, and how many its buffers have taken since.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
@@ -70,8 +72,10 @@ static void write_replay(struct slab *slab, const struct save *save) {
 
 static void write_slab(struct slab *slab) {
     uint64_t unused;
+    hook_writer_calls = true;
     if (!slab->failed)
         slab->failed = hook_do.push_context(slab->context);
+    hook_writer_calls = false;
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
         if (save->replay)
@@ -83,12 +87,14 @@ static void write_slab(struct slab *slab) {
     }
     slab->saves = slab->last = NULL;
     hook_forget_stage();
+    hook_writer_calls = true;
     if (!slab->failed && !slab->copied)
         slab->failed = hook_zero_slab(slab, slab->used);
     if (!slab->failed && !slab->copied)
         slab->failed = hook_do.record(slab->cleared, slab->ours);
     if (pushed)
         hook_do.pop_context(&unused);
+    hook_writer_calls = false;
 }
 
 static void lose_buffers(const struct save *save) {
@@ -123,9 +129,13 @@ static struct slab *take_ready(bool all) {
             if (slab->state != SLAB_ISSUED)
                 continue;
             CUresult status = slab->failed;
-            if (!status && !slab->ended) {
+            if (!status && !hook_is_alive(pool->reference)) {
+                status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+            } else if (!status && !slab->ended) {
                 int mode = hook_begin_calls();
+                hook_writer_calls = true;
                 status = hook_do.query(slab->event);
+                hook_writer_calls = false;
                 hook_end_calls(mode);
                 next = TAILQ_NEXT(slab, link);
             }
@@ -153,6 +163,7 @@ static void *work(void *unused) {
         struct slab *ready = take_ready(all || late);
         if (!ready) {
             uint64_t now = hook_monotonic();
+            hook_looks += all;
             if (all)
                 next = now + pause, pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
             if (waited_for && now + LOOK_SOON < next)
@@ -195,6 +206,7 @@ void hook_write_soon(void) {
 
 void hook_wait_no_longer(void) {
     late = true;
+    hook_progress++; // now the writer can go on by itself
     pthread_cond_signal(&news);
 }
 
@@ -223,18 +235,24 @@ static struct {
 
 void hook_forget_stage(void) { stage.slab = NULL; }
 
+static CUresult fetch(struct slab *slab, uint64_t start, uint64_t size) {
+    CUresult status = *slab->stage ? CUDA_SUCCESS : hook_do.alloc_host((void **)slab->stage, STAGE);
+    if (!status)
+        status = hook_do.copy_back(*slab->stage, slab->address + start, size, slab->ours);
+    return status ? status : hook_do.wait_stream(slab->ours);
+}
+
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
         return *slab->stage + (start - stage.start);
-    if (!slab->failed && !*slab->stage)
-        slab->failed = hook_do.alloc_host((void **)slab->stage, STAGE);
     size = slab->used - start < STAGE ? slab->used - start : STAGE;
     stage.slab = NULL;
-    if (slab->failed)
-        return NULL;
-    slab->failed = hook_do.copy_back(*slab->stage, slab->address + start, size, slab->ours);
-    if (!slab->failed)
-        slab->failed = hook_do.wait_stream(slab->ours);
+    if (!slab->failed) {
+        hook_writer_calls = true;
+        slab->failed = fetch(slab, start, size);
+        hook_writer_calls = false;
+        hook_progress++;
+    }
     if (slab->failed)
         return NULL;
     stage.slab = slab, stage.start = start, stage.size = size;

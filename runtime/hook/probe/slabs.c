@@ -127,6 +127,7 @@ enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
 pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
 unsigned hook_slabs_issued;
+_Atomic uint64_t hook_progress;
 static struct pool *pools;
 
 static struct slab_list *list_of(struct slab *slab) {
@@ -154,8 +155,11 @@ void hook_step(struct slab *slab, enum slab_event event) {
     assert(next);
 #endif
     struct slab_list *from = list_of(slab), *to;
+    hook_progress += event == SLAB_SEND || event == SLAB_COPY || slab->state == SLAB_COPYING;
     hook_slabs_issued -= slab->state == SLAB_ISSUED;
+    slab->pool->count[slab->state]--;
     slab->state = next ? next : SLAB_RETIRED;
+    slab->pool->count[slab->state]++;
     hook_slabs_issued += slab->state == SLAB_ISSUED;
     to = list_of(slab);
     if (from && from != to)
@@ -237,6 +241,8 @@ struct pool *hook_make_pool(uint64_t context) {
     TAILQ_INIT(&made->ready);
     TAILQ_INIT(&made->in_use);
     TAILQ_INIT(&made->draining);
+    TAILQ_INIT(&made->waiting);
+    made->patience = PATIENCE;
     made->context = context;
     made->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     pthread_mutex_lock(&hook_pools_lock);
@@ -329,6 +335,7 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
                               .stage = &pool->stage,
                               .zeros = &pool->zeros};
         TAILQ_INSERT_TAIL(&pool->bare, slab, link);
+        pool->count[SLAB_BARE]++;
     }
     if (!slab)
         return NULL;
@@ -385,12 +392,18 @@ bool hook_make_room(struct pool *pool, uint64_t size) {
     return false;
 }
 
-bool hook_free_memory(struct pool *pool) {
-    bool any = pool->reserved > pool->bytes || !TAILQ_EMPTY(&pool->ready);
+bool hook_free_ready(struct pool *pool) {
+    bool any = !TAILQ_EMPTY(&pool->ready);
     for (struct slab *slab; (slab = TAILQ_FIRST(&pool->ready));) {
         hook_step(slab, SLAB_TAKE);
         free_memory(slab);
     }
+    return any;
+}
+
+bool hook_free_memory(struct pool *pool) {
+    bool any = pool->reserved > pool->bytes;
+    any |= hook_free_ready(pool);
     if (any) {
         int mode = hook_begin_calls();
         hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
@@ -408,6 +421,7 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
         pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
     if (room && !pool->scratch_size) {
         uint64_t address = 0;
+        pool->making = true;
         pool->scratch_size = size;
         pool->bytes += size;
         int mode = hook_begin_calls();
@@ -417,6 +431,7 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
         hook_end_calls(mode);
         pool->bytes -= good ? 0 : size;
         pool->scratch_size = good ? size : 0;
+        pool->making = false;
         __atomic_store_n(&pool->scratch, address, __ATOMIC_RELEASE);
         pthread_cond_broadcast(&hook_pools_changed);
     }

@@ -9,11 +9,13 @@
 #include "hook/probe/driver_calls.h"
 #include "schedule.h"
 
+enum { HOSTS = 64 };
+
 uint64_t limit;
 unsigned fails;
 bool breaks;
 _Atomic bool broke, gated;
-int current[16];
+int current[THREADS];
 
 static struct stream streams[STREAMS];
 static struct {
@@ -27,18 +29,19 @@ static struct {
     uint64_t sizes[UNITS], live;
     bool gone;
 } memory[CONTEXTS + 1];
-static char *host[8]; // memory of the host, which outlives a schedule
+static char *host[HOSTS]; // memory of the host, which outlives a schedule
 static unsigned hosts;
 
 void begin_driver(void) {
     for (int i = 1; i <= CONTEXTS; i++)
         memory[i].base = mmap(NULL, UNITS * UNIT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < HOSTS; i++)
         host[i] = mmap(NULL, 16 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
 
 static void call(void) {
     CHECK(!holds_lock(), "the driver is called under a lock");
+    set_calls(true);
     turn();
 }
 
@@ -159,6 +162,13 @@ void drop_context(int context) {
             streams[i].there = false, streams[i].count = 0;
     memory[context].gone = true;
     end_atomic();
+}
+
+void add_context(int context) {
+    memory[context].gone = false;
+    memory[context].live = 0;
+    memset(memory[context].used, 0, sizeof(memory[context].used));
+    memset(memory[context].sizes, 0, sizeof(memory[context].sizes));
 }
 
 // The device
@@ -283,6 +293,10 @@ static CUresult destroy_event(uint64_t event) {
 }
 static CUresult record(uint64_t event, uint64_t stream) {
     CHECK(events[event].there, "an event that isn't there");
+    if (breaks && chance(2)) {
+        broke = true;
+        return CUDA_ERROR_LAUNCH_FAILED;
+    }
     enqueue(stream, (struct work){.kind = RECORD, .event = event});
     return CUDA_SUCCESS;
 }
@@ -348,8 +362,12 @@ static CUresult release(CUdeviceptr address, uint64_t stream) {
 }
 static CUresult alloc_host(void **found, size_t size) {
     call();
+    if (breaks && chance(20)) {
+        broke = true;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     begin_atomic();
-    CHECK(hosts < 8 && size <= 16 << 20, "too much memory of the host");
+    CHECK(hosts < HOSTS && size <= 16 << 20, "too much memory of the host");
     *found = host[hosts++];
     end_atomic();
     return CUDA_SUCCESS;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { STREAMS = 24, QUEUE = 6, EVENTS = 512, CONTEXTS = 2, UNIT = 256, UNITS = 8192, IDS = 4096 };
+enum { STREAMS = 48, QUEUE = 6, EVENTS = 2048, CONTEXTS = 3, UNIT = 256, UNITS = 8192, IDS = 4096 };
 
 struct work {
     enum { LAUNCH = 1, CLEAR, BACK, RECORD, WAIT, FREE, MOVE } kind;
@@ -38,7 +38,7 @@ struct stream *stream_of(uint64_t handle);
 void enqueue(uint64_t handle, struct work operation);
 void synchronize(uint64_t handle); // 0: all of the current context
 void drop_stream(uint64_t handle); // its work goes on
-void drop_context(int context);
+void drop_context(int context), add_context(int context);
 bool is_busy(uint64_t handle);
 extern int current[]; // context of each thread; 0: none
 

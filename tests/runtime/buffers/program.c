@@ -1,11 +1,12 @@
 // Random programs on buffers.c, slabs.c and drain.c, as test_buffers.py builds them. A seed makes threads
 // that launch into their own streams and a shared one, capture, replay, wait, destroy streams and contexts,
-// run out of memory and exit. Now and then a kernel waits until another thread lets it go on.
+// run out of memory and exit. Now and then a kernel waits until another thread lets it go on, or the machine
+// is so busy that minutes pass while a thread of the hook doesn't run.
 //
 // A launch must find clear memory. Its record is written once, with the launch's own data, or counted as
-// lost, and lost only where the test allows that. The driver isn't called under a lock, no more than
-// --max-memory is allocated, memory isn't freed or written while it's read, and nobody waits for ever, or for
-// a time without need.
+// lost, and lost only where the test allows that; with --complete no launch is left out without need. The
+// driver isn't called under a lock, no more than --max-memory is allocated, memory isn't freed or written
+// while it's read, and nobody waits for ever, or for a time without need.
 //
 //     buffers [SEED [COUNT]]
 
@@ -29,6 +30,7 @@ static void saw_times(const struct gpt_times *times) { (void)times; }
 
 uint64_t seed, steps;
 unsigned speed;
+int lazy = -1;
 _Atomic int programs_left;
 
 struct totals {
@@ -101,11 +103,13 @@ void hook_end_replay(struct replay *replay) { free(replay); }
 static struct {
     _Atomic bool issued;
     _Atomic unsigned written, lost;
-    uint64_t bytes;
+    uint64_t bytes, stream;
+    _Atomic bool may_lose; // its stream was destroyed while it was captured
 } records[IDS];
 static _Atomic uint32_t last_id;
 static _Atomic bool may_lose; // something in this schedule is meant to lose records
-static _Atomic bool exits;    // the process is ending
+static _Atomic bool exits;    // the process is ending while launches are made, or a stream is captured
+static _Atomic bool ending;   // the process is ending
 static _Atomic uint64_t unprobed, losses, replays;
 
 static void saw_buffer(const struct gpt_buffer *buffer) {
@@ -113,7 +117,7 @@ static void saw_buffer(const struct gpt_buffer *buffer) {
     CHECK(buffer->launch && buffer->launch < IDS && buffer->size == records[buffer->launch].bytes,
           "launch %llu has %llu bytes", (unsigned long long)buffer->launch, (unsigned long long)buffer->size);
     if (buffer->lost.data) {
-        CHECK(may_lose || exits || broke || gated, "launch %llu is lost: %s",
+        CHECK(may_lose || exits || broke || records[buffer->launch].may_lose, "launch %llu is lost: %s",
               (unsigned long long)buffer->launch, buffer->lost.data);
         records[buffer->launch].lost++;
         losses++;
@@ -128,9 +132,10 @@ static void saw_buffer(const struct gpt_buffer *buffer) {
     }
 }
 
-static uint32_t new_record(uint64_t bytes) {
+static uint32_t new_record(uint64_t stream, uint64_t bytes) {
     uint32_t id = ++last_id;
     CHECK(id < IDS, "too many launches");
+    records[id].stream = stream;
     records[id].bytes = bytes;
     return id;
 }
@@ -145,7 +150,7 @@ static struct save new_save(uint32_t id, uint64_t offset, uint64_t bytes) {
 
 // -- A program -------------------------------------------------------------
 
-enum { PROGRAMS = 4, OWN = 2 };
+enum { PROGRAMS = 9, OWN = 2 };
 
 static struct program {
     uint64_t streams[OWN]; // 0: it was destroyed
@@ -170,6 +175,7 @@ static unsigned gate_count;
 static bool is_over; // nobody closes another one
 static int last_capture;
 static bool uses_captures, uses_gates, uses_contexts, within_driver;
+static int count; // of programs
 
 static uint64_t some_bytes(void) {
     uint64_t most = limit / 4 / UNIT;
@@ -186,7 +192,7 @@ static const bool *new_gate(int number) {
     const bool *made = NULL;
     begin_atomic();
     if (uses_gates && !is_over && gate_is_open && gate_count < 64 && chance(15)) {
-        struct program *other = &programs[(number + 1 + (int)pick(PROGRAMS - 1)) % PROGRAMS];
+        struct program *other = &programs[(number + 1 + (int)pick((unsigned)count - 1)) % count];
         if (!other->capture && !other->ended) {
             gate_is_open = false;
             made = other->gate = &gates[gate_count++];
@@ -204,6 +210,23 @@ static struct claim claim_of(const struct program *program, uint64_t stream, uin
                           .bytes = bytes};
 }
 
+// With --complete, a launch without buffers may be about what the program or the driver does. Graphs keep
+// theirs, and a launch that depends on its predecessor lets no event come between.
+static _Atomic unsigned holding, holds; // graphs that get their buffers now, and did
+
+static void check_left_out(const struct claim *claim, const struct reason *reason, unsigned holds_before) {
+    const struct pool *pool = hook_first_pool();
+    uint64_t held = 0, size = (claim->bytes + limit / 4 - 1) / (limit / 4) * (limit / 4);
+    CHECK(reason, "a claim fails without a reason");
+    pthread_mutex_lock(&hook_pools_lock);
+    for (; pool; pool = pool->next)
+        held = pool->held > held ? pool->held : held;
+    pthread_mutex_unlock(&hook_pools_lock);
+    bool allowed = holding || holds != holds_before || !hook_settings.complete || uses_captures || fails || breaks || gated || claim->dependent;
+    CHECK(allowed || ending || size + held > limit, "a launch of %llu bytes was left out: %s",
+          (unsigned long long)claim->bytes, reason->code);
+}
+
 static void launch(struct program *program, int number, uint64_t stream) {
     uint64_t bytes = some_bytes(), offset;
     const struct reason *reason = NULL;
@@ -217,10 +240,11 @@ static void launch(struct program *program, int number, uint64_t stream) {
         hook_wait_for_count(&claim, (struct demand *)&counted);
         never_waits = !hook_settings.complete;
     }
+    unsigned before = holds;
     struct slab *slab = hook_claim(&claim, &offset, &reason);
     never_waits = false;
     if (!slab) {
-        CHECK(reason, "a claim fails without a reason");
+        check_left_out(&claim, reason, before);
         unprobed++;
         return;
     }
@@ -228,7 +252,7 @@ static void launch(struct program *program, int number, uint64_t stream) {
         hook_issue(slab, NULL);
         return;
     }
-    uint32_t id = new_record(bytes);
+    uint32_t id = new_record(stream, bytes);
     const bool *closed = program->gate || stream == shared ? NULL : new_gate(number);
     enqueue(stream, (struct work){.kind = LAUNCH,
                                   .address = hook_slab_address(slab) + offset,
@@ -253,7 +277,10 @@ static void make_graph(struct program *program) {
         return;
     }
     never_waits = !hook_settings.complete;
+    holding++;
+    holds++;
     struct slab *slab = hook_hold(bytes, 0, &reason);
+    holding--;
     never_waits = false;
     CHECK(slab || reason, "a graph has no buffers without a reason");
     program->graph = (struct graph){.slab = slab, .bytes = bytes};
@@ -272,7 +299,7 @@ static void replay(struct program *program, uint64_t stream) {
         hook_do.wait_event(stream, held->cleared, 0);
     if (graph->runs && (graph->stream != stream || graph->ended != streams_ended))
         hook_do.wait_event(stream, held->event, 0);
-    uint32_t id = new_record(graph->bytes);
+    uint32_t id = new_record(stream, graph->bytes);
     enqueue(stream, (struct work){.kind = LAUNCH, .address = held->address, .bytes = graph->bytes, .to = id});
     graph->runs = true;
     graph->stream = stream;
@@ -289,7 +316,7 @@ static void replay(struct program *program, uint64_t stream) {
                                       .to = hook_slab_address(slab) + offset});
     else
         hook_do.clear(held->address, 0, graph->bytes, stream);
-    hook_do.record(held->event, stream);
+    enqueue(stream, (struct work){.kind = RECORD, .event = held->event});
     if (!slab)
         return;
     struct save *save = calloc(1, sizeof(*save));
@@ -354,19 +381,27 @@ static void capture(struct program *program) {
 }
 
 static void end_stream(struct program *program) {
-    uint64_t stream = program->streams[1];
-    if (program->joined)
-        may_lose = true; // what it had before
+    int which = uses_captures && chance(30) ? 0 : 1;
+    uint64_t stream = program->streams[which];
+    bool captured = which ? program->joined : program->capture;
     if (stream) {
+        for (uint32_t id = 1; captured && id <= last_id; id++)
+            records[id].may_lose |= records[id].stream == stream; // what it had before
         never_waits = true;
         hook_drain_stream(stream, (uint32_t)running + 1, true);
         never_waits = false;
         drop_stream(stream);
         streams_ended++;
-        program->joined = false;
-        program->streams[1] = 0;
+        if (which)
+            program->joined = false;
+        else if (program->capture) { // the capture ends with the stream that began it
+            if (program->joined)
+                set_capture(program->streams[1], 0);
+            program->capture = program->joined = 0;
+        }
+        program->streams[which] = 0;
     } else
-        program->streams[1] = add_stream(program->context, chance(50), false);
+        program->streams[which] = add_stream(program->context, chance(50), false);
 }
 
 static void end_context(struct program *program) {
@@ -379,7 +414,23 @@ static void end_context(struct program *program) {
         turn();
     synchronize(0);
     generations[program->context]++;
+    drop_context(program->context);
+    current[running] = 0;
     program->no_context = true;
+}
+
+// Perhaps where the old one was.
+static void begin_context(struct program *program) {
+    begin_atomic();
+    add_context(program->context);
+    generations[program->context]++;
+    end_atomic();
+    program->no_context = false;
+    current[running] = program->context;
+    for (int i = 0; i < OWN; i++)
+        program->streams[i] = add_stream(program->context, chance(50), false);
+    if (!hook_make_pool((uint64_t)program->context))
+        fail("no pool");
 }
 
 static void open_gate(struct program *program) {
@@ -445,8 +496,13 @@ static void run_program(uint64_t number) {
     unsigned actions = 5 + pick(40);
     if (!hook_begin_writing() || !hook_begin_marking() || !hook_make_pool((uint64_t)program->context))
         fail("no pool");
-    for (unsigned i = 0; i < actions; i++)
+    for (unsigned i = 0; i < actions; i++) {
         act(program, (int)number);
+        if (program->context > 1 && chance(5)) {
+            end_context(program);
+            begin_context(program);
+        }
+    }
     begin_atomic();
     bool opens = program->gate != NULL;
     program->ended = true;
@@ -455,7 +511,7 @@ static void run_program(uint64_t number) {
         open_gate(program);
     if (program->capture && chance(50))
         capture(program);
-    if (program->context == 2)
+    if (program->context > 1)
         end_context(program);
     begin_atomic();
     programs_left--;
@@ -475,8 +531,10 @@ static void exit_process(uint64_t unused) {
     else
         wait_until(are_others_done, NULL);
     begin_atomic();
-    bool captured = last_capture;
-    exits = early || captured;
+    exits = early;
+    ending = true;
+    for (int i = 0; i < count; i++)
+        exits |= programs[i].capture || programs[i].joined;
     end_atomic();
     if (!within_driver)
         hook_drain_all(PROCESS_ENDS, 0);
@@ -493,6 +551,14 @@ static void exit_process(uint64_t unused) {
     end_atomic();
 }
 
+// Where the driver doesn't answer the thread that writes, the process ends anyhow.
+static bool is_copying(void) {
+    unsigned found = 0;
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next)
+        found += pool->count[SLAB_COPYING];
+    return found;
+}
+
 static void run_schedule(void) {
     woven.maps = &map;
     hook_settings = (struct settings){.memory = limit = (256ull << chance(50)) << 10, .complete = chance(30)};
@@ -506,11 +572,13 @@ static void run_schedule(void) {
 #endif
     uses_contexts = chance(30) && !uses_gates;
     within_driver = chance(10);
-    programs_left = 1 + 2 + (int)pick(PROGRAMS - 1);
+    if (chance(30)) // the marking or the writing thread, if they begin before another one does
+        lazy = (int)pick(3);
+    count = 2 + (int)pick(chance(70) ? 3 : PROGRAMS - 1);
+    programs_left = count + 1;
     shared = add_stream(1, true, false);
-    int count = programs_left - 1;
     for (int i = 0; i < count; i++) {
-        programs[i].context = uses_contexts && i == count - 1 ? 2 : 1;
+        programs[i].context = uses_contexts && i && i >= count - 2 ? i - count + 4 : 1;
         for (int k = 0; k < OWN; k++)
             programs[i].streams[k] = add_stream(programs[i].context, chance(50), false);
     }
@@ -521,10 +589,10 @@ static void run_schedule(void) {
     start(exit_process, 0);
     run_all(work_of_device);
     for (uint32_t id = 1; id <= last_id; id++)
-        CHECK(records[id].issued == records[id].written + records[id].lost,
+        CHECK(records[id].issued == records[id].written + records[id].lost || (exits && is_copying()),
               "launch %u: issued %d, written %u, lost %u", id, records[id].issued, records[id].written,
               records[id].lost);
-    CHECK(gated || hook_settings.complete || ns_passed() < 2000000000, "%g s passed",
+    CHECK(gated || hook_settings.complete || lazy >= 0 || ns_passed() < 2000000000, "%g s passed",
           (double)ns_passed() / 1e9);
     totals->schedules++;
     totals->probed += last_id;

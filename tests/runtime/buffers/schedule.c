@@ -1,5 +1,7 @@
 // Coroutines instead of threads. A thread waits for a predicate. If all threads wait and the device has no
-// work, time passes until the first time limit; if there's no limit, it's a deadlock.
+// work, time passes until the first time limit; if there's no limit, it's a deadlock. On a busy machine a
+// thread of the code under test is lazy: whenever it could run, time passes instead for a while, but while it
+// is in a call of the driver, for that may take its time.
 
 #include <errno.h>
 #include <setjmp.h>
@@ -11,7 +13,7 @@
 
 #include "schedule.h"
 
-enum { THREADS = 16, STACK = 64 << 10 };
+enum { STACK = 64 << 10 };
 
 extern uint64_t seed;
 
@@ -106,6 +108,7 @@ void wait_until(bool (*is_over)(const void *), const void *of) {
 }
 void begin_atomic(void) { pthread_mutex_lock(&driver); }
 void end_atomic(void) { pthread_mutex_unlock(&driver); }
+void set_calls(bool calls) { (void)calls; }
 bool holds_lock(void) { return false; }
 uint64_t ns_passed(void) { return 0; }
 
@@ -119,7 +122,7 @@ struct thread {
     uint64_t argument, until; // ns; 0: no time limit
     bool (*is_over)(const void *);
     const void *of;
-    bool there, ended, never_waits, timed_out;
+    bool there, ended, never_waits, timed_out, calls;
 };
 static struct thread threads[THREADS];
 static jmp_buf scheduler;
@@ -132,6 +135,9 @@ static struct { // who has a mutex; -1: nobody
 static char *stacks;
 extern uint64_t steps;
 extern unsigned speed; // percent of turns that the device gets though a thread could go on
+extern int lazy;       // which of the threads that were started last; -1: none
+enum { LAZY_TURNS = 40 };
+static int programs; // threads that aren't of the code under test
 
 void fail(const char *format, ...) {
     va_list list;
@@ -181,12 +187,47 @@ static bool is_ready(struct thread *thread) {
 // The threads of the code under test never end: it is over once the others have.
 extern _Atomic int programs_left;
 
+// Whether the lazy thread could run but doesn't, while time passes for the others.
+static bool is_lazy(int thread) {
+    static unsigned turns;
+    if (lazy < 0 || thread != programs + lazy || threads[thread].calls)
+        return false;
+    if (++turns % LAZY_TURNS == 0)
+        return false;
+    now += pick(2000) * 1000000ull;
+    return true;
+}
+
+static struct thread *first_limit(void) {
+    struct thread *first = NULL;
+    for (int i = 0; i < count; i++)
+        if (threads[i].there && !threads[i].ended && threads[i].until &&
+            (!first || threads[i].until < first->until))
+            first = &threads[i];
+    return first;
+}
+
+static void time_out(struct thread *thread) {
+    now = thread->until > now ? thread->until : now;
+    thread->timed_out = true;
+    thread->is_over = NULL;
+}
+
 void run_all(bool (*device)(void)) {
+    programs = count;
     while (programs_left) {
         int ready[THREADS + 1], found = 0;
+        bool kept = false;
         for (int i = 0; i < count; i++)
-            if (is_ready(&threads[i]))
-                ready[found++] = i;
+            if (is_ready(&threads[i])) {
+                if (is_lazy(i))
+                    kept = true;
+                else
+                    ready[found++] = i;
+            }
+        struct thread *first = first_limit();
+        if (kept && first && first->until <= now)
+            time_out(first);
         if (!found || chance(speed)) {
             if (device())
                 continue;
@@ -199,15 +240,10 @@ void run_all(bool (*device)(void)) {
             go_on(&threads[running]);
             continue;
         }
-        struct thread *first = NULL;
-        for (int i = 0; i < count; i++)
-            if (threads[i].there && !threads[i].ended && threads[i].until &&
-                (!first || threads[i].until < first->until))
-                first = &threads[i];
+        if (kept)
+            continue;
         CHECK(first, "all threads wait");
-        now = first->until > now ? first->until : now;
-        first->timed_out = true;
-        first->is_over = NULL;
+        time_out(first);
     }
 }
 
@@ -231,6 +267,10 @@ void wait_until(bool (*is_over)(const void *), const void *of) {
 }
 void begin_atomic(void) { atomic_depth++; }
 void end_atomic(void) { atomic_depth--; }
+void set_calls(bool calls) {
+    if (running >= 0)
+        threads[running].calls = calls;
+}
 uint64_t ns_passed(void) { return now; }
 
 static int find(const void *what) {
@@ -249,6 +289,7 @@ bool holds_lock(void) {
 }
 static bool is_free(const void *mutex) { return things[find(mutex)].owner == -1; }
 int turn_lock(pthread_mutex_t *mutex) {
+    set_calls(false);
     turn();
     CHECK(running < 0 || things[find(mutex)].owner != running, "a thread locks twice");
     if (running >= 0)
@@ -257,6 +298,7 @@ int turn_lock(pthread_mutex_t *mutex) {
     return 0;
 }
 int turn_unlock(pthread_mutex_t *mutex) {
+    set_calls(true); // most likely of the driver
     things[find(mutex)].owner = -1;
     turn();
     return 0;

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <time.h>
 
+enum { THREADS = 16 };
+
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 #define CHECK(what, ...)                                                                                     \
     do {                                                                                                     \
@@ -25,6 +27,7 @@ void turn(void);                    // perhaps of another thread now
 void wait_until(bool (*is_over)(const void *), const void *of);
 void begin_atomic(void), end_atomic(void); // no other thread runs in between
 bool holds_lock(void);                     // of the code under test
+void set_calls(bool calls);                // the driver, until it locks something
 uint64_t ns_passed(void);
 extern __thread int running;      // the number of the thread
 extern __thread bool never_waits; // the call that it makes may not wait for a time
