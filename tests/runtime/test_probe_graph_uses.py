@@ -461,7 +461,7 @@ SCENARIOS = {
         4,
         {
             "a node of its graph was disabled before an update": 8,
-            "a node of its graph was changed after an update": 6,
+            "its graph was changed after an update": 6,
         },
     ),
     "other_context": (  # is the current one when a graph is updated and set, none is, and when it is launched there

@@ -12,7 +12,7 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum { SLAB = 4 << 20, HELD = 64 << 10 };             // bytes of an ordinary slab, if four fit; of a graph's
+enum { SLAB = 4 << 20, HELD = 64 << 10 }; // bytes of an ordinary slab, if four fit; of a graph's
 enum { HASTE = 1, SECOND = 1000000000, SOON = 1000000 }; // seconds if the driver may never answer; ns
 
 static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
@@ -34,9 +34,9 @@ static struct timespec in_ns(int ns) {
 
 // -- Waiting ---------------------------------------------------------------
 //
-// A wait is given up after so many seconds in which only the driver or the program could have ended it. They
-// are counted anew once a slab goes on, and a second in which a thread of ours didn't get to what it could do
-// isn't counted: on a busy machine that takes as long as it takes, but it ends.
+// A wait is given up once a number of seconds have passed in which only the driver or the program could have
+// ended it. The count starts again when a slab goes on. A second in which a thread of ours didn't get to what
+// it could do isn't counted: on a busy machine that takes as long as it takes, but it ends.
 
 struct patience {
     unsigned seconds, left;
@@ -78,7 +78,8 @@ static bool wait_for_return(struct patience *patience, bool soon) {
     struct timespec end = in_ns(SOON);
     bool whole = !soon || !is_before(&end, &patience->end);
     hook_write_soon();
-    if (!pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, whole ? &patience->end : &end) || !whole)
+    if (!pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, whole ? &patience->end : &end) ||
+        !whole)
         return true;
     if (hook_progress != patience->progress)
         patience->left = patience->seconds;
@@ -323,7 +324,7 @@ static void drain_others(struct pool *pool, const struct claim *claim, uint64_t 
             is_of(slab, claim->stream, claim->thread))
             continue;
         slab->round = round;
-        slab->ended = !slab->saves; // no launch was made
+        slab->ended = !slab->saves && !slab->written_late; // no launch was made
         if (slab->recorded || slab->ended)
             send(slab);
         else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
@@ -331,10 +332,11 @@ static void drain_others(struct pool *pool, const struct claim *claim, uint64_t 
     }
 }
 
-// Whether a slab is on its way back, or may soon be: one that a launch is being made into isn't sent, for that
-// moment, and another thread may keep the one it has taken, or not.
+// Whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made into it,
+// and another thread may or may not keep the one it has taken.
 static bool may_return(const struct pool *pool) {
-    return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] || pool->making;
+    return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] ||
+           pool->making;
 }
 
 // With --complete, a launch that finds no slab waits in line, so that others don't take all that come back.
@@ -357,8 +359,8 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
 }
 
 // With --complete, wait until a slab may have come. Returns false if none will, or it takes too long.
-static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting, uint64_t round,
-                          const struct reason *reason) {
+static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
+                          uint64_t round, const struct reason *reason) {
     drain_others(pool, claim, round);
     if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
@@ -371,7 +373,8 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         waiting->patience = patience_of(pool->patience);
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
-    bool first = is_first(pool, waiting), soon = first && !TAILQ_EMPTY(&pool->ready); // or clear
+    bool first = is_first(pool, waiting);
+    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one has come meanwhile, or isn't clear yet
     if (first && !soon && !may_return(pool))
         return false;
     if (wait_for_return(&waiting->patience, soon))
@@ -413,10 +416,14 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
 }
 
 // What a slab has that has ended is being written, and that waits for nothing that the program does.
+static bool is_being_read(const struct slab *slab) {
+    return slab->state == SLAB_COPYING || (slab->state == SLAB_ISSUED && slab->ended);
+}
+
 static bool has_ended(const struct pool *pool) {
     uint64_t asked = 0;
     EACH_SLAB (slab, &pool->draining) {
-        if (slab->state == SLAB_COPYING || (slab->state == SLAB_ISSUED && slab->ended))
+        if (is_being_read(slab))
             return true;
         if (slab->state != SLAB_ISSUED || slab->number <= asked)
             continue;
@@ -424,8 +431,8 @@ static bool has_ended(const struct pool *pool) {
         int mode = hook_begin_calls();
         bool ended = !hook_do.query(slab->event);
         hook_end_calls(mode);
-        if (ended)
-            return true;
+        if (slab->number == asked && (is_being_read(slab) || (ended && slab->state == SLAB_ISSUED)))
+            return true; // else it has come back
         next = TAILQ_FIRST(&pool->draining);
     }
     return false;
@@ -468,8 +475,8 @@ void hook_issue(struct slab *slab, struct save *save) {
     bool recorded = owned && record_own(slab);
     pthread_mutex_lock(&hook_pools_lock);
     slab->recorded = save ? recorded : slab->recorded;
-    slab->written_late |= save && slab->state != SLAB_CLAIMED;
-    bool lost = save && (over || slab->written_late); // the process ends
+    bool lost = save && (over || slab->state != SLAB_CLAIMED); // the process ends
+    slab->written_late |= lost;
     slab->pool->issuing--;
     slab->issuing--;
     slab->issued = hook_now();
@@ -521,7 +528,8 @@ static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, 
         return slab;
     *reason = WHY(device_memory);
     slab = make_slab(pool, size, false);
-    return slab ? slab : ready_for_graph(pool, bytes, size, most); // leave larger ones to launches if possible
+    return slab ? slab
+                : ready_for_graph(pool, bytes, size, most); // leave larger ones to launches if possible
 }
 
 // Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
@@ -546,7 +554,7 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
     if (pool)
         pool->held += size; // other threads see it while we call the driver
     uint64_t round = ++rounds;
-    while (pool) {
+    while (pool && !ends) {
         others = pool->held - size > replaced ? pool->held - size - replaced : 0;
         if (is_first(pool, &waiting) && (slab = hold_once(pool, bytes, size, others, reason)))
             break;
@@ -650,7 +658,7 @@ static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     return true;
 }
 
-// Send all slabs of a pool back, but those whose stream is captured, and wait for them.
+// Send all slabs of a pool back, unless their stream is captured, and wait for them.
 static bool drain_pool(struct pool *pool, enum moment moment, struct patience *patience) {
     bool needed = moment == MEMORY_NEEDED, in_time = true;
     if (needed)
@@ -669,6 +677,9 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         }
         in_time = wait_for_sent(pool, patience);
     }
+    // One that the end of the process gave up isn't on its way any more
+    while (moment == CONTEXT_ENDS && in_time && marked && marked->pool == pool)
+        in_time = wait_for_return(patience, false);
     return in_time;
 }
 

@@ -369,7 +369,7 @@ struct waited {     // what a call of the program has waited for
     uint32_t thread;
 };
 void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
-// Drain the slabs of a context (0: all) and wait for them, up to a minute.
+// Drain the slabs of a context (0: all) and wait for them, but not for a driver that takes a minute.
 void hook_drain_all(enum moment moment, uint64_t context);
 
 // The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
@@ -487,14 +487,14 @@ struct pool {
     struct slab_list ready;    // longest ready first
     struct slab_list draining; // handed, marking, issued and copying, in the order that they came
     struct slab_list bare;
-    uint64_t sent;          // how many were to be drained
-    uint64_t held, largest; // bytes of slabs held by graphs; the size of the largest
-    unsigned issuing;       // launches that have a place in a slab but aren't in the stream yet
-    unsigned count[SLAB_STATES]; // slabs in each state
-    bool making;                 // a thread is making the scratch memory
+    uint64_t sent;                 // how many were to be drained
+    uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
+    unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
+    unsigned count[SLAB_STATES];   // slabs in each state
+    bool making;                   // a thread is making the scratch memory
     TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
     unsigned patience;             // seconds that one may wait for the driver
-    bool stuck, uncounted;         // a wait for a slab, or for a count, was given up: none before a slab comes back
+    bool stuck, uncounted; // a wait for a slab, or for a count, was given up: none before a slab comes back
 };
 
 extern pthread_mutex_t hook_pools_lock; // guards all pools and their slabs
@@ -504,9 +504,9 @@ extern unsigned hook_slabs_issued; // how many are in that state
 enum { PATIENCE = 60 };            // seconds of waiting for the driver, at first
 
 // What the threads of ours did, for calls that wait for them
-extern _Atomic uint64_t hook_progress;  // steps of slabs on their way back, and pieces of them that were read
-extern uint64_t hook_looks;             // how often no slab was found whose event has completed
-extern _Atomic bool hook_writer_calls;  // the writer is in a call of the driver
+extern _Atomic uint64_t hook_progress; // steps of slabs on their way back, and pieces of them that were read
+extern uint64_t hook_looks;            // how often no slab was found whose event has completed
+extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
 // Make the pool of the current context, if it's missing. Returns NULL if that fails. Don't hold the lock.
@@ -522,7 +522,7 @@ void hook_step(struct slab *slab, enum slab_event event);
 int hook_begin_calls(void); // drops the lock to call the driver
 void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
-bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false if there are none
+bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // calls; taken, or NULL
 bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed

@@ -58,45 +58,46 @@
 // Without --complete no launch waits for the GPU. None of these waits holds a lock:
 //
 //   - hook_hold_drains, in a call that may begin a capture: until the marking thread has left this stream and
-//   the
-//     legacy one, into which it puts one event. hook_drain_stream does so, too, before a stream ends.
-//   - --complete: until a slab comes back, a minute at most. The first timeout ends all later waits
-//     (wait_timed_out), as a kernel seems to wait for the program.
+//     the legacy one, into which it puts one event. hook_drain_stream does so, too, before a stream ends.
+//   - --complete: until a slab comes back, in line: if a later launch could take it, the first one might wait
+//     for ever.
 //   - Counts of logs: without --complete a second at most, and only while a slab is left whose event has
 //     completed. Reading that depends on nobody.
-//   - The program's allocation failed: until slabs in flight are back, with the limit of --complete.
-//   - A context or the process ends: a minute at most, for the slabs of that context, or for all.
+//   - The program's allocation failed: until slabs in flight are back.
+//   - A context or the process ends: until the slabs of that context are back, or all.
 //   - Making a pool or scratch memory, and the limit of memory: while another thread calls the driver for
-//   that,
-//     in a stream of ours.
+//     that, in a stream of ours.
+//
+// A kernel may depend on the program's next call, so the middle four are given up after a minute in which it
+// was up to the driver (buffers.c counts the seconds). What our threads have to do isn't cut short: on a busy
+// machine that takes as long as it takes. A launch that gave up makes the pool `stuck`: no other one waits
+// before a slab comes back, and then half as long.
 //
 // On an H200, cuEventRecord and cuStreamQuery block while the stream's queue is full (1,021 launches behind a
 // kernel that waits for the host), and so would a thread that the kernel waits for. So a call of the program
 // puts events only into the stream that it's about; a call that waited for a stream needs none, as the
 // launches before it have ended. For other streams the marking thread does it, and nobody waits for that one
-// without a time limit but as said above.
+// without a time limit but as said above. cuStreamIsCapturing and cuEventQuery don't block.
 //
 // Moments
 //
 //   - Capture: a stream that is captured takes no event of ours (the slab stays claimed), and launches take
-//   no
-//     place. No capture may begin between that check and our event.
+//     no place. No capture may begin between that check and our event.
 //   - Replay: nodes write to a slab that the graph holds. The replay is followed by a copy to a slab of its
 //     stream, which needn't be clear; that one counts as full when it's half full, as the next replay most
 //     likely needs as much, and it's read while that runs.
 //   - A stream is destroyed: an event goes into it before. If it takes none, a later stream with this handle
-//   would be confused with it: its launches are reported as lost, and the slab is retired.
+//     would be confused with it: its launches are reported as lost, and the slab is retired.
 //   - A context is destroyed: its slabs are drained before. What's left fails in the writer or is reported as
 //     lost at the end; the pool isn't found again.
 //   - Another thread's default stream can't be named. The legacy stream waits for it, but also makes all
-//   other
-//     blocking streams wait for each other, so that is done at an end only.
+//     other blocking streams wait for each other, so that is done at an end only. With --complete the thread
+//     itself puts an event behind each of its launches there, since it may launch no more.
 //   - No device memory: ready slabs are freed, then claims fail with a reason. If a call of the program finds
 //     none, it is repeated without our memory.
 //   - Fork: the child probes nothing (hook_probing), so it uses none of this.
-//   - Exit: no more claims. Slabs are sent even if launches into them are being made, which are reported as
-//   lost
-//     (hook_lose), and so is what isn't read in time.
+//   - Exit: no more claims. Slabs are sent even if launches into them are being made. Those are reported as
+//     lost (hook_lose), as their slab's event may come first, and so is what isn't read in time.
 
 #include <assert.h>
 #include <pthread.h>

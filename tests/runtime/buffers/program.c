@@ -26,7 +26,7 @@ static void saw_buffer(const struct gpt_buffer *buffer);
 static void saw_times(const struct gpt_times *times) { (void)times; }
 #undef HOOK_WRITE
 #define HOOK_WRITE(kind, ...) saw_##kind(&(struct gpt_##kind){__VA_ARGS__})
-#include "hook/probe/drain.c"
+#include DRAIN
 
 uint64_t seed, steps;
 unsigned speed;
@@ -222,7 +222,8 @@ static void check_left_out(const struct claim *claim, const struct reason *reaso
     for (; pool; pool = pool->next)
         held = pool->held > held ? pool->held : held;
     pthread_mutex_unlock(&hook_pools_lock);
-    bool allowed = holding || holds != holds_before || !hook_settings.complete || uses_captures || fails || breaks || gated || claim->dependent;
+    bool allowed = holding || holds != holds_before || !hook_settings.complete || uses_captures || fails ||
+                   breaks || gated || claim->dependent;
     CHECK(allowed || ending || size + held > limit, "a launch of %llu bytes was left out: %s",
           (unsigned long long)claim->bytes, reason->code);
 }
