@@ -248,7 +248,7 @@ def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iter
         text, read = ptxtext.find_text(source, offset, max(done, section.offset if section else 0), end)
         yield None, read
         if not text:
-            raise MalformedError("PTX that has no end, or is none", source.at(offset))
+            raise MalformedError("PTX without an end, or not PTX", source.at(offset))
         yield _bare_ptx(text.start, text.end - text.start, text.target), 0
 
 

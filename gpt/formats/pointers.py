@@ -188,7 +188,7 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
     for place in _iter_relr(source, section):
         word = _word(source, tables, place)
         if word is None:
-            raise NotUnderstood(f"'{section.name}' relocates what is not in the file")
+            raise NotUnderstood(f"'{section.name}' relocates a word outside the file")
         if any(low <= word[1] < high for low, high in ranges):
             pointers.append(Pointer(*word))
     return pointers

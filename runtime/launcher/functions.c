@@ -17,7 +17,7 @@ static const char *symbols[] = {
 #include "abi/driver.h"
 };
 
-// How arguments are read that are not values.
+// How to read arguments that aren't plain values.
 static const char *const specials[] = {
     [SPECIAL_LAUNCH] = "launch",       [SPECIAL_LAUNCH_COOPERATIVE] = "launch_cooperative",
     [SPECIAL_LAUNCH_EX] = "launch_ex", [SPECIAL_LAUNCH_OLD] = "launch_old",
@@ -42,7 +42,7 @@ static void print(const char *symbol, const char *calls) {
         return;
     name_op(name, op);
     printf("%s %s %s %s", symbol, name, type, known ? known->op : op);
-    if (known && (versioned || !known->v2)) { // else it is an older one, with other arguments
+    if (known && (versioned || !known->v2)) { // otherwise it's an older one, with other arguments
         for (size_t i = 0; i < 4; i++)
             if (columns[known->layout][i] && known->values[i])
                 printf(" %s=%s%d", columns[known->layout][i], known->values[i] & ARG_OUT ? "*" : "",

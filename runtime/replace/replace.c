@@ -79,7 +79,7 @@ static struct object *find_object(const struct link_map *map) {
     return object;
 }
 
-// Whether the file is loaded in the namespace of the asking object.
+// Return whether the file is loaded in the namespace of the asking object.
 static bool is_loaded(const struct identity *identity, const struct link_map *asker) {
     const struct object *from = find_object(asker);
     for (const struct object *object = objects; object; object = object->next)
@@ -89,7 +89,7 @@ static bool is_loaded(const struct identity *identity, const struct link_map *as
     return false;
 }
 
-// How many parts at the end of two paths are the same.
+// Return how many parts at the end of two paths are the same.
 static int common_end(const char *one, const char *two) {
     size_t a = strlen(one), b = strlen(two);
     int parts = 0;

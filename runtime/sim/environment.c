@@ -11,6 +11,8 @@
 // "9.0" or "sm_90".
 static bool read_arch(const char *text) {
     int end = 0, both;
+    if (text[strspn(text, "sm_.0123456789")]) // sscanf() takes blanks and signs before a number
+        return false;
     if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
         return *text > '0' && *text <= '9';
     if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||

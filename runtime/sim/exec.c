@@ -174,7 +174,7 @@ API cuGraphNodeGetEnabled(void *exec, void *handle, unsigned *enabled) {
     return CUDA_SUCCESS;
 }
 
-// Whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
+// Return whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
 static int compare(const struct graph *graph, const struct graph *with, void **error, void **from) {
     if (graph->count != with->count)
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;

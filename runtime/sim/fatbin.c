@@ -8,7 +8,7 @@
 #include "common/broker.h"
 #include "image.h"
 
-// How well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
 // highest minor one, else PTX with the highest target; 0: not at all.
 unsigned sim_suits(const struct fatbin_element *element) {
     unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
@@ -27,7 +27,7 @@ unsigned sim_arch_of_cubin(const void *cubin) {
     return (newer ? head->e_flags >> 8 : head->e_flags) & 0xff;
 }
 
-// Whether a cubin is for the device.
+// Return whether a cubin is for the device.
 bool sim_is_for_device(const void *cubin) {
     struct fatbin_element element = {.kind = FATBIN_CUBIN, .arch = (uint16_t)sim_arch_of_cubin(cubin)};
     return sim_suits(&element);

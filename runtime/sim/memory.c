@@ -89,7 +89,7 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
     return allocate(memory, size, context, DEVICE);
 }
 
-// Whether the program may free memory, which it has then done.
+// Return whether the program may free memory, which it has then done.
 static CUresult begin_free(CUdeviceptr memory) {
     CUresult status;
     if (sim_begin_free(memory, &status))
@@ -152,7 +152,7 @@ API cuMemFreeHost(void *memory) {
     return !memory || sim_drop_range((uint64_t)memory, PINNED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Whether the program has all these pages.
+// Return whether the program has all these pages.
 static bool is_mapped(uint64_t start, uint64_t size) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start & -page;
     unsigned char is_in[1024];

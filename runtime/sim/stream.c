@@ -113,7 +113,7 @@ API cuStreamDestroy_v2(void *stream) {
     return CUDA_SUCCESS;
 }
 
-// Whether a stream may be waited for.
+// Return whether a stream may be waited for.
 static CUresult check(struct stream *stream) {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;

@@ -484,6 +484,32 @@ def test_gpt_hook_tidies_up_where_all_others_were_killed(tmp_path, private):
     assert process.wait() == -signal.SIGKILL and not [*private.glob("gpt-hook.*")]
 
 
+def test_the_next_stream_tidies_up_where_all_were_killed(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", "#include <signal.h>\n" + TOLD.replace("return 7", "pause()"))
+    process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.close()
+    assert process.stdout.readline() == b"done\n"
+    (trace,) = private.glob("*/[0-9]*")
+    for pid in (process.pid, find_helper(private), int(trace.name)):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    (left,) = private.glob("gpt-hook.*")
+    hooked.wait_until(lambda: not os.path.exists(f"/proc/{trace.name}"))
+    names = ["AAAAAA", "BBBBBB", "CCCCCC"]  # with no lock, with a link in its place, a link themselves
+    kept = [left.with_name(left.name[:-6] + name) for name in names]
+    kept[0].mkdir(0o700), kept[1].mkdir(0o700)
+    (kept[1] / ".helper").symlink_to(left / ".helper")
+    kept[2].symlink_to(tmp_path)
+    (tmp_path / ".helper").touch(0o600)
+    os.utime(tmp_path / ".helper", (1, 1))
+    assert live("|cat >/dev/null", "true").wait() == 0 and left.exists()  # it may be about to be locked
+    os.utime(left / ".helper", (1, 1))
+    assert live("|cat >/dev/null", "true").wait() == 0
+    hooked.wait_until(lambda: sorted(private.glob("gpt-hook.*")) == kept)
+    assert (tmp_path / ".helper").exists()
+    kept[0].rmdir(), (kept[1] / ".helper").unlink(), kept[1].rmdir(), kept[2].unlink()
+
+
 @pytest.mark.full
 def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     folder = tmp_path / "runtime"

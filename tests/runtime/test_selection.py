@@ -94,7 +94,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
             "foo -never",
             [
                 "0 launches with probes, 0 without, 1 of kernels that -k and --filter leave out",
-                "warning: no kernel that -k and --filter choose was launched; the program looked up, of these: never",
+                "warning: no kernel that -k and --filter choose was launched; of these, the program looked up: never",
             ],
         ),
         (

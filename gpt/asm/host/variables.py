@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from gpt.asm.host.names import Unsupported, evaluate, float_bits
+from gpt.asm.host.names import Unsupported, evaluate, evaluate_float, float_bits
 from gpt.asm.host.table import TYPES
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, STORED, integer
@@ -159,6 +159,8 @@ def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: in
             return float_bits(text, TYPES[type_]).to_bytes(size, "little")
         case tree.Prefixed(("-",), tree.Number(text)) if FLOAT.fullmatch(text):
             return (float_bits(text, TYPES[type_]) ^ 1 << 8 * size - 1).to_bytes(size, "little")
+        case tree.Prefixed() | tree.Expression() | tree.OperandGroup() if type_ in ("f32", "f64"):
+            return evaluate_float(value, TYPES[type_]).to_bytes(size, "little")
     if found := _symbol(value):
         symbol, addend, shift, generic = found
         masked = isinstance(value, tree.Apply) and isinstance(value.function, tree.Number)

@@ -15,7 +15,7 @@ MAX_BUDGET = 1 << 40  # bytes of a log
 
 def parse_number(value: Any) -> int | None:
     """A number that is not negative, written as one or as a text."""
-    if isinstance(value, str) and value.isascii() and value.strip().isdecimal() and len(value) < 20:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 

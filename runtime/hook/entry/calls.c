@@ -123,9 +123,9 @@ static inline void read_launch(struct row_launch *row, const struct launch *laun
     row->cooperative = launch->cooperative;
 }
 
-// How many words of stack arguments to copy, an even number. All that a function unknown here may have; but
-// where that reaches into the next page, only what can be read: a coroutine may have called from the top of
-// its stack.
+// Return how many words of stack arguments to copy, an even number. All that a function unknown here may
+// have; but where that reaches into the next page, only what can be read: a coroutine may have called from
+// the top of its stack.
 static uint64_t stack_words(const struct frame *frame) {
     if (LIKELY(frame->slot->words < STACK_WORDS))
         return (uint64_t)frame->slot->words;

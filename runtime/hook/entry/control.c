@@ -166,7 +166,7 @@ static void hear(int client) {
     int files[GPT_FILES];
     pid_t sender = 0;
     ssize_t got = gpt_receive(client, &message, sizeof(message), files, &sender);
-    gpt_close(files);
+    gpt_discard(files);
     if (got < (ssize_t)sizeof(message.order) || gpt_refuse_peer(client, sender, GPT_WISH_ORDER) ||
         has_gone(client))
         return;
@@ -180,7 +180,7 @@ static struct pollfd polls[1 + MOST_CLIENTS];
 static nfds_t poll_count;
 
 static void drop(nfds_t i) {
-    close(polls[i].fd);
+    gpt_hang_up(polls[i].fd);
     memmove(&polls[i], &polls[i + 1], (--poll_count - i) * sizeof(*polls));
 }
 
@@ -200,7 +200,7 @@ static bool accept_one(void) {
     else if (client < 0)
         return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED || errno == EPERM;
     else if (gpt_refuse_user(client, GPT_WISH_ORDER))
-        close(client);
+        gpt_hang_up(client);
     else {
         if (poll_count > MOST_CLIENTS)
             drop(1);

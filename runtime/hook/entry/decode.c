@@ -142,7 +142,7 @@ static bool is_capturable(const struct slot *slot) {
     return !strcmp(op, "launch") || !strcmp(op, "host") || !strcmp(op, "wait");
 }
 
-// How many of them are on the stack.
+// Return how many of them are on the stack.
 static int8_t count_words(int beyond) {
     int more = beyond < STACK_WORDS ? beyond + 6 - ARCH_REGISTER_ARGS : STACK_WORDS;
     return (int8_t)(more > 0 ? more : 0);

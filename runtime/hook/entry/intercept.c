@@ -175,7 +175,7 @@ static void *find_default(const char *name, const void *caller) {
                  : hook_real_dlsym(RTLD_NEXT, name); // symbols made global later; sets the dlerror message
 }
 
-// Whether a library gives out functions of the driver as its own: it defines this one, or dlsym.
+// Return whether a library gives out functions of the driver as its own: it defines this one, or dlsym.
 static bool is_interposer(const struct linked *linked, const char *name) {
     return hook_function_in(linked, name) || hook_function_in(linked, "dlsym");
 }

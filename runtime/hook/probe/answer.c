@@ -162,7 +162,8 @@ static unsigned long version_of(struct value arch) {
     return strncmp(text, "sm_", 3) ? 0 : strtoul(text + 3, NULL, 10);
 }
 
-// Which of the modules that have the kernel: the one for the newest architecture, as the driver chooses.
+// Return which of the modules that have the kernel: the one for the newest architecture, as the driver
+// chooses.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
     bool found = false;

@@ -226,7 +226,7 @@ static struct other find_other(uint64_t handle, uint64_t threads) {
     return other;
 }
 
-// Whether a kernel with probes may come later, be it because gpt-hook ctl says so.
+// Return whether a kernel with probes may come later, be it because gpt-hook ctl says so.
 static bool may_come(uint64_t handle) {
     const struct probed *whole = hook_find_entry(handle);
     return !whole || !whole->refused || getenv(GPT_CONTROL);

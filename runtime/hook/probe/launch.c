@@ -60,7 +60,7 @@ static const struct reason *find_reason(const struct frame *frame, const struct 
     return NULL;
 }
 
-// Whether what its buffers would need follows from the launch: logs have to be counted.
+// Return whether what its buffers would need follows from the launch: logs have to be counted.
 static bool is_known_need(const struct save *save) {
     const struct woven *woven = save->probed->woven;
     bool known = true;

@@ -272,7 +272,7 @@ static void spend(uint64_t start) {
 
 // Entries
 
-// Whether somebody still wants it.
+// Return whether somebody still wants it.
 static bool is_wanted(const struct looked_up *function) {
     return hook_is_alive(function->reference) && function->order == hook_order()->number;
 }

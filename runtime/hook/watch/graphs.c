@@ -320,7 +320,7 @@ static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
     hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .made = true});
 }
 
-// Whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
+// Return whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
 static bool is_for_device(const struct frame *frame) {
     char name[NAME_BYTES];
     slot_name(frame->slot, name);

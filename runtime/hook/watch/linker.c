@@ -227,7 +227,7 @@ EARLY void *hook_function_in(const struct linked *linked, const char *name) {
     return found;
 }
 
-// How many symbols there are: the GNU hash table alone does not say it.
+// Return how many symbols there are: the GNU hash table alone does not say it.
 static size_t count_symbols(const struct linked *linked, const struct tables *tables) {
     uint32_t head[4], word, last = 0;
     if (tables->hash)
@@ -362,7 +362,7 @@ EARLY void *hook_next_function(const char *name) {
     return NULL;
 }
 
-// Whether it was loaded at the start, after us: this library sees first what the program calls.
+// Return whether it was loaded at the start, after us: this library sees first what the program calls.
 bool hook_comes_after_us(const struct linked *library) {
     bool after = false;
     for (struct linked linked = {0}; next_at_start(&linked);) {

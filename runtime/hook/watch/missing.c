@@ -34,8 +34,8 @@ struct cut_image { // of an image
     char buffer[4096];
 };
 
-// Whether some code of a cubin is zeros, which no compiler writes. Its offsets may be any, so addresses are
-// numbers.
+// Return whether some code of a cubin is zeros, which no compiler writes. Its offsets may be any, so
+// addresses are numbers.
 static bool has_zeroed_code(uintptr_t cubin) {
     static const char zeros[64];
     char code[sizeof(zeros)];
@@ -55,8 +55,8 @@ static bool has_zeroed_code(uintptr_t cubin) {
     return false;
 }
 
-// Whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code was
-// zeroed.
+// Return whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code
+// was zeroed.
 static bool has_gaps(const char *start, bool code) {
     struct fatbin_region region;
     struct fatbin_element element;

@@ -68,8 +68,8 @@ struct image hook_read_image(const void *start) {
     return (struct image){"ptx", start, strlen(start)};
 }
 
-// Whether to digest an image that lies in a file and can be found there again. The driver reads little of it;
-// a digest reads all of it in, for which a program that starts should not wait.
+// Return whether to digest an image that lies in a file and can be found there again. The driver reads little
+// of it; a digest reads all of it in, for which a program that starts should not wait.
 static bool may_digest(uint64_t size) {
     static _Atomic uint64_t spent;
     return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
@@ -384,7 +384,8 @@ static bool write_all(int file, const char *data, size_t size) {
     return true;
 }
 
-// Whether it is there: in a shared folder another user may have put something there, which is replaced.
+// Return whether it is there: in a shared folder another user may have put something there, which is
+// replaced.
 static bool is_saved(const char *path) {
     struct stat status;
     return gpt_is_own(AT_FDCWD, path, &status) && !(status.st_mode & (S_IWGRP | S_IWOTH));

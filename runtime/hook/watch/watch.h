@@ -124,7 +124,7 @@ struct __attribute__((aligned(16))) frame {
     const void *outer; // the enclosing call, if this one was made in a signal handler, for example
 };
 
-// How many arguments a function may have, an upper bound. It reads no more of its caller's stack.
+// Return how many arguments a function may have, an upper bound. It reads no more of its caller's stack.
 static inline unsigned frame_arg_count(const struct frame *frame) {
     return ARCH_REGISTER_ARGS + (unsigned)frame->slot->words;
 }

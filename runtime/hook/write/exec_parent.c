@@ -68,8 +68,8 @@ static bool open_other(struct other *other, const char *path) {
     return false;
 }
 
-// Whether the file is a trace that processes of this run write, or an old one of a process that had our pid.
-// The process that created it may still be filling in its tail.
+// Return whether the file is a trace that processes of this run write, or an old one of a process that had
+// our pid. The process that created it may still be filling in its tail.
 bool hook_may_stay(const char *path) {
     struct other other;
     int tries = 0;

@@ -86,7 +86,7 @@ void hook_keep_file(int file, const struct stat *found) {
         close(file);
 }
 
-// Whether the helper of a live stream was killed. It removes the folder before it ends by itself.
+// Return whether the helper of a live stream was killed. It removes the folder before it ends by itself.
 static bool is_left(void) {
     struct stat found;
     int file = atomic_load(&helper.number);

@@ -1,6 +1,6 @@
 // The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so a
 // process that writes a trace there notices when nobody reads it any more. The first one to notice removes
-// the folder.
+// the folder; if all are killed, the next live stream does.
 
 #ifndef GPT_FOLDER_H
 #define GPT_FOLDER_H
@@ -12,7 +12,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/own.h"
@@ -34,7 +36,8 @@ static inline int folder_lock(const char *folder) {
     return file;
 }
 
-// Whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be held.
+// Return whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be
+// held.
 static inline bool folder_is_left(int lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;

@@ -72,7 +72,7 @@ static void say_logs(const struct trace_totals *found) {
     snprintf(
         line, sizeof(line),
         "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu: %lu of %lu log%s %s too "
-        "small; a later launch of the same kernel and grid gets one that fits, within --max-memory",
+        "small; later launches of the same kernel and grid get a larger one, within --max-memory",
         share > 99.9 ? 99.9 : share, found->entries, found->entries + found->dropped, found->full,
         found->logs, found->logs == 1 ? "" : "s", found->full == 1 ? "was" : "were");
     gpt_write_line(line);
@@ -94,7 +94,7 @@ static void say_totals(const struct trace_totals *found) {
                  size.value < 10, size.value, size.unit);
     else if (is_out_of_reach(found))
         snprintf(line, sizeof(line),
-                 "gpt-hook: warning: %s: cannot be read at the end (%s): what is in it is not counted",
+                 "gpt-hook: warning: %s: can't be read at the end (%s), so its calls aren't counted",
                  root.path, hook_describe_error(found->fault));
     else if (say_loss(root.path, LOSS_PROGRAM))
         return;
@@ -126,7 +126,8 @@ static bool is_error(const struct stat *status) {
     return status->st_dev == root.device && status->st_ino == root.inode;
 }
 
-// Whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there again.
+// Return whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there
+// again.
 static bool has_error(bool *opened) {
     struct stat status;
     *opened = false;
@@ -325,7 +326,7 @@ void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) 
     root_pid = of_run;
 }
 
-// Whether the root process is another user's by now, who would not believe a note of ours.
+// Return whether the root process is another user's by now, who would not believe a note of ours.
 static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
 
 // The root process is there, so the note will be removed.

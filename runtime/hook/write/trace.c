@@ -277,7 +277,7 @@ static bool is_taken(char *path, size_t length, unsigned number) {
     return !lstat(path, &found);
 }
 
-// How many of them are taken, without a look at each.
+// Return how many of them are taken, without a look at each.
 static unsigned count_names(char *path, size_t length) {
     unsigned low = 0, high = 1;
     for (; is_taken(path, length, high); high *= 2)
