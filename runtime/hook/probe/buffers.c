@@ -75,11 +75,13 @@ static bool is_before(const struct timespec *a, const struct timespec *b) {
 
 // Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
 static bool wait_for_return(struct patience *patience, bool soon) {
-    struct timespec end = in_ns(SOON);
-    bool whole = !soon || !is_before(&end, &patience->end);
+    struct timespec end = in_ns(SOON), now;
+    if (!soon || is_before(&patience->end, &end))
+        end = patience->end;
     hook_write_soon();
-    if (!pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, whole ? &patience->end : &end) ||
-        !whole)
+    pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &end);
+    now = in_ns(0);
+    if (is_before(&now, &patience->end))
         return true;
     if (hook_progress != patience->progress)
         patience->left = patience->seconds;
@@ -299,18 +301,21 @@ static void mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, boo
         continue;
 }
 
-// Take the slabs of the caller's stream back from the marking thread. True if it had to wait for that.
+// Take the slabs of the caller's stream back from the marking thread, for good as far as the walks that have
+// begun are concerned. True if there were any, or it had to wait for one.
 static bool recall(struct pool *pool, uint64_t stream, uint32_t thread) {
+    bool any = false;
     EACH_SLAB (slab, &pool->draining) {
         if (slab->state != SLAB_HANDED || !is_of(slab, stream, thread))
             continue;
         hook_step(slab, SLAB_REFUSE);
-        slab->round = 0;
+        slab->round = rounds;
+        any = true;
     }
     bool waits = marked && marked->pool == pool && is_of(marked, stream, thread);
     if (waits)
         pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
-    return waits;
+    return waits || any;
 }
 
 // Send slabs of other streams back, for later launches.
@@ -613,9 +618,11 @@ void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends_now) {
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) { // a stream may be of any context
         if (!pool->made || !hook_is_alive(pool->reference))
             continue;
-        for (uint64_t round = ++rounds;
-             recall(pool, stream, thread) || mark_next(pool, stream, thread, true, round);)
-            continue;
+        uint64_t round = ++rounds;
+        do {
+            while (recall(pool, stream, thread))
+                round = ++rounds;
+        } while (mark_next(pool, stream, thread, true, round));
         EACH_SLAB (slab, &pool->in_use) {
             if (!ends_now || slab->issuing || !is_filled(slab) || !is_of(slab, stream, thread))
                 continue;

@@ -212,7 +212,7 @@ static struct claim claim_of(const struct program *program, uint64_t stream, uin
 
 // With --complete, a launch without buffers may be about what the program or the driver does. Graphs keep
 // theirs, and a launch that depends on its predecessor lets no event come between.
-static _Atomic unsigned holding, holds; // graphs that get their buffers now, and did
+static _Atomic unsigned holding, holds; // graphs that get their buffers now; that got or gave back theirs
 
 static void check_left_out(const struct claim *claim, const struct reason *reason, unsigned holds_before) {
     const struct pool *pool = hook_first_pool();
@@ -273,6 +273,7 @@ static void make_graph(struct program *program) {
     uint64_t bytes = some_bytes();
     bool ready = program->graph.slab != NULL;
     if (ready) { // it is destroyed, which the program may do while it runs
+        holds++;
         hook_let_go(program->graph.slab);
         program->graph = (struct graph){0};
         return;
