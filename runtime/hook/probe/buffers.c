@@ -301,8 +301,8 @@ static void mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, boo
         continue;
 }
 
-// Take the slabs of the caller's stream back from the marking thread, for good as far as the walks that have
-// begun are concerned. True if there were any, or it had to wait for one.
+// Take the slabs of the caller's stream back from the marking thread. A walk that has begun doesn't hand them
+// to it again. Returns true if there were any, or it had to wait for one.
 static bool recall(struct pool *pool, uint64_t stream, uint32_t thread) {
     bool any = false;
     EACH_SLAB (slab, &pool->draining) {
