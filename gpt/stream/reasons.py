@@ -178,6 +178,10 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     # Saved data that is missing
     "not_read": ("it was not read before the process ended", "end the program by exit, not by a signal or _exit"),
+    "stream_destroyed": (
+        "its stream was destroyed while it was captured",
+        "destroy a stream after its capture has ended",
+    ),
     "device_failed": ("the device failed", "the program's own calls say how"),
     "not_saved": ("--benchmark saves no buffers", "without --benchmark they are saved"),
     "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),

@@ -236,11 +236,6 @@ static uint32_t find_captured(const struct frame *frame) {
     return id;
 }
 
-static void wait_is_over(struct frame *frame) {
-    (void)frame;
-    hook_after_wait();
-}
-
 // Return the driver's function. Handlers call it too, without the stub's registers, so it's resolved here.
 static void *find_real(struct slot *slot) {
     void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
@@ -367,6 +362,6 @@ void hook_leave(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_AFTER) && !slot->known->first)
         run(slot->known->probe_after, frame);
     if (UNLIKELY(frame->flags & SLOT_SYNC) && hook_has_probed())
-        run(wait_is_over, frame);
+        run(hook_after_wait, frame);
     hook_calling = frame->outer;
 }

@@ -1,14 +1,9 @@
-// A slab belongs to a stream while launches of that stream take places in it. When the slab is full, or the
-// program waits for the GPU, we record an event in the stream. Once the event has completed, a thread
-// (drain.c) copies the slab's contents to the trace, clears the slab and gives it back. So nothing waits, and
-// nothing of ours comes between two launches that overlap: the event is put off until the next launch that
-// doesn't depend on its predecessor. Buffers of graphs are copied to slabs of their own, which aren't
-// cleared. Such a slab counts as full when it is half full: the next replay most likely needs as much.
+// A place in a slab for each launch, and the way of a slab out of its stream. slabs.c explains the life of a
+// slab, the lock, and all waits.
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,81 +12,234 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum {
-    SLAB = 4 << 20,
-    HELD = 64 << 10,
-    PATIENCE = 60,
-    HASTE = 1,
-}; // bytes of an ordinary slab, if four fit, of one of a graph; seconds of a wait, and if the driver may
-   // never answer
+enum { SLAB = 4 << 20, HELD = 64 << 10 }; // bytes of an ordinary slab, if four fit; of a graph's
+enum { HASTE = 1, SECOND = 1000000000, SOON = 1000000 }; // seconds if the driver may never answer; ns
 
-static pthread_cond_t returned = PTHREAD_COND_INITIALIZER;
-static bool ends;           // the process is ending: no more claims
-static bool wait_timed_out; // a kernel depends on the host: never wait again
-static bool uncounted;      // waiting for the count of a launch timed out
-static unsigned joining;    // calls of the program in progress that may start capturing streams
+static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
+static bool ends;                 // the process is ending: no more claims
+static bool over;                 // slabs in flight were given up
+static unsigned joining;          // calls of the program in progress that may start capturing streams
+static const struct slab *marked; // by the marking thread
+static _Atomic bool marker_calls; // it's in a call of the driver
+static uint64_t rounds;           // walks through slabs in use, each of which looks at a slab once
 
-static struct timespec in_seconds(int seconds) {
+static struct timespec in_ns(int ns) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += seconds;
+    end.tv_nsec += ns;
+    end.tv_sec += end.tv_nsec / SECOND;
+    end.tv_nsec %= SECOND;
     return end;
 }
 
-// Takes a ready slab out of its list.
-static void take(struct slab *slab, int state) {
-    TAILQ_REMOVE(&slab->pool->ready, slab, link);
-    slab->state = state;
+// -- Waiting ---------------------------------------------------------------
+//
+// A wait is given up once a number of seconds have passed in which only the driver or the program could have
+// ended it. The count starts again when a slab goes on. A second in which a thread of ours didn't get to what
+// it could do isn't counted: on a busy machine that takes as long as it takes, but it ends.
+
+struct patience {
+    unsigned seconds, left;
+    struct timespec end; // of this second
+    uint64_t progress, looks;
+};
+
+static void begin_second(struct patience *patience) {
+    patience->end = in_ns(SECOND);
+    patience->progress = hook_progress;
+    patience->looks = hook_looks;
 }
 
-// Queue a slab to be written once its event has completed.
-static void send_back(struct slab *slab) {
-    if (slab->state != SLAB_HELD)
-        TAILQ_REMOVE(&slab->pool->in_use, slab, link);
-    slab->state = SLAB_DRAINING;
-    slab->number = ++slab->pool->sent;
-    TAILQ_INSERT_TAIL(&slab->pool->draining, slab, link);
-    hook_write_later(slab);
+static struct patience patience_of(unsigned seconds) {
+    struct patience made = {.seconds = seconds, .left = seconds};
+    begin_second(&made);
+    return made;
+}
+
+// Whether in this second no thread of ours had anything to do but wait for a call of the driver.
+static bool is_up_to_driver(const struct patience *patience) {
+    unsigned handed_count = 0, issued = 0, copying = 0;
+    for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        handed_count += pool->count[SLAB_HANDED];
+        issued += pool->count[SLAB_ISSUED];
+        copying += pool->count[SLAB_COPYING];
+    }
+    bool marker = marker_calls || (!marked && (!handed_count || joining));
+    bool looked = hook_looks - patience->looks > 1; // one of them began in this second
+    return marker && (hook_writer_calls || (!copying && (!issued || looked)));
+}
+
+static bool is_before(const struct timespec *a, const struct timespec *b) {
+    return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+// Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
+static bool wait_for_return(struct patience *patience, bool soon) {
+    struct timespec end = in_ns(SOON), now;
+    if (!soon || is_before(&patience->end, &end))
+        end = patience->end;
+    hook_write_soon();
+    pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &end);
+    now = in_ns(0);
+    if (is_before(&now, &patience->end))
+        return true;
+    if (hook_progress != patience->progress)
+        patience->left = patience->seconds;
+    else if (is_up_to_driver(patience))
+        patience->left--;
+    begin_second(patience);
+    return patience->left;
 }
 
 static bool is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
 
-// Sends a slab back whose launches are all in its stream. It stays as it is if that is not possible now. The
-// default stream of another thread cannot be named: at the end, the legacy stream waits for it. When the
-// process ends, what another thread is launching is left out.
-static void drain(struct slab *slab, uint32_t thread, enum moment moment) {
-    int capturing = 0;
-    uint64_t stream = slab->stream;
-    if (stream == CU_STREAM_PER_THREAD_HANDLE && slab->thread != thread) {
-        if (moment == ON_THE_WAY)
-            return;
-        stream = CU_STREAM_LEGACY_HANDLE;
-    }
-    if ((slab->issuing && moment != PROCESS_ENDS) || !slab->used ||
-        hook_do.is_capturing(stream, &capturing) || capturing || hook_do.record(slab->event, stream))
-        return;
-    send_back(slab);
+// -- Marking ---------------------------------------------------------------
+//
+// Putting an event into a slab's stream, behind its launches. A call of the program about this stream does it
+// itself; for other streams the marking thread does.
+
+static bool is_filled(const struct slab *slab) {
+    return slab->state == SLAB_CLAIMED && (slab->used || slab->saves);
 }
 
-void hook_slab_back(struct slab *slab) {
+static void send(struct slab *slab) {
+    hook_step(slab, SLAB_SEND);
+    hook_write_later();
+}
+
+// The default stream of another thread can't be named; the legacy stream waits for it.
+static CUresult put_event(const struct slab *slab, bool by_name) {
+    bool foreign = slab->stream == CU_STREAM_PER_THREAD_HANDLE && !by_name;
+    uint64_t stream = foreign ? CU_STREAM_LEGACY_HANDLE : slab->stream;
+    int capturing = 0;
+    CUresult status = hook_do.is_capturing(stream, &capturing);
+    if (!status && capturing)
+        status = CUDA_ERROR_NOT_READY;
+    return status ? status : hook_do.record(slab->event, stream);
+}
+
+static void end_marking(struct slab *slab, CUresult status) {
+    if (slab->state != SLAB_MARKING) // it was given up meanwhile
+        return;
+    slab->refused = status;
+    if (status)
+        hook_step(slab, SLAB_REFUSE);
+    else
+        send(slab);
+}
+
+// Within a call about its stream. Drops the lock.
+static void mark(struct slab *slab) {
+    hook_step(slab, SLAB_MARK);
+    int mode = hook_begin_calls();
+    CUresult status = put_event(slab, true);
+    hook_end_calls(mode);
+    end_marking(slab, status);
+}
+
+static void hand(struct slab *slab) {
+    hook_step(slab, SLAB_HAND);
+    pthread_cond_signal(&handed);
+}
+
+static struct slab *next_handed(void) {
+    for (struct pool *pool = joining ? NULL : hook_first_pool(); pool; pool = pool->next)
+        EACH_SLAB (slab, &pool->draining) {
+            if (slab->state == SLAB_HANDED)
+                return slab;
+        }
+    return NULL;
+}
+
+static void *mark_handed(void *unused) {
+    uint64_t context;
+    (void)unused;
     pthread_mutex_lock(&hook_pools_lock);
-    slab->used = 0;
-    slab->state = slab->failed ? SLAB_DEAD : SLAB_READY;
-    slab->known_ready = slab->copied; // the copy from it has completed
-    TAILQ_REMOVE(&slab->pool->draining, slab, link);
-    if (!slab->failed)
-        TAILQ_INSERT_TAIL(&slab->pool->ready, slab, link);
-    pthread_cond_broadcast(&returned);
+    for (;;) {
+        struct slab *slab = next_handed();
+        if (!slab) {
+            pthread_cond_wait(&handed, &hook_pools_lock);
+            continue;
+        }
+        marked = slab;
+        hook_step(slab, SLAB_MARK);
+        int mode = hook_begin_calls();
+        marker_calls = true;
+        CUresult status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (hook_is_alive(slab->pool->reference))
+            status = hook_do.push_context(slab->context);
+        if (!status) {
+            status = put_event(slab, false);
+            hook_do.pop_context(&context);
+        }
+        marker_calls = false;
+        hook_end_calls(mode);
+        marked = NULL;
+        end_marking(slab, status);
+        pthread_cond_broadcast(&hook_pools_changed);
+    }
+    return NULL;
+}
+
+bool hook_begin_marking(void) {
+    static bool begun;
+    pthread_mutex_lock(&hook_pools_lock);
+    begun = begun || hook_start_thread(mark_handed);
+    bool done = begun;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return done;
+}
+
+// No capture may begin between our check that a stream isn't captured and our event in it: the event would
+// never complete, and in the legacy stream it would invalidate the capture. A call about a stream needs no
+// protection from itself.
+void hook_hold_drains(uint64_t stream) {
+    pthread_mutex_lock(&hook_pools_lock);
+    joining++;
+    while (marked && (marked->stream == stream || marked->stream <= CU_STREAM_PER_THREAD_HANDLE))
+        pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
     pthread_mutex_unlock(&hook_pools_lock);
 }
+
+void hook_let_drain(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    if (!--joining) {
+        pthread_cond_signal(&handed);
+        pthread_cond_broadcast(&hook_pools_changed);
+    }
+    pthread_mutex_unlock(&hook_pools_lock);
+}
+
+// -- Claims ----------------------------------------------------------------
 
 static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
     uint64_t size = bytes > SLAB ? (bytes + SLAB - 1) / SLAB * SLAB : SLAB;
     if (pool->most / 4 < SLAB) // several fit
         size = hook_rounded(bytes > pool->most / 4 ? bytes : pool->most / 4);
     return size > pool->most && bytes <= pool->most ? bytes : size;
+}
+
+// Make the stream wait until a slab that this thread has taken is clear. Returns NULL, or why that failed.
+static const struct reason *make_clear(struct slab *slab, const struct claim *claim) {
+    const struct reason *reason = NULL;
+    if (slab->known_ready)
+        return NULL;
+    int mode = hook_begin_calls();
+    slab->known_ready = !hook_do.query(slab->cleared);
+    if (!slab->known_ready && claim->dependent)
+        reason = WHY(dependent_buffer);
+    else if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->cleared, 0))
+        reason = WHY(stream_events);
+    hook_end_calls(mode);
+    return reason;
+}
+
+static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
+    struct slab *slab = hook_new_slab(pool, size, copied);
+    bool again = !slab && hook_free_ready(pool) && hook_make_room(pool, size);
+    return again ? hook_new_slab(pool, size, copied) : slab;
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const struct reason **reason) {
@@ -101,171 +249,331 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
         *reason = WHY(buffers_over_limit);
         return NULL;
     }
-    if (!slab && !hook_has_room(pool, size)) {
+    if (slab)
+        hook_step(slab, SLAB_TAKE);
+    else if (!hook_make_room(pool, size)) {
         *reason = WHY(no_buffer);
         return NULL;
-    }
-    if (!slab && !(slab = hook_new_slab(pool, size, claim->copied))) {
+    } else if (!(slab = make_slab(pool, size, claim->copied))) {
         *reason = WHY(device_memory);
         return NULL;
     }
-    if (!slab->known_ready && !hook_do.query(slab->cleared))
-        slab->known_ready = true;
-    if (!slab->known_ready && claim->dependent) {
-        *reason = WHY(dependent_buffer);
+    if ((*reason = make_clear(slab, claim))) {
+        hook_step(slab, SLAB_PUT_BACK);
         return NULL;
     }
-    if (!slab->known_ready && hook_do.wait_event(claim->stream, slab->cleared, 0)) {
-        *reason = WHY(stream_events);
-        return NULL;
-    }
-    take(slab, SLAB_OPEN);
-    TAILQ_INSERT_HEAD(&pool->in_use, slab, link);
     slab->stream = claim->stream;
     slab->thread = claim->thread;
-    slab->used = 0;
+    slab->used = slab->round = 0;
+    slab->full = slab->ended = slab->written_late = slab->recorded = false;
+    slab->refused = CUDA_SUCCESS;
+    hook_step(slab, SLAB_CLAIM);
     return slab;
 }
 
-static struct slab *claim_once(struct pool *pool, const struct claim *claim, const struct reason **reason) {
+static struct slab *find_open(struct pool *pool, const struct claim *claim) {
     EACH_SLAB (slab, &pool->in_use) {
         if (!is_of(slab, claim->stream, claim->thread) || slab->copied != claim->copied)
             continue;
-        if (slab->state == SLAB_OPEN && slab->used + claim->bytes <= slab->size)
+        if (!slab->full && slab->used + claim->bytes <= slab->size)
             return slab;
-        if (slab->state == SLAB_OPEN)
-            slab->state = SLAB_FULL;
-        if (slab->state == SLAB_FULL && !claim->dependent)
-            drain(slab, claim->thread, ON_THE_WAY);
+        slab->full = true;
     }
-    return open_slab(pool, claim, reason);
+    return NULL;
 }
 
-// Sends slabs of other streams back, for later launches. True if any is on its way, or may be soon.
-static bool drain_others(struct pool *pool, const struct claim *claim) {
+// Mark a slab of the caller's stream: a full one, or any. Each once in a round, as the stream may be
+// captured. Returns false if there's none left. Drops the lock.
+static bool mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round) {
     EACH_SLAB (slab, &pool->in_use) {
-        if (!joining && (!claim->dependent || !is_of(slab, claim->stream, claim->thread)))
-            drain(slab, claim->thread, ON_THE_WAY);
+        if (slab->round >= round || slab->issuing || !is_filled(slab) || !(any || slab->full) ||
+            !is_of(slab, stream, thread))
+            continue;
+        slab->round = round;
+        mark(slab);
+        return true;
     }
-    return joining || !TAILQ_EMPTY(&pool->draining) ||
-           pool->issuing; // of which a slab is not sent back, for that moment
+    return false;
 }
 
-// Until a slab may have come back; not 0 if the time is over.
-static int wait_for_return(const struct timespec *end) {
-    hook_write_soon();
-    return pthread_cond_timedwait(&returned, &hook_pools_lock, end);
+static void mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round) {
+    while (mark_next(pool, stream, thread, any, round))
+        continue;
 }
 
-// With --complete, until one may have come. False if there is nothing to wait for.
-static bool wait_for_slab(struct pool *pool, const struct claim *claim, const struct timespec *end) {
-    if (!drain_others(pool, claim) || wait_timed_out)
-        return false;
+// Take the slabs of the caller's stream back from the marking thread. A walk that has begun doesn't hand them
+// to it again. Returns true if there were any, or it had to wait for one.
+static bool recall(struct pool *pool, uint64_t stream, uint32_t thread) {
+    bool any = false;
+    EACH_SLAB (slab, &pool->draining) {
+        if (slab->state != SLAB_HANDED || !is_of(slab, stream, thread))
+            continue;
+        hook_step(slab, SLAB_REFUSE);
+        slab->round = rounds;
+        any = true;
+    }
+    bool waits = marked && marked->pool == pool && is_of(marked, stream, thread);
+    if (waits)
+        pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
+    return waits || any;
+}
+
+// Send slabs of other streams back, for later launches.
+static void drain_others(struct pool *pool, const struct claim *claim, uint64_t round) {
+    if (!claim->dependent)
+        mark_stream(pool, claim->stream, claim->thread, true, round);
+    if (claim->stream != CU_STREAM_PER_THREAD_HANDLE)
+        mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, claim->thread, true, round);
+    EACH_SLAB (slab, &pool->in_use) {
+        if (slab->round >= round || slab->issuing || !is_filled(slab) ||
+            is_of(slab, claim->stream, claim->thread))
+            continue;
+        slab->round = round;
+        slab->ended = !slab->saves && !slab->written_late; // no launch was made
+        if (slab->recorded || slab->ended)
+            send(slab);
+        else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
+            hand(slab);
+    }
+}
+
+// Whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made into it,
+// and another thread may or may not keep the one it has taken.
+static bool may_return(const struct pool *pool) {
+    return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] ||
+           pool->making;
+}
+
+// With --complete, a launch that finds no slab waits in line, so that others don't take all that come back.
+struct waiting {
+    TAILQ_ENTRY(waiting) link;
+    bool waits;
+    struct patience patience;
+};
+
+static bool is_first(const struct pool *pool, const struct waiting *waiting) {
+    const struct waiting *first = TAILQ_FIRST(&pool->waiting);
+    return !first || first == waiting || pool->stuck;
+}
+
+static void stop_waiting(struct pool *pool, struct waiting *waiting) {
+    if (!waiting->waits)
+        return;
+    TAILQ_REMOVE(&pool->waiting, waiting, link);
+    pthread_cond_broadcast(&hook_pools_changed);
+}
+
+// With --complete, wait until a slab may have come. Returns false if none will, or it takes too long.
+static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
+                          uint64_t round, const struct reason *reason) {
+    drain_others(pool, claim, round);
     if (!hook_settings.complete) {
         hook_write_soon(); // for later launches
         return false;
     }
-    wait_timed_out = wait_for_return(end) != 0;
-    return true;
+    if (pool->stuck || reason == WHY(stream_events))
+        return false;
+    if (!waiting->waits) {
+        waiting->waits = true;
+        waiting->patience = patience_of(pool->patience);
+        TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
+    }
+    bool first = is_first(pool, waiting);
+    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one has come meanwhile, or isn't clear yet
+    if (first && !soon && !may_return(pool))
+        return false;
+    if (wait_for_return(&waiting->patience, soon))
+        return true;
+    pool->stuck = true; // until a slab comes back; and then it's worth less
+    pool->patience = pool->patience > 1 ? pool->patience / 2 : 1;
+    return false;
 }
 
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
     struct slab *slab = NULL;
-    struct timespec end = in_seconds(PATIENCE);
+    struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
-    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
-    if (ends)
+    struct pool *pool = hook_find_pool(claim->context);
+    uint64_t round = ++rounds;
+    while (pool && !ends && !(slab = find_open(pool, claim))) {
+        if (!claim->dependent)
+            mark_stream(pool, claim->stream, claim->thread, false, round);
+        if (is_first(pool, &waiting) && (slab = open_slab(pool, claim, reason)))
+            break;
+        if (claim->bytes > pool->most || !wait_for_slab(pool, claim, &waiting, round, *reason))
+            break;
+    }
+    if (pool)
+        stop_waiting(pool, &waiting);
+    if (ends) {
         *reason = WHY(ending);
-    while (pool && !(slab = claim_once(pool, claim, reason)) && claim->bytes <= pool->most &&
-           wait_for_slab(pool, claim, &end))
-        continue;
+        slab = NULL;
+    }
     if (slab) {
         *offset = slab->used;
         slab->used += hook_rounded(claim->bytes);
         slab->issuing++;
         pool->issuing++;
     }
-    hook_relaxed_mode(mode);
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
 
 // What a slab has that has ended is being written, and that waits for nothing that the program does.
+static bool is_being_read(const struct slab *slab) {
+    return slab->state == SLAB_COPYING || (slab->state == SLAB_ISSUED && slab->ended);
+}
+
 static bool has_ended(const struct pool *pool) {
+    uint64_t asked = 0;
     EACH_SLAB (slab, &pool->draining) {
-        if (!hook_do.query(slab->event))
+        if (is_being_read(slab))
             return true;
+        if (slab->state != SLAB_ISSUED || slab->number <= asked)
+            continue;
+        asked = slab->number;
+        int mode = hook_begin_calls();
+        bool ended = !hook_do.query(slab->event);
+        hook_end_calls(mode);
+        if (slab->number == asked && (is_being_read(slab) || (ended && slab->state == SLAB_ISSUED)))
+            return true; // else it has come back
+        next = TAILQ_FIRST(&pool->draining);
     }
     return false;
 }
 
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand) {
-    struct timespec end = in_seconds(hook_settings.complete ? PATIENCE : HASTE);
+    bool all = hook_settings.complete;
     pthread_mutex_lock(&hook_pools_lock);
-    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    struct patience patience = patience_of(all ? PATIENCE : HASTE);
     struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
-    while (pool && !uncounted && !wait_timed_out && !hook_is_counted(demand) &&
-           (hook_settings.complete ? drain_others(pool, claim) : has_ended(pool)))
-        uncounted = wait_for_return(&end) != 0;
+    uint64_t round = ++rounds;
+    bool waits = pool && !pool->stuck && !pool->uncounted;
+    while (waits && !hook_is_counted(demand)) {
+        if (all)
+            drain_others(pool, claim, round);
+        waits = all ? may_return(pool) : has_ended(pool);
+        if (!waits || hook_is_counted(demand)) // the lock was dropped
+            break;
+        waits = wait_for_return(&patience, false) && !ends;
+        pool->uncounted |= !patience.left;
+    }
+    uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // others wait for nothing
+    pthread_mutex_unlock(&hook_pools_lock);
+    return most;
+}
+
+uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
+
+// Other threads can't put an event into the default stream of this one. With --complete they may wait for its
+// slab, so an event follows each launch.
+static bool record_own(const struct slab *slab) {
+    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+    CUresult status = put_event(slab, true);
     hook_relaxed_mode(mode);
-    pthread_mutex_unlock(&hook_pools_lock);
-    return !pool ? 0 : hook_settings.complete ? pool->most : pool->most / 2; // others wait for nothing
+    return !status;
 }
 
-void hook_wake_claims(void) {
+void hook_issue(struct slab *slab, struct save *save) {
+    bool owned = hook_settings.complete && save && slab->stream == CU_STREAM_PER_THREAD_HANDLE;
+    bool recorded = owned && record_own(slab);
     pthread_mutex_lock(&hook_pools_lock);
-    pthread_cond_broadcast(&returned);
+    slab->recorded = save ? recorded : slab->recorded;
+    bool lost = save && (over || slab->state != SLAB_CLAIMED); // the process ends
+    slab->written_late |= lost;
+    slab->pool->issuing--;
+    slab->issuing--;
+    slab->issued = hook_now();
+    if (!slab->issuing)
+        pthread_cond_broadcast(&hook_pools_changed);
+    if (save && !lost) {
+        *(slab->saves ? &slab->last->next : &slab->saves) = save;
+        slab->last = save;
+        if (slab->copied && slab->used > slab->size / 2 && !slab->issuing)
+            mark(slab); // while the graph runs, not when it is waited for
+    }
+    pthread_mutex_unlock(&hook_pools_lock);
+    if (lost)
+        hook_lose(save);
+}
+
+void hook_slab_back(struct slab *slab) {
+    pthread_mutex_lock(&hook_pools_lock);
+    slab->used = 0;
+    slab->known_ready = slab->copied; // the copy from it has completed
+    slab->pool->stuck = slab->pool->uncounted = false;
+    hook_step(slab, slab->failed || slab->issuing || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size,
-                              const struct reason **reason) {
+// -- Slabs of graphs -------------------------------------------------------
+
+// Return the largest size that leaves memory for copying the results of any graph. `others` are the bytes of
+// slabs that graphs hold.
+static uint64_t room_for(const struct pool *pool, uint64_t bytes, uint64_t others) {
+    uint64_t kept = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
+    return kept < pool->most ? pool->most - kept : 0;
+}
+
+static struct slab *ready_for_graph(const struct pool *pool, uint64_t bytes, uint64_t size, uint64_t most) {
     struct slab *slab = hook_ready_slab(pool, bytes, size, false);
-    if (slab && slab->size <= 2 * size) // leave much larger slabs to launches
-        return slab;
-    *reason = WHY(no_buffer);
-    if (!hook_has_room(pool, size))
+    if (!slab || slab->size > most)
         return NULL;
+    hook_step(slab, SLAB_TAKE);
+    return slab;
+}
+
+static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, uint64_t others,
+                              const struct reason **reason) {
+    uint64_t most = room_for(pool, bytes, others);
+    struct slab *slab = ready_for_graph(pool, bytes, size, most < 2 * size ? most : 2 * size);
+    *reason = WHY(no_buffer);
+    if (slab || !hook_make_room(pool, size))
+        return slab;
     *reason = WHY(device_memory);
-    return hook_new_slab(pool, size, false);
-}
-
-// Return whether memory remains for copying the results of any graph.
-static bool leaves_room(const struct pool *pool, uint64_t size, uint64_t bytes, uint64_t replaced) {
-    uint64_t others = pool->held > replaced ? pool->held - replaced : 0;
-    return others + size + size_for(pool, bytes > pool->largest ? bytes : pool->largest) <= pool->most;
-}
-
-static void hold(struct slab *slab, uint64_t bytes) {
-    struct pool *pool = slab->pool;
-    take(slab, SLAB_HELD);
-    pool->held += slab->size;
-    pool->largest = bytes > pool->largest ? bytes : pool->largest;
+    slab = make_slab(pool, size, false);
+    return slab ? slab
+                : ready_for_graph(pool, bytes, size, most); // leave larger ones to launches if possible
 }
 
 // Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
 // replay would be recorded.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason) {
-    uint64_t size = (bytes + HELD - 1) / HELD * HELD;
-    const struct claim any = {.thread = (uint32_t)gettid()};
+    uint64_t size = (bytes + HELD - 1) / HELD * HELD, context = hook_current_context();
+    const struct claim any = {
+        .thread = (uint32_t)gettid(), .stream = UINT64_MAX, .dependent = true, .bytes = bytes};
     struct slab *slab = NULL;
-    struct timespec end = in_seconds(PATIENCE);
+    struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
-    struct pool *pool = hook_find_pool(hook_current_context());
+    struct pool *pool = hook_find_pool(context);
+    uint64_t others = pool && pool->held > replaced ? pool->held - replaced : 0;
     if (pool && 2 * size > pool->most) {
         *reason = WHY(graph_over_limit);
         pool = NULL;
-    } else if (pool && !leaves_room(pool, size, bytes, replaced)) {
+    } else if (pool && size > room_for(pool, bytes, others)) {
         *reason = WHY(graph_buffers);
         pool = NULL;
     }
-    while (pool && !(slab = hold_once(pool, bytes, size, reason)) && wait_for_slab(pool, &any, &end))
-        continue;
-    if (slab)
-        hold(slab, bytes);
+    if (pool)
+        pool->held += size; // other threads see it while we call the driver
+    uint64_t round = ++rounds;
+    while (pool && !ends) {
+        others = pool->held - size > replaced ? pool->held - size - replaced : 0;
+        if (is_first(pool, &waiting) && (slab = hold_once(pool, bytes, size, others, reason)))
+            break;
+        if (!wait_for_slab(pool, &any, &waiting, round, *reason))
+            break;
+    }
+    if (pool)
+        stop_waiting(pool, &waiting);
+    if (slab) {
+        pool->largest = bytes > pool->largest ? bytes : pool->largest;
+        pool->held += slab->size - size;
+        hook_step(slab, SLAB_HOLD);
+    } else if (pool)
+        pool->held -= size;
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
 }
@@ -274,384 +582,177 @@ void hook_let_go(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
     slab->pool->held -= slab->size;
     slab->used = slab->size;
-    send_back(slab);
+    slab->ended = false;
+    send(slab);
     pthread_mutex_unlock(&hook_pools_lock);
-}
-
-bool hook_give_slabs_back(void) {
-    bool any = false;
-    uint64_t context = hook_current_context();
-    pthread_mutex_lock(&hook_pools_lock);
-    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
-        if (pool->context != context || !hook_is_alive(pool->reference))
-            continue;
-        any |= hook_free_memory(pool);
-    }
-    hook_relaxed_mode(mode);
-    pthread_mutex_unlock(&hook_pools_lock);
-    return any;
 }
 
 // While the device is busy, so that no launch waits for memory and until that is ready.
 void hook_make_next(const struct slab *like) {
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = ends ? NULL : hook_find_pool(like->context);
+    struct slab *made = NULL;
     if (pool && !hook_ready_slab(pool, like->size, UINT64_MAX, like->copied) &&
-        pool->bytes + like->size <= pool->most)
-        hook_new_slab(pool, like->size, like->copied);
+        pool->bytes + pool->extra + like->size <= pool->most)
+        made = hook_new_slab(pool, like->size, like->copied);
+    if (made)
+        hook_step(made, SLAB_PUT_BACK);
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
+// -- Draining --------------------------------------------------------------
 
-void hook_issue(struct slab *slab, struct save *save) {
+bool hook_give_slabs_back(void) {
+    uint64_t context = hook_current_context();
     pthread_mutex_lock(&hook_pools_lock);
-    if (save && slab->state != SLAB_OPEN && slab->state != SLAB_FULL) { // the process ends
-        pthread_mutex_unlock(&hook_pools_lock);
-        hook_lose(save);
-        save = NULL;
-        pthread_mutex_lock(&hook_pools_lock);
-    }
-    slab->pool->issuing--;
-    if (!--slab->issuing)
-        pthread_cond_broadcast(&returned);
-    if (save) {
-        *(slab->saves ? &slab->last->next : &slab->saves) = save;
-        slab->last = save;
-        if (slab->copied && slab->used > slab->size / 2) // while the graph runs, not when it is waited for
-            drain(slab, slab->thread, ON_THE_WAY);
-    }
+    struct pool *pool = hook_find_pool(context);
+    bool any = pool && hook_free_memory(pool);
     pthread_mutex_unlock(&hook_pools_lock);
+    return any;
 }
 
-// Draining
-
-// A stream of UINT64_MAX means all. The pool's context is current meanwhile.
-static bool drain_pool(struct pool *pool, uint64_t stream, uint32_t thread, enum moment moment) {
-    uint64_t unused;
-    if (!hook_is_alive(pool->reference) || hook_do.push_context(pool->context))
-        return false;
-    int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    EACH_SLAB (slab, &pool->in_use) {
-        if (stream == UINT64_MAX || is_of(slab, stream, thread))
-            drain(slab, thread, moment);
-    }
-    hook_relaxed_mode(mode);
-    hook_do.pop_context(&unused);
-    return true;
-}
-
-// No capture may begin between our check that a stream isn't captured and our event in it: the event would
-// never complete, and in the legacy stream it would invalidate the capture. The stream that a call is about
-// needs no protection: only that call could begin a capture of it.
-void hook_hold_drains(void) {
+void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends_now) {
+    if (!hook_first_pool())
+        return;
     pthread_mutex_lock(&hook_pools_lock);
-    joining++;
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) { // a stream may be of any context
+        if (!pool->made || !hook_is_alive(pool->reference))
+            continue;
+        uint64_t round = ++rounds;
+        do {
+            while (recall(pool, stream, thread))
+                round = ++rounds;
+        } while (mark_next(pool, stream, thread, true, round));
+        EACH_SLAB (slab, &pool->in_use) {
+            if (!ends_now || slab->issuing || !is_filled(slab) || !is_of(slab, stream, thread))
+                continue;
+            slab->failed = CUDA_ERROR_INVALID_HANDLE;
+            send(slab);
+        }
+    }
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-void hook_let_drain(void) {
-    pthread_mutex_lock(&hook_pools_lock);
-    if (!--joining)
-        pthread_cond_broadcast(&returned);
-    pthread_mutex_unlock(&hook_pools_lock);
-}
-
-void hook_drain(uint64_t stream, uint32_t thread) {
+void hook_drain_waited(const struct waited *waited) {
     if (!hook_first_pool())
         return;
     uint64_t context = hook_current_context();
     pthread_mutex_lock(&hook_pools_lock);
-    bool all = stream == UINT64_MAX;
-    for (struct pool *pool = hook_first_pool(); pool && !(all && joining); pool = pool->next)
-        if ((pool->context == context || !all) && !TAILQ_EMPTY(&pool->in_use)) // a stream may be of any
-            drain_pool(pool, stream, thread, ON_THE_WAY);
+    struct pool *pool = hook_find_pool(context);
+    for (struct slab *slab = pool ? TAILQ_FIRST(&pool->in_use) : NULL, *next; slab; slab = next) {
+        next = TAILQ_NEXT(slab, link);
+        if (slab->issuing || !is_filled(slab))
+            continue;
+        slab->ended =
+            slab->issued < waited->since && (waited->all || is_of(slab, waited->stream, waited->thread));
+        if (slab->ended)
+            send(slab);
+        else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
+            hand(slab);
+    }
+    if (pool)
+        mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, waited->thread, true, ++rounds);
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Wait for everything sent back so far, letting other threads go on. Returns false on timeout.
-static bool wait_for_sent(const struct pool *pool, const struct timespec *end) {
+// Wait for everything sent back so far, letting other threads go on. Returns false if it takes too long.
+static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     uint64_t last = pool->sent;
     const struct slab *oldest;
-    int status = 0;
-    while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last && !status)
-        status = wait_for_return(end);
-    return !oldest || oldest->number > last;
+    while ((oldest = TAILQ_FIRST(&pool->draining)) && oldest->number <= last)
+        if (!wait_for_return(patience, false))
+            return false;
+    return true;
 }
 
-void hook_drain_all(enum moment moment) {
-    struct timespec end = in_seconds(PATIENCE);
+// Send all slabs of a pool back, unless their stream is captured, and wait for them.
+static bool drain_pool(struct pool *pool, enum moment moment, struct patience *patience) {
+    bool needed = moment == MEMORY_NEEDED, in_time = true;
+    if (needed)
+        mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, (uint32_t)gettid(), true, ++rounds);
+    // Twice: marking may have begun before, when the stream was captured
+    for (int i = 0; i < 2 && in_time; i++) {
+        EACH_SLAB (slab, &pool->in_use) {
+            // the legacy stream makes others wait for each other: only at an end
+            bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
+            if ((slab->issuing && moment != PROCESS_ENDS) || !is_filled(slab))
+                continue;
+            if (slab->recorded && !slab->issuing)
+                send(slab);
+            else if (named)
+                hand(slab);
+        }
+        in_time = wait_for_sent(pool, patience);
+    }
+    // One that the end of the process gave up isn't on its way any more
+    while (moment == CONTEXT_ENDS && in_time && marked && marked->pool == pool)
+        in_time = wait_for_return(patience, false);
+    return in_time;
+}
+
+void hook_drain_all(enum moment moment, uint64_t context) {
     if (!hook_first_pool()) // don't start a trace in a process that doesn't use the driver
         return;
-    struct thread *thread = hook_this_thread();
     pthread_mutex_lock(&hook_pools_lock);
+    struct patience patience = patience_of(PATIENCE);
     ends |= moment == PROCESS_ENDS;
-    bool needed = moment == MEMORY_NEEDED;
-    for (struct pool *pool = hook_first_pool(); pool && !(needed && wait_timed_out); pool = pool->next) {
-        while (joining && !pthread_cond_timedwait(&returned, &hook_pools_lock, &end))
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        bool needed = moment == MEMORY_NEEDED;
+        if (!pool->made || (context && pool->context != context) || !hook_is_alive(pool->reference) ||
+            (needed && pool->stuck))
             continue;
-        if ((needed && pool->context != hook_current_context()) ||
-            !drain_pool(pool, UINT64_MAX, thread ? thread->tid : 0, moment))
-            continue;
-        wait_timed_out |= !wait_for_sent(pool, &end) && needed;
+        if (!drain_pool(pool, moment, &patience) && needed)
+            pool->stuck = true;
+        EACH_SLAB (slab, &pool->draining) {
+            if (slab->state == SLAB_HANDED && moment == CONTEXT_ENDS)
+                hook_step(slab, SLAB_REFUSE); // no call may be about this context any more
+        }
     }
     pthread_mutex_unlock(&hook_pools_lock);
+}
+
+// Give up what isn't in the queue of the writer yet.
+static void give_up(struct slab *slab) {
+    if (!slab->saves)
+        return;
+    slab->failed = slab->refused ? slab->refused : CUDA_ERROR_NOT_READY;
+    send(slab);
+}
+
+// The writer doesn't get to these: the driver doesn't answer.
+static void lose_sent(struct pool *pool) {
+    EACH_SLAB (slab, &pool->draining) {
+        struct save *save = slab->state == SLAB_ISSUED ? slab->saves : NULL;
+        if (!save)
+            continue;
+        slab->saves = slab->last = NULL;
+        pthread_mutex_unlock(&hook_pools_lock);
+        for (struct save *after; save; save = after) {
+            after = save->next;
+            hook_lose(save);
+        }
+        pthread_mutex_lock(&hook_pools_lock);
+        next = TAILQ_FIRST(&pool->draining);
+    }
 }
 
 void hook_abandon_pending(bool within_driver) {
-    struct timespec end = in_seconds(within_driver ? HASTE : PATIENCE);
     pthread_mutex_lock(&hook_pools_lock);
+    struct patience patience = patience_of(within_driver ? HASTE : PATIENCE);
+    ends = true;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
-        for (struct timespec soon = in_seconds(HASTE); pool->issuing && !within_driver;)
-            if (pthread_cond_timedwait(&returned, &hook_pools_lock, &soon))
+        for (struct timespec soon = in_ns(SECOND); pool->issuing && !within_driver;)
+            if (pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &soon))
                 break;
-        EACH_SLAB (slab, &pool->in_use) {
-            if (!slab->saves)
-                continue;
-            slab->failed = within_driver ? CUDA_ERROR_NOT_READY : CUDA_ERROR_LAUNCH_FAILED;
-            send_back(slab);
-        }
+        over = true;
+        EACH_SLAB (slab, &pool->in_use)
+            give_up(slab);
+        EACH_SLAB (slab, &pool->draining)
+            if (slab->state == SLAB_HANDED || slab->state == SLAB_MARKING)
+                give_up(slab);
         hook_wait_no_longer();
-        wait_for_sent(pool, &end);
+        if (!wait_for_sent(pool, &patience))
+            lose_sent(pool);
     }
     pthread_mutex_unlock(&hook_pools_lock);
-}
-
-// -- Slabs -----------------------------------------------------------------
-//
-// It comes from a pool of the driver that is ours alone: the program's pools are as they would be.
-
-enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
-
-static uint64_t most_bytes(void) {
-    size_t free_bytes = 0, total = 0;
-    if (hook_settings.memory)
-        return hook_settings.memory;
-    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
-}
-
-bool hook_begin_memory(struct pool *pool) {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-    uint64_t all = UINT64_MAX;
-    pool->most = most_bytes();
-    return !hook_do.get_device(&props.location.id) && !hook_do.create_pool(&pool->memory, &props) &&
-           !hook_do.set_pool(pool->memory, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
-}
-
-// The driver takes its time to map memory, within a launch of the program. So it maps as much again as is in
-// use, and keeps it.
-static void reserve(struct pool *pool, uint64_t size) {
-    uint64_t wanted = 2 * pool->bytes + size < pool->most ? 2 * pool->bytes + size : pool->most, address;
-    if (pool->bytes + size <= pool->reserved)
-        return;
-    pool->reserved = pool->bytes + size;
-    if (wanted > pool->reserved &&
-        !hook_do.alloc(&address, wanted - pool->bytes, pool->memory, pool->stream)) {
-        hook_do.free(address, pool->stream);
-        pool->reserved = wanted;
-    }
-}
-
-static void free_slab(struct slab *slab) {
-    struct pool *pool = slab->pool;
-    pool->bytes -= slab->size;
-    if (slab->address)
-        hook_do.free(slab->address, pool->stream);
-    if (slab->event)
-        hook_do.destroy_event(slab->event);
-    if (slab->cleared)
-        hook_do.destroy_event(slab->cleared);
-    free(slab);
-}
-
-static void free_ready_slab(struct slab *slab) {
-    TAILQ_REMOVE(&slab->pool->ready, slab, link);
-    free_slab(slab);
-}
-
-char *hook_make_zeros(void) {
-    void *zeros;
-    if (hook_do.alloc_host(&zeros, ZEROS))
-        return NULL;
-    return memset(zeros, 0, ZEROS);
-}
-
-// Copy zeros from the host, which needs no kernel: after about six kernels in a second stream (a memset is
-// one) all graphs of the process start later from then on (docs/measured.md). Large slabs are set by a
-// kernel: with that much to write, the start of a kernel doesn't matter.
-CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
-    const char *zeros = __atomic_load_n(slab->zeros, __ATOMIC_ACQUIRE);
-    CUresult status = CUDA_SUCCESS;
-    if (!zeros || bytes > MOST_COPIED)
-        return hook_do.clear(slab->address, 0, bytes, slab->ours);
-    for (uint64_t at = 0; at < bytes && !status; at += ZEROS)
-        status =
-            hook_do.copy_to(slab->address + at, zeros, bytes - at < ZEROS ? bytes - at : ZEROS, slab->ours);
-    return status;
-}
-
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
-    struct slab *slab = calloc(1, sizeof(*slab));
-    if (!slab)
-        return NULL;
-    slab->size = size;
-    slab->pool = pool;
-    slab->copied = copied;
-    slab->context = pool->context, slab->ours = pool->stream, slab->stage = &pool->stage,
-    slab->zeros = &pool->zeros;
-    reserve(pool, size);
-    pool->bytes += size;
-    if (hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.create_event(&slab->cleared, CU_EVENT_DISABLE_TIMING) ||
-        hook_do.alloc(&slab->address, size, pool->memory, pool->stream) ||
-        (!copied && hook_zero_slab(slab, size)) || hook_do.record(slab->cleared, pool->stream)) {
-        free_slab(slab);
-        return NULL;
-    }
-    TAILQ_INSERT_TAIL(&pool->ready, slab, link);
-    return slab;
-}
-
-struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied) {
-    struct slab *best = NULL, *slab;
-    TAILQ_FOREACH (slab, &pool->ready, link) {
-        if (slab->copied != copied || slab->size < bytes)
-            continue;
-        if (slab->size <= enough)
-            return slab;
-        if (!best || slab->size < best->size)
-            best = slab;
-    }
-    return best;
-}
-
-bool hook_has_room(struct pool *pool, uint64_t size) {
-    while (pool->bytes + size > pool->most && !TAILQ_EMPTY(&pool->ready))
-        free_ready_slab(TAILQ_FIRST(&pool->ready));
-    return pool->bytes + size <= pool->most;
-}
-
-bool hook_free_memory(struct pool *pool) {
-    bool any = pool->reserved > pool->bytes || !TAILQ_EMPTY(&pool->ready);
-    while (!TAILQ_EMPTY(&pool->ready))
-        free_ready_slab(TAILQ_FIRST(&pool->ready));
-    if (any) {
-        hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
-        hook_do.trim_pool(pool->memory, 0);
-        pool->reserved = pool->bytes;
-    }
-    return any;
-}
-
-// -- Demand of logs --------------------------------------------------------
-//
-// The list is under a lock of its own, under which nothing is called: a launch looks its demand up, the
-// thread that writes adds to it by atomics.
-
-enum { BUCKETS = 1 << 10, MOST_STEPS = 160 };    // the last step is 2^40 times the capacity
-static const uint64_t MOST_ENTRIES = 1ull << 44; // more than any device has room for
-
-struct key {
-    uint32_t kernel, maps, grid[3], block[3]; // kernel: its number in the trace
-};
-
-struct demand {
-    struct demand *next;
-    struct key key;
-    _Atomic bool counted;
-    _Atomic uint64_t entries[]; // most that a launch claimed, by map
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct demand *buckets[BUCKETS];
-
-static struct demand **bucket_of(const struct key *key) {
-    const uint32_t *words = (const uint32_t *)key;
-    uint64_t hash = 0;
-    for (size_t i = 0; i < sizeof(*key) / sizeof(*words); i++)
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
-    return &buckets[(hash >> 32) % BUCKETS];
-}
-
-static bool has_growing_log(const struct woven *woven) {
-    bool found = false;
-    for (size_t i = 0; i < woven->map_count; i++)
-        found |= woven->maps[i].grows;
-    return found;
-}
-
-struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first) {
-    const struct woven *woven = save->probed->woven;
-    struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
-    *first = false;
-    if (!has_growing_log(woven))
-        return NULL;
-    memcpy(key.grid, save->grid, sizeof(key.grid));
-    memcpy(key.block, block, sizeof(key.block));
-    pthread_mutex_lock(&lock);
-    struct demand **bucket = bucket_of(&key), *found = *bucket;
-    while (found && memcmp(&found->key, &key, sizeof(key)))
-        found = found->next;
-    if (!found && (found = calloc(1, sizeof(*found) + woven->map_count * sizeof(*found->entries)))) {
-        *first = true;
-        found->key = key;
-        found->next = *bucket;
-        *bucket = found;
-    }
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
-bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
-
-void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries) {
-    if (!demand)
-        return;
-    uint64_t before = atomic_load(&demand->entries[map]);
-    if (entries > before) // only the thread that writes does this
-        atomic_store(&demand->entries[map], entries);
-    if (!atomic_exchange(&demand->counted, true))
-        hook_wake_claims();
-}
-
-uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
-    unsigned __int128 entries = map->capacity + (unsigned __int128)(step % 4) * (map->capacity / 4);
-    entries <<= step / 4;
-    return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
-}
-
-// Steps that what a launch claimed needs; none if it fitted. The next one may claim a little more.
-static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
-    unsigned step = 0;
-    if (map->grows && claimed > map->capacity)
-        while (step < MOST_STEPS && hook_log_capacity(map, step) / 9 * 8 < claimed)
-            step++;
-    return step;
-}
-
-static void size_log(struct save *save, size_t at, unsigned step, const uint32_t block[3]) {
-    struct woven_map map = save->probed->woven->maps[at];
-    map.capacity = hook_log_capacity(&map, step);
-    if (!hook_map_bytes(&map, save->grid, block, &save->sizes[at]))
-        save->sizes[at] = UINT64_MAX / MOST_MAPS / 2;
-    save->steps[at] = (uint8_t)step;
-}
-
-bool hook_size_logs(struct save *save, uint64_t most) {
-    const struct woven *woven = save->probed->woven;
-    uint64_t before = save->bytes;
-    unsigned less = 0, largest = 0;
-    do {
-        save->bytes = largest = 0;
-        for (size_t i = 0; i < woven->map_count; i++) {
-            unsigned step = steps_for(&woven->maps[i], atomic_load(&save->demand->entries[i]));
-            largest = step > largest ? step : largest;
-            if (woven->maps[i].grows)
-                size_log(save, i, step > less ? step - less : 0, save->demand->key.block);
-            save->bytes += hook_rounded(save->sizes[i]);
-        }
-    } while (save->bytes > most && less++ < largest);
-    return save->bytes < before;
 }

@@ -27,10 +27,11 @@
 enum { SECOND = 1000000000 };                                     // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+// Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
-static struct slab *first, **last = &first;
 static bool begun, late, waited_for;
+uint64_t hook_looks;
+_Atomic bool hook_writer_calls;
 
 // Record how many ticks the launch was held up, and how many its buffers have taken since.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
@@ -71,8 +72,10 @@ static void write_replay(struct slab *slab, const struct save *save) {
 
 static void write_slab(struct slab *slab) {
     uint64_t unused;
+    hook_writer_calls = true;
     if (!slab->failed)
         slab->failed = hook_do.push_context(slab->context);
+    hook_writer_calls = false;
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
         if (save->replay)
@@ -84,12 +87,14 @@ static void write_slab(struct slab *slab) {
     }
     slab->saves = slab->last = NULL;
     hook_forget_stage();
+    hook_writer_calls = true;
     if (!slab->failed && !slab->copied)
         slab->failed = hook_zero_slab(slab, slab->used);
     if (!slab->failed && !slab->copied)
         slab->failed = hook_do.record(slab->cleared, slab->ours);
     if (pushed)
         hook_do.pop_context(&unused);
+    hook_writer_calls = false;
 }
 
 static void lose_buffers(const struct save *save) {
@@ -115,27 +120,34 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Take all finished slabs, or only the oldest: with many slabs waiting for events, we don't ask for all of
-// them each time one is queued. We ask the driver without holding our lock, since it may have locks of its
-// own. Only this function removes slabs from the list.
+// Take the next finished slab, or look at the oldest of each context only: with many slabs waiting for
+// events, we don't ask for all of them each time one is queued. While we ask, others add slabs to the list;
+// only this thread takes those away that were issued.
 static struct slab *take_ready(bool all) {
-    for (struct slab **at = &first, *slab; (slab = *at); at = &slab->later) {
-        CUresult status = slab->failed;
-        if (!status) {
-            pthread_mutex_unlock(&lock);
-            status = hook_do.query(slab->event);
-            pthread_mutex_lock(&lock);
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        EACH_SLAB (slab, &pool->draining) {
+            if (slab->state != SLAB_ISSUED)
+                continue;
+            CUresult status = slab->failed;
+            if (!status && !hook_is_alive(pool->reference)) {
+                status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+            } else if (!status && !slab->ended) {
+                int mode = hook_begin_calls();
+                hook_writer_calls = true;
+                status = hook_do.query(slab->event);
+                hook_writer_calls = false;
+                hook_end_calls(mode);
+                next = TAILQ_NEXT(slab, link);
+            }
+            if (status == CUDA_ERROR_NOT_READY && !late) {
+                if (!all)
+                    break;
+                continue;
+            }
+            slab->failed = status;
+            hook_step(slab, SLAB_COPY);
+            return slab;
         }
-        if (status == CUDA_ERROR_NOT_READY && !late) {
-            if (!all)
-                return NULL;
-            continue;
-        }
-        slab->failed = status;
-        *at = slab->later;
-        if (last == &slab->later)
-            last = at;
-        return slab;
     }
     return NULL;
 }
@@ -144,42 +156,35 @@ static void *work(void *unused) {
     (void)unused;
     uint64_t pause = LOOK, next = 0; // look at all
     bool all = true;
-    hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     for (;;) {
-        while (!first)
-            pthread_cond_wait(&news, &lock);
+        while (!hook_slabs_issued)
+            pthread_cond_wait(&news, &hook_pools_lock);
         struct slab *ready = take_ready(all || late);
         if (!ready) {
             uint64_t now = hook_monotonic();
+            hook_looks += all;
             if (all)
                 next = now + pause, pause = 2 * pause > LOOK_MOST ? LOOK_MOST : 2 * pause;
             if (waited_for && now + LOOK_SOON < next)
                 next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
             struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
-            all = pthread_cond_timedwait(&news, &lock, &end) != 0;
+            all = pthread_cond_timedwait(&news, &hook_pools_lock, &end) != 0;
             continue;
         }
-        pthread_mutex_unlock(&lock);
+        int mode = hook_begin_calls();
         write_slab(ready);
         hook_slab_back(ready);
+        hook_end_calls(mode);
         pause = LOOK;
-        pthread_mutex_lock(&lock);
     }
     return NULL;
 }
 
-void hook_wait_no_longer(void) {
-    pthread_mutex_lock(&lock);
-    late = true;
-    pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
-}
-
 bool hook_begin_writing(void) {
     pthread_condattr_t clock;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&hook_pools_lock);
     if (!begun) {
         pthread_condattr_init(&clock);
         pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -187,24 +192,22 @@ bool hook_begin_writing(void) {
         pthread_condattr_destroy(&clock);
         begun = hook_start_thread(work);
     }
-    pthread_mutex_unlock(&lock);
-    return begun;
+    bool done = begun;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return done;
 }
 
-void hook_write_later(struct slab *slab) {
-    pthread_mutex_lock(&lock);
-    slab->later = NULL;
-    *last = slab;
-    last = &slab->later;
-    pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
-}
+void hook_write_later(void) { pthread_cond_signal(&news); }
 
 void hook_write_soon(void) {
-    pthread_mutex_lock(&lock);
     waited_for = true;
     pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
+}
+
+void hook_wait_no_longer(void) {
+    late = true;
+    hook_progress++; // now the writer can go on by itself
+    pthread_cond_signal(&news);
 }
 
 // -- Buffers as records ----------------------------------------------------
@@ -232,18 +235,24 @@ static struct {
 
 void hook_forget_stage(void) { stage.slab = NULL; }
 
+static CUresult fetch(struct slab *slab, uint64_t start, uint64_t size) {
+    CUresult status = *slab->stage ? CUDA_SUCCESS : hook_do.alloc_host((void **)slab->stage, STAGE);
+    if (!status)
+        status = hook_do.copy_back(*slab->stage, slab->address + start, size, slab->ours);
+    return status ? status : hook_do.wait_stream(slab->ours);
+}
+
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
         return *slab->stage + (start - stage.start);
-    if (!slab->failed && !*slab->stage)
-        slab->failed = hook_do.alloc_host((void **)slab->stage, STAGE);
     size = slab->used - start < STAGE ? slab->used - start : STAGE;
     stage.slab = NULL;
-    if (slab->failed)
-        return NULL;
-    slab->failed = hook_do.copy_back(*slab->stage, slab->address + start, size, slab->ours);
-    if (!slab->failed)
-        slab->failed = hook_do.wait_stream(slab->ours);
+    if (!slab->failed) {
+        hook_writer_calls = true;
+        slab->failed = fetch(slab, start, size);
+        hook_writer_calls = false;
+        hook_progress++;
+    }
     if (slab->failed)
         return NULL;
     stage.slab = slab, stage.start = start, stage.size = size;
@@ -251,7 +260,9 @@ const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
 }
 
 const struct reason *hook_why_lost(CUresult failed) {
-    return failed == CUDA_ERROR_NOT_READY ? WHY(not_read) : WHY(device_failed);
+    return failed == CUDA_ERROR_NOT_READY        ? WHY(not_read)
+           : failed == CUDA_ERROR_INVALID_HANDLE ? WHY(stream_destroyed)
+                                                 : WHY(device_failed);
 }
 
 // Parts

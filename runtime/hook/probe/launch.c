@@ -31,7 +31,8 @@ static bool is_dependent(const struct frame *frame) {
 
 static bool is_captured(uint64_t stream) {
     int capturing = 0;
-    return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
+    return hook_is_capturing() && hook_find_probe_calls() &&
+           (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
 // Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
@@ -217,15 +218,14 @@ static void write_launch(const struct frame *frame, struct save *save) {
     const struct launch *launch = &frame->launch;
     const struct woven *woven = save->probed->woven;
     uint64_t grid[3], block[3];
-    CUdevice device = 0;
     for (int i = 0; i < 3; i++)
         grid[i] = save->grid[i], block[i] = launch->block[i];
-    hook_do.get_device(&device);
     uint32_t id = frame->thread ? hook_new_id(&hook_watched->probed) : 0;
     if (id && HOOK_WRITE(probed, .id = id, .kernel = woven->number, .function = save->probed->function,
-                         .thread = frame->thread->tid, .start = frame->start, .device = (uint64_t)device,
-                         .stream = launch->stream, .grid = {grid, 3}, .block = {block, 3},
-                         .shared = launch->shared, .params = {save->block, woven->param_bytes}))
+                         .thread = frame->thread->tid, .start = frame->start,
+                         .device = (uint64_t)save->slab->pool->device, .stream = launch->stream,
+                         .grid = {grid, 3}, .block = {block, 3}, .shared = launch->shared,
+                         .params = {save->block, woven->param_bytes}))
         save->id = id;
 }
 
@@ -276,24 +276,29 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
 static _Atomic bool captures; // it has begun one
 _Atomic uint64_t hook_streams_ended;
 
-void hook_after_wait(void) {
+void hook_after_wait(struct frame *frame) {
     if (!hook_probing)
         return;
     struct thread *thread = hook_this_thread();
     hook_finish_lookups();
-    hook_drain(UINT64_MAX, thread ? thread->tid : 0);
+    struct waited waited = {.since = frame->start, .thread = thread ? thread->tid : 0};
+    bool done = (CUresult)frame->result == CUDA_SUCCESS;
+    waited.all = done && !strncmp(frame->slot->symbol, "cuCtxSynchronize", strlen("cuCtxSynchronize"));
+    bool of_stream = !strncmp(frame->slot->symbol, "cuStreamSynchronize", strlen("cuStreamSynchronize"));
+    waited.stream = done && of_stream ? hook_stream_of(frame) : UINT64_MAX;
+    hook_drain_waited(&waited);
 }
 
 void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
     atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
     if (hook_probing)
-        hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0);
+        hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0, true);
 }
 
 static void hold_drains(struct frame *frame) {
     frame->note.kind = NOTE_DRAINS_HELD;
-    hook_hold_drains();
+    hook_hold_drains(frame_arg(frame, 0));
 }
 
 // cuStreamBeginCapture, cuStreamBeginCaptureToGraph
@@ -302,8 +307,8 @@ void hook_before_capture(struct frame *frame) {
     if (!hook_probing)
         return;
     const struct thread *thread = hook_this_thread();
-    hook_drain(frame_arg(frame, 0),
-               thread ? thread->tid : 0); // it can't be drained while the stream is captured
+    hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0,
+                      false); // it can't be drained while captured
     hold_drains(frame);
 }
 
@@ -319,9 +324,8 @@ void hook_after_capture(struct frame *frame) {
 }
 
 void hook_before_context_ends(struct frame *frame) {
-    (void)frame;
     if (hook_probing)
-        hook_drain_all(CONTEXT_ENDS);
+        hook_drain_all(CONTEXT_ENDS, hook_context_that_ends(frame));
 }
 
 void hook_end_probing(void) {
@@ -332,7 +336,7 @@ void hook_end_probing(void) {
     bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
                          (calls || hook_call_in_flight(thread)); // it may hold the driver's locks
     if (!within_driver)
-        hook_drain_all(PROCESS_ENDS);
+        hook_drain_all(PROCESS_ENDS, 0);
     hook_probe_stop();
     hook_abandon_pending(within_driver);
 }
@@ -351,7 +355,7 @@ uint64_t hook_call_again(const struct frame *frame) {
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)
-            hook_drain_all(MEMORY_NEEDED);
+            hook_drain_all(MEMORY_NEEDED, hook_current_context());
         if (hook_give_slabs_back())
             frame->result = hook_call_again(frame);
     }
@@ -433,21 +437,6 @@ static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint3
     for (int i = 0; i < 3; i++)
         good &= !__builtin_mul_overflow(grid[i], woven->cluster[i], &blocks[i]);
     return good;
-}
-
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes) {
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
-    unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
-    uint64_t units = map->level == LEVEL_THREAD ? threads
-                     : map->level == LEVEL_WARP ? (threads + 31) / 32
-                                                : 1;
-    if (map->log)
-        size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
-    else
-        size = blocks * units * (8 + map->capacity * map->stride);
-    *bytes = (uint64_t)size;
-    return size >> 62 == 0;
 }
 
 bool hook_size_buffers(struct save *save, const struct launch *launch) {

@@ -78,6 +78,10 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
+// Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
+bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
+                    uint64_t *bytes);
+
 // Records of the pipeline's answers, copied to the trace.
 
 uint64_t hook_number_of_map(const struct woven *woven,
@@ -344,7 +348,6 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
 // otherwise only for launches that have ended and aren't read yet. Returns the most bytes that this launch's
 // buffers may have: half of the memory, unless later launches can wait for it.
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand);
-void hook_wake_claims(void);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_make_next(const struct slab *like); // prepare the next slab; the caller has places in this one
 void hook_issue(struct slab *slab, struct save *save); // NULL: the launch failed
@@ -355,18 +358,32 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: the launch faile
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
-// Bracket a call that may start capturing streams. Until it returns, other calls must not drain streams.
-void hook_hold_drains(void);
+// Bracket a call that may start capturing this stream. Until it returns, no event of ours goes into streams
+// of other calls.
+void hook_hold_drains(uint64_t stream);
 void hook_let_drain(void);
 
-void hook_drain(uint64_t stream,
-                uint32_t thread);        // finished slabs of a stream, or of all streams (UINT64_MAX)
-void hook_drain_all(enum moment moment); // and wait up to a minute; MEMORY_NEEDED: only in this context
+// Slabs of a stream that is about to be captured or destroyed (`ends`), within that call.
+void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends);
+
+struct waited {     // what a call of the program has waited for
+    uint64_t since; // work that was issued before
+    uint64_t stream;
+    bool all; // streams of the current context
+    uint32_t thread;
+};
+void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
+// Drain the slabs of a context (0: all) and wait for them, but not for a driver that takes a minute.
+void hook_drain_all(enum moment moment, uint64_t context);
 
 // The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
 // flight as lost.
 void hook_abandon_pending(bool within_driver);
-bool hook_give_slabs_back(void); // frees the current context's clean slabs; false if it had none
+bool hook_give_slabs_back(void);        // frees the current context's clean slabs; false if it had none
+bool hook_begin_marking(void);          // starts the thread that puts events into streams
+void hook_slab_back(struct slab *slab); // its contents are written
+
+// -- demand.c --------------------------------------------------------------
 
 // Remembers how many entries launches claimed in their logs, so that the next launch of the same kernel gets
 // logs that are large enough.
@@ -388,26 +405,61 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step);
 // log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
 bool hook_size_logs(struct save *save, uint64_t most);
 
-// A piece of device memory, shared by buffers.c and drain.c.
+// -- slabs.c ---------------------------------------------------------------
+
+// Pieces of device memory, and how they change hands: the states and events are explained in slabs.c.
 
 struct slab {
-    TAILQ_ENTRY(slab) link; // in one of its pool's lists: in use, ready or draining
+    TAILQ_ENTRY(slab) link; // in the list of its pool that its state belongs to
     struct pool *pool;
-    struct slab *later; // next in the queue to write
     uint64_t address, size, used;
-    uint64_t number;        // counts the pool's slabs sent back
+    uint64_t number;        // counts the pool's slabs that were to be drained
+    uint64_t round;         // the last walk through slabs in use that looked at it
     uint64_t event;         // in the program's stream, after the last launch
     uint64_t cleared;       // in our stream: the slab may be written to
     uint64_t stream;        // whose launches have places in it
+    uint64_t issued;        // time stamp: the last of them was in the stream by then
     uint32_t thread;        // if it's a per-thread default stream: the thread
     unsigned issuing;       // launches that have a place but aren't in the stream yet
+    bool full;              // takes no more launches
+    bool ended;             // all of them have ended: there's no event to wait for
     bool known_ready;       // the host knows that it's clear; otherwise ask the event
     bool copied;            // holds copies of what graphs wrote, so it needn't be cleared for those
+    bool written_late;      // a launch into it may have begun after its event: never used again
+    bool recorded;          // its event is already behind its last launch
+    CUresult refused;       // why its stream took no event
     uint64_t context, ours; // where it lives, and the stream that clears it
     char **stage, **zeros;  // the context's staging buffer for the writer, and its zeros to clear from
     CUresult failed;        // device error: don't reuse
-    enum { SLAB_READY, SLAB_OPEN, SLAB_FULL, SLAB_DRAINING, SLAB_HELD, SLAB_DEAD } state;
+    enum slab_state {       // 0 is no state
+        SLAB_BARE = 1,
+        SLAB_TAKEN,
+        SLAB_READY,
+        SLAB_CLAIMED,
+        SLAB_HANDED,
+        SLAB_MARKING,
+        SLAB_ISSUED,
+        SLAB_COPYING,
+        SLAB_HELD,
+        SLAB_RETIRED,
+        SLAB_STATES
+    } state;
     struct save *saves, *last;
+};
+
+enum slab_event {
+    SLAB_TAKE,     // a thread takes it to call the driver for it
+    SLAB_CLAIM,    // for a stream
+    SLAB_HOLD,     // for a graph
+    SLAB_PUT_BACK, // it's free, and has memory
+    SLAB_FREED,    // it has no memory
+    SLAB_HAND,     // to the marking thread
+    SLAB_MARK,     // its event goes into its stream now
+    SLAB_REFUSE,   // the stream takes no event for now
+    SLAB_SEND,     // to the writer
+    SLAB_COPY,     // its event has completed, or failed
+    SLAB_RETIRE,   // nobody may use it again
+    SLAB_EVENTS
 };
 
 TAILQ_HEAD(slab_list, slab);
@@ -417,40 +469,69 @@ TAILQ_HEAD(slab_list, slab);
     for (struct slab *slab = TAILQ_FIRST(list), *next; slab && (next = TAILQ_NEXT(slab, link), true);        \
          slab = next)
 
-CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
-void hook_slab_back(struct slab *slab);                           // its contents are written
-
-// The memory of a context for buffers, in slabs. hook_pools_lock guards all of it.
-
+// The memory of a context for buffers, in slabs. Pools are never freed once they are made.
 struct pool {
     struct pool *next;
     struct reference reference;
+    bool made; // else a thread is making it
     uint64_t context, stream;
+    CUdevice device;
     uint64_t memory;      // the driver's pool
     char *stage;          // freed with the context
     uint64_t bytes, most; // of all slabs and the scratch memory
+    uint64_t extra;       // bytes that are allocated besides, for a moment
     uint64_t reserved;    // the most that the driver's pool has held
     uint64_t scratch, scratch_size;
-    bool furnished;
+    _Atomic bool furnished;
     uint64_t mover; // the kernel that copies and clears
     char *zeros;    // in pinned memory, or NULL
 
-    // A claim searches only these two lists, not the thousands of slabs that may be draining or held.
-    struct slab_list in_use;   // open or full
+    // A claim searches in_use and ready only, not the thousands of slabs that may be draining or held.
+    struct slab_list in_use;   // claimed
     struct slab_list ready;    // longest ready first
-    struct slab_list draining; // in the order they were sent back
-    uint64_t sent;             // how many were sent back
-    uint64_t held, largest;    // bytes of slabs held by graphs; the size of the largest
-    unsigned issuing;          // launches that have a place in a slab but aren't in the stream yet
+    struct slab_list draining; // handed, marking, issued and copying, in the order that they came
+    struct slab_list bare;
+    uint64_t sent;                 // how many were to be drained
+    uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
+    unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
+    unsigned count[SLAB_STATES];   // slabs in each state
+    bool making;                   // a thread is making the scratch memory
+    TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
+    unsigned patience;             // seconds that one may wait for the driver
+    bool stuck, uncounted; // a wait for a slab, or for a count, was given up: none before a slab comes back
 };
 
-bool hook_begin_memory(struct pool *pool); // in the current context
-char *hook_make_zeros(void);               // for the current context
-bool hook_free_memory(struct pool *pool);  // frees unused memory; false if nothing was unused
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // ready, or NULL
-bool hook_has_room(struct pool *pool, uint64_t size); // for a new slab; frees ready ones if needed
+extern pthread_mutex_t hook_pools_lock; // guards all pools and their slabs
+extern pthread_cond_t
+    hook_pools_changed;            // a slab has another state, or something else that a thread waits for
+extern unsigned hook_slabs_issued; // how many are in that state
+enum { PATIENCE = 60 };            // seconds of waiting for the driver, at first
 
-// Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays in the list.
+// What the threads of ours did, for calls that wait for them
+extern _Atomic uint64_t hook_progress; // steps of slabs on their way back, and pieces of them that were read
+extern uint64_t hook_looks;            // how often no slab was found whose event has completed
+extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
+
+struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
+// Make the pool of the current context, if it's missing. Returns NULL if that fails. Don't hold the lock.
+struct pool *hook_make_pool(uint64_t context);
+bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
+void hook_wake_claims(void);                             // don't hold the lock
+char *hook_make_zeros(void);                             // for the current context
+CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
+
+// Under the lock. Those that call the driver drop it meanwhile.
+
+void hook_step(struct slab *slab, enum slab_event event);
+int hook_begin_calls(void); // drops the lock to call the driver
+void hook_end_calls(int mode);
+struct pool *hook_find_pool(uint64_t context); // or NULL
+bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
+bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // calls; taken, or NULL
+bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed
+
+// Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays ready.
 struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied);
 
 // -- drain.c ---------------------------------------------------------------
@@ -469,11 +550,13 @@ void hook_forget_stage(void); // the slab is about to be reused
 
 // The thread that writes buffers into the trace.
 
-bool hook_begin_writing(void);            // not while the process ends, possibly inside malloc
-void hook_write_later(struct slab *slab); // once its event has completed
-void hook_write_soon(void);               // somebody is waiting for the next ones
-void hook_wait_no_longer(void);           // treat everything still in flight as lost
-void hook_lose(struct save *save);        // for a launch made while the process ends
+bool hook_begin_writing(void);     // not while the process ends, possibly inside malloc
+void hook_lose(struct save *save); // for a launch made while the process ends
+
+// Under hook_pools_lock:
+void hook_write_later(void);    // a slab was issued
+void hook_write_soon(void);     // somebody is waiting for the next ones
+void hook_wait_no_longer(void); // treat everything still in flight as lost
 
 // -- graph_nodes.c ---------------------------------------------------------
 
@@ -638,10 +721,6 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
 // Count a launch. Returns why the user's options leave it out, or NULL if they don't.
 const struct reason *hook_left_out(struct probed *probed);
 
-// Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
-bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
-                    uint64_t *bytes);
-
 // Make the save of a launch with its arguments. Returns NULL if memory runs out or the parameters are
 // unknown.
 struct save *hook_new_save(struct probed *probed, const struct launch *launch);
@@ -663,7 +742,7 @@ extern _Atomic uint64_t hook_streams_ended; // a new stream may reuse the handle
 extern handler hook_call_without_buffers;
 uint64_t hook_call_again(const struct frame *frame); // with the current arguments; returns the result
 
-void hook_after_wait(void);  // the program has waited for the GPU
+handler hook_after_wait;     // the program has waited for the GPU
 void hook_end_probing(void); // the process ends: wait for buffers in flight
 
 // Launches without probes, counted by reason.
@@ -694,12 +773,8 @@ extern handler hook_before_unload, hook_after_unload;
 
 // Per-context state: a pool of slabs, our stream, the mover kernel and scratch memory.
 
-extern pthread_mutex_t hook_pools_lock;        // guards all pools and their slabs
-struct pool *hook_first_pool(void);            // or NULL; follow `next` for the others
-struct pool *hook_find_pool(uint64_t context); // for the current context, under the lock; or NULL
-
 // For the current context:
-uint64_t hook_our_stream(void);        // or 0; no kernel ever runs in it
+uint64_t hook_our_stream(void);        // or 0; no kernel ever runs in it. Makes the pool if it's missing
 void hook_furnish(void);               // once, inside a load call of the program
 uint64_t hook_mover(void);             // or 0
 bool hook_make_scratch(uint64_t size); // once; false without room for it

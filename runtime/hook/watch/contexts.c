@@ -2,6 +2,7 @@
 // A primary context ends when nobody retains it any more, and is a new one after a reset.
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "abi/cuda.h"
 #include "hook/write/write.h"
@@ -54,6 +55,13 @@ void hook_before_context_gone(struct frame *frame) {
     if (thread)
         hook_gpu_read(thread);
     hook_forget_streams(0);
+}
+
+uint64_t hook_context_that_ends(const struct frame *frame) {
+    uint32_t device = (uint32_t)frame_arg(frame, 0);
+    if (!strncmp(frame->slot->symbol, "cuCtxDestroy", strlen("cuCtxDestroy")))
+        return frame_arg(frame, 0);
+    return device < MAX_DEVICES ? atomic_load(&hook_watched->primary[device]) : 0;
 }
 
 // cuCtxDestroy

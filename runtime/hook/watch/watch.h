@@ -168,6 +168,8 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 // Handlers of the functions that make and destroy contexts.
 
 uint64_t hook_current_context(void); // of this thread, or 0
+// Which context a call destroys, releases or resets; 0 if the program never retained it.
+uint64_t hook_context_that_ends(const struct frame *frame);
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
     hook_on_context_reset, hook_on_context_released, hook_before_context_gone;
 

@@ -1,0 +1,442 @@
+// Slabs: pieces of device memory that hold the buffers of launches.
+//
+// A slab belongs to one stream while launches of that stream take places in it, or to an executable graph.
+// Once it's full, or the program has waited for the GPU, an event goes into the stream behind the last
+// launch. When the event has completed, a thread of ours (drain.c) copies the contents to the trace, clears
+// the slab and gives it back. So the program waits for nothing, and nothing of ours comes between two
+// launches that overlap: a full slab of such a stream stays until a launch that doesn't depend on its
+// predecessor.
+//
+// States
+//
+// clang-format off
+//
+//     BARE      no device memory, only the structure and its two events. These are never freed: an old pointer
+//               or event still leads to a slab, though perhaps to another use of it
+//     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream wait
+//     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
+//     CLAIMED   a stream's launches take places in it, unless it's `full`
+//     HANDED    the marking thread (buffers.c) is to put an event into its stream
+//     MARKING   a thread is doing that
+//     ISSUED    its event is in the stream, or its launches are known to have ended
+//     COPYING   the writer thread reads and clears it
+//     HELD      an executable graph's; nodes write there at each replay
+//     RETIRED   the device failed, or a launch may still write there: never used again
+//
+//                      TAKE          CLAIM           HAND           MARK          SEND          COPY
+//     (new) -> BARE -------> TAKEN -------> CLAIMED ------> HANDED ------> MARKING ----> ISSUED ----> COPYING
+//               ^    FREED   |  ^              ^    REFUSE    |    REFUSE    |             ^            |  |
+//               +------------+  | TAKE         +--------------+--------------+             |            |  |
+//                   PUT_BACK |  |                                             SEND         |            |  |
+//                            +-> READY        TAKEN -> HELD -------------------------------+            |  |
+//                                  ^          PUT_BACK                                                  |  |
+//                                  +--------------------------------------------------------------------+  |
+//                                                                                 RETIRED <----- RETIRE ---+
+//
+// clang-format on
+//
+// Shortcuts aren't drawn: from CLAIMED and HANDED to MARKING within a call about the stream, and to ISSUED if
+// the launches have ended or are given up. `next_state` below is the whole table. hook_step is the only
+// function that changes a state; it also moves the slab to the list of its pool that the state belongs to.
+// With GPT_CHECKED it asserts that the table allows the step; without, a slab that does something impossible
+// is retired.
+//
+// Locks
+//
+// hook_pools_lock guards all pools and slabs. Nothing is called under it: not the driver, which may wait for
+// another thread of the program that waits for us, and nothing that writes a record. A thread that needs the
+// driver moves the slab to a state in which it's alone with it (TAKEN, MARKING, COPYING) and drops the lock
+// with hook_begin_calls. After hook_end_calls everything else may have changed. A slab may be sent while it's
+// MARKING, when the process ends, so marking looks at the state again. In COPYING only the writer touches
+// `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
+//
+// Order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has a lock of its own, and no
+// thread holds both.
+//
+// Waits
+//
+// Without --complete no launch waits for the GPU. None of these waits holds a lock:
+//
+//   - hook_hold_drains, in a call that may begin a capture: until the marking thread has left this stream and
+//     the legacy one, into which it puts one event. hook_drain_stream does so, too, before a stream ends.
+//   - --complete: until a slab comes back, in line: if a later launch could take it, the first one might wait
+//     for ever.
+//   - Counts of logs: without --complete a second at most, and only while a slab is left whose event has
+//     completed. Reading that depends on nobody.
+//   - The program's allocation failed: until slabs in flight are back.
+//   - A context or the process ends: until the slabs of that context are back, or all.
+//   - Making a pool or scratch memory, and the limit of memory: while another thread calls the driver for
+//     that, in a stream of ours.
+//
+// A kernel may depend on the program's next call, so the middle four are given up after a minute in which it
+// was up to the driver (buffers.c counts the seconds). What our threads have to do isn't cut short: on a busy
+// machine that takes as long as it takes. A launch that gave up makes the pool `stuck`: no other one waits
+// before a slab comes back, and then half as long.
+//
+// On an H200, cuEventRecord and cuStreamQuery block while the stream's queue is full (1,021 launches behind a
+// kernel that waits for the host), and so would a thread that the kernel waits for. So a call of the program
+// puts events only into the stream that it's about; a call that waited for a stream needs none, as the
+// launches before it have ended. For other streams the marking thread does it, and nobody waits for that one
+// without a time limit but as said above. cuStreamIsCapturing and cuEventQuery don't block.
+//
+// Moments
+//
+//   - Capture: a stream that is captured takes no event of ours (the slab stays claimed), and launches take
+//     no place. No capture may begin between that check and our event.
+//   - Replay: nodes write to a slab that the graph holds. The replay is followed by a copy to a slab of its
+//     stream, which needn't be clear; that one counts as full when it's half full, as the next replay most
+//     likely needs as much, and it's read while that runs.
+//   - A stream is destroyed: an event goes into it before. If it takes none, a later stream with this handle
+//     would be confused with it: its launches are reported as lost, and the slab is retired.
+//   - A context is destroyed: its slabs are drained before. What's left fails in the writer or is reported as
+//     lost at the end; the pool isn't found again.
+//   - Another thread's default stream can't be named. The legacy stream waits for it, but also makes all
+//     other blocking streams wait for each other, so that is done at an end only. With --complete the thread
+//     itself puts an event behind each of its launches there, since it may launch no more.
+//   - No device memory: ready slabs are freed, then claims fail with a reason. If a call of the program finds
+//     none, it is repeated without our memory.
+//   - Fork: the child probes nothing (hook_probing), so it uses none of this.
+//   - Exit: no more claims. Slabs are sent even if launches into them are being made. Those are reported as
+//     lost (hook_lose), as their slab's event may come first, and so is what isn't read in time.
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver_calls.h"
+#include "hook/watch/watch.h"
+#include "probe.h"
+
+static const unsigned char next_state[SLAB_STATES][SLAB_EVENTS] = {
+    [SLAB_BARE] = {[SLAB_TAKE] = SLAB_TAKEN},
+    [SLAB_TAKEN] = {[SLAB_CLAIM] = SLAB_CLAIMED,
+                    [SLAB_HOLD] = SLAB_HELD,
+                    [SLAB_PUT_BACK] = SLAB_READY,
+                    [SLAB_FREED] = SLAB_BARE},
+    [SLAB_READY] = {[SLAB_TAKE] = SLAB_TAKEN},
+    [SLAB_CLAIMED] = {[SLAB_HAND] = SLAB_HANDED, [SLAB_MARK] = SLAB_MARKING, [SLAB_SEND] = SLAB_ISSUED},
+    [SLAB_HANDED] = {[SLAB_MARK] = SLAB_MARKING, [SLAB_SEND] = SLAB_ISSUED, [SLAB_REFUSE] = SLAB_CLAIMED},
+    [SLAB_MARKING] = {[SLAB_SEND] = SLAB_ISSUED, [SLAB_REFUSE] = SLAB_CLAIMED},
+    [SLAB_ISSUED] = {[SLAB_COPY] = SLAB_COPYING},
+    [SLAB_COPYING] = {[SLAB_PUT_BACK] = SLAB_READY, [SLAB_RETIRE] = SLAB_RETIRED},
+    [SLAB_HELD] = {[SLAB_SEND] = SLAB_ISSUED},
+};
+
+enum { ZEROS = 1 << 20, MOST_COPIED = 16 << 20 }; // bytes
+
+pthread_mutex_t hook_pools_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t hook_pools_changed = PTHREAD_COND_INITIALIZER;
+unsigned hook_slabs_issued;
+_Atomic uint64_t hook_progress;
+static struct pool *pools;
+
+static struct slab_list *list_of(struct slab *slab) {
+    struct pool *pool = slab->pool;
+    switch (slab->state) {
+    case SLAB_BARE:
+        return &pool->bare;
+    case SLAB_READY:
+        return &pool->ready;
+    case SLAB_CLAIMED:
+        return &pool->in_use;
+    case SLAB_HANDED:
+    case SLAB_MARKING:
+    case SLAB_ISSUED:
+    case SLAB_COPYING:
+        return &pool->draining;
+    default:
+        return NULL;
+    }
+}
+
+void hook_step(struct slab *slab, enum slab_event event) {
+    unsigned char next = next_state[slab->state][event];
+#ifdef GPT_CHECKED
+    assert(next);
+#endif
+    struct slab_list *from = list_of(slab), *to;
+    hook_progress += event == SLAB_SEND || event == SLAB_COPY || slab->state == SLAB_COPYING;
+    hook_slabs_issued -= slab->state == SLAB_ISSUED;
+    slab->pool->count[slab->state]--;
+    slab->state = next ? next : SLAB_RETIRED;
+    slab->pool->count[slab->state]++;
+    hook_slabs_issued += slab->state == SLAB_ISSUED;
+    to = list_of(slab);
+    if (from && from != to)
+        TAILQ_REMOVE(from, slab, link);
+    if (to == &slab->pool->draining && from != to)
+        slab->number = ++slab->pool->sent;
+    if (to == &slab->pool->in_use && from != to)
+        TAILQ_INSERT_HEAD(to, slab, link);
+    else if (to && from != to)
+        TAILQ_INSERT_TAIL(to, slab, link);
+    pthread_cond_broadcast(&hook_pools_changed);
+}
+
+int hook_begin_calls(void) {
+    pthread_mutex_unlock(&hook_pools_lock);
+    return hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+void hook_end_calls(int mode) {
+    hook_relaxed_mode(mode);
+    pthread_mutex_lock(&hook_pools_lock);
+}
+
+void hook_wake_claims(void) {
+    pthread_mutex_lock(&hook_pools_lock);
+    pthread_cond_broadcast(&hook_pools_changed);
+    pthread_mutex_unlock(&hook_pools_lock);
+}
+
+// -- Pools -----------------------------------------------------------------
+
+struct pool *hook_first_pool(void) { return __atomic_load_n(&pools, __ATOMIC_ACQUIRE); }
+
+static struct pool *find(uint64_t context) {
+    struct pool *pool = pools;
+    while (pool && (pool->context != context || !hook_is_alive(pool->reference)))
+        pool = pool->next;
+    return pool;
+}
+
+struct pool *hook_find_pool(uint64_t context) {
+    struct pool *pool = find(context);
+    return pool && pool->made ? pool : NULL;
+}
+
+static uint64_t most_bytes(void) {
+    size_t free_bytes = 0, total = 0;
+    if (hook_settings.memory)
+        return hook_settings.memory;
+    return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
+}
+
+// The memory comes from a pool of the driver that is ours alone: the program's pools are as they would be.
+static bool begin_memory(struct pool *pool) {
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    uint64_t all = UINT64_MAX;
+    pool->most = most_bytes();
+    if (hook_do.get_device(&pool->device))
+        return false;
+    props.location.id = pool->device;
+    return !hook_do.create_pool(&pool->memory, &props) &&
+           !hook_do.set_pool(pool->memory, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
+}
+
+static void unlink_pool(struct pool *pool) {
+    struct pool **at = &pools;
+    while (*at != pool)
+        at = &(*at)->next;
+    __atomic_store_n(at, pool->next, __ATOMIC_RELEASE);
+}
+
+// Other threads wait while a pool is being made: making their own would take as long.
+struct pool *hook_make_pool(uint64_t context) {
+    struct pool *pool, *made = context ? calloc(1, sizeof(*made)) : NULL;
+    if (!made)
+        return NULL;
+    TAILQ_INIT(&made->bare);
+    TAILQ_INIT(&made->ready);
+    TAILQ_INIT(&made->in_use);
+    TAILQ_INIT(&made->draining);
+    TAILQ_INIT(&made->waiting);
+    made->patience = PATIENCE;
+    made->context = context;
+    made->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
+    pthread_mutex_lock(&hook_pools_lock);
+    while ((pool = find(context)) && !pool->made)
+        pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
+    if (pool) {
+        free(made);
+    } else {
+        made->next = pools;
+        __atomic_store_n(&pools, made, __ATOMIC_RELEASE);
+        int mode = hook_begin_calls();
+        bool good = !hook_do.create_stream(&made->stream, CU_STREAM_NON_BLOCKING) && begin_memory(made);
+        hook_end_calls(mode);
+        made->made = good;
+        if (!good) {
+            unlink_pool(made);
+            free(made);
+        }
+        pool = good ? made : NULL;
+        pthread_cond_broadcast(&hook_pools_changed);
+    }
+    pthread_mutex_unlock(&hook_pools_lock);
+    return pool;
+}
+
+// -- Memory ----------------------------------------------------------------
+//
+// The driver takes its time to map memory, within a launch of the program. So it maps as much again as is in
+// use, and keeps it: a large piece is allocated and freed first. Until it's freed it counts as `extra`.
+
+static uint64_t reserve(struct pool *pool, uint64_t before, uint64_t size) {
+    uint64_t wanted = 2 * before + size < pool->most ? 2 * before + size : pool->most;
+    if (pool->bytes <= pool->reserved || pool->extra)
+        return 0;
+    pool->reserved = wanted > pool->bytes ? wanted : pool->bytes;
+    pool->extra = pool->reserved - pool->bytes;
+    return pool->extra ? pool->extra + size : 0;
+}
+
+// It is TAKEN.
+static void free_memory(struct slab *slab) {
+    int mode = hook_begin_calls();
+    hook_do.free(slab->address, slab->ours);
+    hook_end_calls(mode);
+    slab->pool->bytes -= slab->size;
+    hook_step(slab, SLAB_FREED);
+}
+
+char *hook_make_zeros(void) {
+    void *zeros;
+    if (hook_do.alloc_host(&zeros, ZEROS))
+        return NULL;
+    return memset(zeros, 0, ZEROS);
+}
+
+// Copy zeros from the host, which needs no kernel: after about six kernels in a second stream (a memset is
+// one) all graphs of the process start later from then on (docs/measured.md). Large slabs are set by a
+// kernel: with that much to write, the start of a kernel doesn't matter.
+CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes) {
+    const char *zeros = __atomic_load_n(slab->zeros, __ATOMIC_ACQUIRE);
+    CUresult status = CUDA_SUCCESS;
+    if (!zeros || bytes > MOST_COPIED)
+        return hook_do.clear(slab->address, 0, bytes, slab->ours);
+    for (uint64_t at = 0; at < bytes && !status; at += ZEROS)
+        status =
+            hook_do.copy_to(slab->address + at, zeros, bytes - at < ZEROS ? bytes - at : ZEROS, slab->ours);
+    return status;
+}
+
+// Allocates and clears it. False: it has no memory.
+static bool fill_slab(struct slab *slab, uint64_t size, bool copied) {
+    uint64_t stream = slab->ours;
+    if ((!slab->event && hook_do.create_event(&slab->event, CU_EVENT_DISABLE_TIMING)) ||
+        (!slab->cleared && hook_do.create_event(&slab->cleared, CU_EVENT_DISABLE_TIMING)) ||
+        hook_do.alloc(&slab->address, size, slab->pool->memory, stream))
+        return false;
+    if ((copied || !hook_zero_slab(slab, size)) && !hook_do.record(slab->cleared, stream))
+        return true;
+    hook_do.free(slab->address, stream);
+    return false;
+}
+
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
+    struct slab *slab = TAILQ_FIRST(&pool->bare);
+    if (!slab && (slab = calloc(1, sizeof(*slab)))) {
+        *slab = (struct slab){.state = SLAB_BARE,
+                              .pool = pool,
+                              .context = pool->context,
+                              .ours = pool->stream,
+                              .stage = &pool->stage,
+                              .zeros = &pool->zeros};
+        TAILQ_INSERT_TAIL(&pool->bare, slab, link);
+        pool->count[SLAB_BARE]++;
+    }
+    if (!slab)
+        return NULL;
+    hook_step(slab, SLAB_TAKE);
+    slab->size = size;
+    slab->copied = copied;
+    slab->known_ready = slab->ended = false;
+    pool->bytes += size;
+    uint64_t extra = reserve(pool, pool->bytes - size, size), address;
+    int mode = hook_begin_calls();
+    bool reserved = extra && !hook_do.alloc(&address, extra, pool->memory, pool->stream);
+    if (reserved)
+        hook_do.free(address, pool->stream);
+    bool good = fill_slab(slab, size, copied);
+    hook_end_calls(mode);
+    if (extra) {
+        pool->extra = 0;
+        pool->reserved = reserved ? pool->reserved : pool->bytes;
+        pthread_cond_broadcast(&hook_pools_changed);
+    }
+    if (good)
+        return slab;
+    pool->bytes -= size;
+    hook_step(slab, SLAB_FREED);
+    return NULL;
+}
+
+struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied) {
+    struct slab *best = NULL, *slab;
+    TAILQ_FOREACH (slab, &pool->ready, link) {
+        if (slab->copied != copied || slab->size < bytes)
+            continue;
+        if (slab->size <= enough)
+            return slab;
+        if (!best || slab->size < best->size)
+            best = slab;
+    }
+    return best;
+}
+
+bool hook_make_room(struct pool *pool, uint64_t size) {
+    while (size <= pool->most) {
+        struct slab *slab = TAILQ_FIRST(&pool->ready);
+        if (pool->bytes + pool->extra + size <= pool->most)
+            return true;
+        if (pool->extra && pool->bytes + size <= pool->most) {
+            pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
+        } else if (slab) {
+            hook_step(slab, SLAB_TAKE);
+            free_memory(slab);
+        } else
+            break;
+    }
+    return false;
+}
+
+bool hook_free_ready(struct pool *pool) {
+    bool any = !TAILQ_EMPTY(&pool->ready);
+    for (struct slab *slab; (slab = TAILQ_FIRST(&pool->ready));) {
+        hook_step(slab, SLAB_TAKE);
+        free_memory(slab);
+    }
+    return any;
+}
+
+bool hook_free_memory(struct pool *pool) {
+    bool any = pool->reserved > pool->bytes;
+    any |= hook_free_ready(pool);
+    if (any) {
+        int mode = hook_begin_calls();
+        hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
+        hook_do.trim_pool(pool->memory, 0);
+        hook_end_calls(mode);
+        pool->reserved = pool->bytes;
+    }
+    return any;
+}
+
+bool hook_add_scratch(struct pool *pool, uint64_t size) {
+    pthread_mutex_lock(&hook_pools_lock);
+    bool room = !pool->scratch_size && hook_make_room(pool, size);
+    while (pool->scratch_size && !pool->scratch) // another thread makes it
+        pthread_cond_wait(&hook_pools_changed, &hook_pools_lock);
+    if (room && !pool->scratch_size) {
+        uint64_t address = 0;
+        pool->making = true;
+        pool->scratch_size = size;
+        pool->bytes += size;
+        int mode = hook_begin_calls();
+        bool good = !hook_do.alloc(&address, size, pool->memory, pool->stream);
+        if (good)
+            hook_do.wait_stream(pool->stream); // other streams are to use it
+        hook_end_calls(mode);
+        pool->bytes -= good ? 0 : size;
+        pool->scratch_size = good ? size : 0;
+        pool->making = false;
+        __atomic_store_n(&pool->scratch, address, __ATOMIC_RELEASE);
+        pthread_cond_broadcast(&hook_pools_changed);
+    }
+    bool made = pool->scratch;
+    pthread_mutex_unlock(&hook_pools_lock);
+    return made;
+}

@@ -1,0 +1,53 @@
+// Threads that take turns as a random number says, so that a seed tells what happens: a schedule. Or, with
+// REAL_THREADS, threads of the system, for a sanitizer.
+
+#ifndef SCHEDULE_H
+#define SCHEDULE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+enum { THREADS = 16 };
+
+void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+#define CHECK(what, ...)                                                                                     \
+    do {                                                                                                     \
+        if (!(what))                                                                                         \
+            fail(__VA_ARGS__);                                                                               \
+    } while (0)
+
+unsigned pick(unsigned below); // random
+bool chance(unsigned percent);
+
+void start(void (*work)(uint64_t), uint64_t argument);
+void run_all(bool (*device)(void)); // until no thread is left; `device` does one piece of work, if it can
+void turn(void);                    // perhaps of another thread now
+void wait_until(bool (*is_over)(const void *), const void *of);
+void begin_atomic(void), end_atomic(void); // no other thread runs in between
+bool holds_lock(void);                     // of the code under test
+void set_calls(bool calls);                // the driver, until it locks something
+uint64_t ns_passed(void);
+extern __thread int running;      // the number of the thread
+extern __thread bool never_waits; // the call that it makes may not wait for a time
+
+#ifndef REAL_THREADS
+int turn_lock(pthread_mutex_t *mutex), turn_unlock(pthread_mutex_t *mutex);
+int turn_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+int turn_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *end);
+int turn_wake(pthread_cond_t *cond);
+int turn_time(clockid_t clock, struct timespec *now);
+
+#ifdef UNDER_TEST // by -include
+#define pthread_mutex_lock turn_lock
+#define pthread_mutex_unlock turn_unlock
+#define pthread_cond_wait turn_wait
+#define pthread_cond_timedwait turn_timedwait
+#define pthread_cond_signal turn_wake
+#define pthread_cond_broadcast turn_wake
+#define clock_gettime turn_time
+#endif
+#endif
+
+#endif

@@ -1,0 +1,91 @@
+"""Buffers without a driver: random programs, whose threads take turns as a seed says (buffers/program.c)."""
+
+import os
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+
+from tests.runtime import hooked
+
+FOLDER = hooked.ROOT / "tests/runtime/buffers"
+PROBE = hooked.ROOT / "runtime/hook/probe"
+FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *hooked.INCLUDE)
+
+FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
+
+
+def build(folder, *flags, probe=PROBE):
+    """The program, with the files under test built to take turns."""
+    under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
+    tested = (probe / "slabs.c", probe / "buffers.c", PROBE.parent / "write/reasons.c")
+    objects = []
+    for source in (*tested, *sorted(FOLDER.glob("*.c"))):
+        more = () if source.name in ("driver.c", "schedule.c") else under_test
+        drain = f'-DDRAIN="{probe}/drain.c"'
+        objects.append(folder / f"{source.stem}.o")
+        subprocess.run(["cc", *FLAGS, *flags, *more, drain, "-c", source, "-o", objects[-1]], check=True)
+    line = ["cc", *flags, "-no-pie", *objects, "-o", folder / "buffers", "-lpthread", "-Wl,--wrap=gettid"]
+    subprocess.run(line, check=True)
+    return folder / "buffers"
+
+
+def build_with(folder, fault):
+    """The program with a fault in it."""
+    probe = folder / "probe"
+    probe.mkdir(parents=True)
+    for name in ("slabs.c", "buffers.c", "drain.c"):
+        shutil.copy(PROBE / name, probe)
+    source = probe / fault["file"]
+    text = source.read_text()
+    assert text.count(fault["old"]) == 1, "the table of faults has to follow the code"
+    source.write_text(text.replace(fault["old"], fault["new"]))
+    return build(folder, f"-I{PROBE}", "-w", probe=probe)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("buffers"))
+
+
+def run(program, first, count):
+    done = subprocess.run([program, str(first), str(count)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_schedules_that_found_a_fault(program):
+    for fault in FAULTS.values():
+        run(program, fault["seed"], 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", FAULTS)
+def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
+    """Once the program or the hook changes, a seed is another schedule. Then look for a new one."""
+    program = build_with(tmp_path, FAULTS[fault])
+    command = [program, str(FAULTS[fault]["seed"]), "1"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode, "not with this seed"
+
+
+def test_random_schedules(program):
+    """Others each time a commit is tested; the message of a failure has the seed."""
+    first = int.from_bytes(os.urandom(4))
+    assert run(program, first, 1000).startswith("1000 schedules: ")
+
+
+@pytest.mark.full
+def test_many_random_schedules(program):
+    run(program, int.from_bytes(os.urandom(4)), 50000)
+
+
+@pytest.mark.full
+def test_thread_sanitizer_finds_nothing(tmp_path):
+    """The same programs as threads of the system."""
+    program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
+    for seed in range(300):
+        done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=120, check=False)
+        if "unexpected memory mapping" in done.stderr:
+            pytest.skip("the kernel's address space randomization is too much for the sanitizer")
+        assert (done.returncode, done.stderr) == (0, ""), seed
