@@ -46,10 +46,11 @@ from gpt.sass.check_words import (
     is_collective,
     make_branch,
 )
+from gpt.sass.code import Code
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Facts, Kernel
 from gpt.sass.masks import STARTS, name_registers, pack
-from gpt.sass.words import SIZE, control_of
+from gpt.sass.words import CONTROL, SIZE, control_of, dump_words
 from gpt.sass.woven import Declaration, Inserted, Trampoline
 
 
@@ -85,7 +86,9 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     for number, followers in enumerate(graph.successors):
         for follower in followers:
             predecessors[follower].append(number)
-    around = Surroundings(original.kernel, new.kernel.code, declaration, registers_named(original.kernel), predecessors)
+    named = registers_named(original.kernel)
+    flight = _amend(original.kernel, new.kernel, declaration).flight
+    around = Surroundings(original.kernel, new.kernel.code, declaration, flight, named, predecessors)
     defined = -1
     for trampoline in declaration.trampolines:
         words = list(_check_words(original.kernel, new.kernel, trampoline))
@@ -98,6 +101,17 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
                     defined &= state.defined
     found += _check_persistent(around, declaration, defined)
     return found
+
+
+def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
+    """Return the original with its amended instructions: what they announce may be awaited now."""
+    words = list(original.code.words)
+    for index in declaration.amended:
+        if not compare_amended(new.code.words[index], words[index], original.code[index].entry):
+            words[index] = new.code.words[index]
+    if words == original.code.words:
+        return original
+    return Kernel(original.name, Code(dump_words(words), original.code.table), original.registers, original.jump_tables)
 
 
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
@@ -148,8 +162,8 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
             branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
             guarded = make_branch(index, replaced[index].start, original.code.table.arch.branch, was)
             control = control_of(word)
-            is_branch = not (word ^ branch) & _IDENTITY or (
-                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & _IDENTITY
+            is_branch = not (word ^ branch) & ~CONTROL or (
+                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & ~CONTROL
             )
             if not is_branch or control.write_barrier != 7 or control.read_barrier != 7 or control.reuse:
                 yield Finding(index, "places", "it isn't the branch to its trampoline")
@@ -166,9 +180,6 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
         if not inside[index] and new_words[index] != NOP:
             yield Finding(index, "places", "behind the kernel, and in no trampoline")
     yield from _check_jumps(original, declaration)
-
-
-_IDENTITY = (1 << 105) - 1
 
 
 def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
@@ -202,7 +213,7 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Itera
     words, table = new.code.words, original.code.table
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)
-    has_guard_on_branch = bool((words[first] ^ branch) & _IDENTITY)
+    has_guard_on_branch = bool((words[first] ^ branch) & ~CONTROL)
     for part in trampoline.parts:
         if isinstance(part, Inserted):
             now = words[part.start : part.start + part.length]
@@ -217,7 +228,7 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Itera
     if _has_way_back(original, trampoline):
         at = trampoline.end - 1
         back = make_branch(at, trampoline.sources[-1] + 1, table.arch.branch)
-        if (words[at] ^ back) & _IDENTITY or compare_control(words[at], back | _PLAIN):
+        if (words[at] ^ back) & ~CONTROL or compare_control(words[at], back | _PLAIN):
             yield Finding(at, "places", "the way back leads elsewhere")
 
 

@@ -85,6 +85,7 @@ class Surroundings:
     original: Kernel
     new: Code
     declaration: Declaration
+    flight: list[InFlight | None]  # the kernel's, with its amended instructions
     named: int  # registers that the kernel names
     predecessors: list[list[int]]  # of blocks
 
@@ -114,7 +115,7 @@ class TrampolineCheck:
         """Return what's wrong."""
         kernel = self.around.original
         first = self.trampoline.sources[0]
-        flight = kernel.flight[first]
+        flight = self.around.flight[first]
         if flight is None:
             return [(first, "reach", "nothing leads to this place")]
         defined = 0 if first == 0 else self.persistent
@@ -212,6 +213,15 @@ class TrampolineCheck:
         kept = given & state.own & ~(state.defined | STACK_POINTER)
         self.reads |= kept if not _is_saving(self.code, part) else 0
         self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
+        guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
+        self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
+        read = written = 0
+        for masks in self.code.masks[part.start : part.start + part.length]:
+            read, written = read | masks.reads, written | masks.writes
+        self._fault(index, "undefined", written & guard, "is the guard, and overwritten")
+        self._fault(
+            index, "undefined", read & ~(written | given | guard | STACK_POINTER), "is read, but isn't an input"
+        )
         if given.bit_count() != inputs.bit_count():
             self.faults.append((index, "undefined", "an input without a name"))
 
