@@ -30,15 +30,14 @@ from typing import NamedTuple
 from gpt.sass.check_saves import Copy, find_restored, is_slot, keep_copies
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import InFlight, issue, merge, wait_for
+from gpt.sass.flow import NOTHING, InFlight, issue, merge, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, safe_cycles
-from gpt.sass.words import BARRIERS, PT, SIZE, bits, guard_of
+from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
-NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0)
 STACK_POINTER = 1 << 1
 _GENERAL = (1 << 255) - 1
 _PREDICATES = 127 << STARTS.P
