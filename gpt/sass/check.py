@@ -35,7 +35,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpt.sass.check_state import Surroundings, TrampolineCheck, registers_named
+from gpt.sass.check_known import Surroundings, registers_named
+from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import (
     NOP,
     UNMOVABLE,

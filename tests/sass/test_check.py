@@ -7,6 +7,7 @@ import pytest
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_words import NOP
 from gpt.sass.code import Code
 from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
@@ -14,8 +15,10 @@ from gpt.sass.tables import table_of
 from gpt.sass.words import dump_words, guard_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet
 from tests import cuda
-from tests.sass import mutations
 from tests.sass.corpus import compile_kernels, find_places, iter_places, make_pool
+from tests.sass.equivalent import EQUIVALENT
+from tests.sass.mutate import run
+from tests.sass.mutations import KINDS
 from tests.sass.weaver import (
     ADD_ONE,
     ARCH,
@@ -76,11 +79,11 @@ def site(image, name, opcode, number=0):
     return kernel, [index for index in find_places(kernel) if kernel.code[index].name == opcode][number]
 
 
-def test_every_place_of_every_kernel_is_proven(image, snippets):
+def test_places_of_every_kernel_are_proven(image, snippets):
     proven = saving = 0
     for name in kernels(image):
         kernel = read_kernel(CubinEditor(image), name, TABLE)
-        for source in find_places(kernel):
+        for source in find_places(kernel)[::4]:
             for place in iter_places(kernel, source, ticks=True):
                 try:
                     woven = weave(image, name, [place], snippets, ticks=any(use.value == TICK for use in place.before))
@@ -89,7 +92,7 @@ def test_every_place_of_every_kernel_is_proven(image, snippets):
                 assert not check(woven.original, woven.new, woven.declaration), (name, place)
                 proven += 1
                 saving += woven.declaration.stack > 0
-    assert proven > 1000 and saving > 300
+    assert proven > 250 and saving > 70
 
 
 def test_a_kernel_that_was_not_changed(image):
@@ -259,7 +262,7 @@ def test_a_register_that_keeps_its_value_must_be_set_at_the_entry(image, snippet
     assert not rules(woven)
     words = list(woven.new.kernel.code.words)
     words[0] = woven.original.kernel.code.words[0]
-    words[begin.start : begin.end] = [mutations.NOP] * (begin.end - begin.start)
+    words[begin.start : begin.end] = [NOP] * (begin.end - begin.start)
     without = replace(woven.declaration, trampolines=(rest,))
     assert rules(woven, with_words(woven.new, words), without) == {"persistent"}
 
@@ -283,10 +286,10 @@ def test_declarations_that_make_no_sense(pool):
 
 
 def check_mutations(pool, count):
-    tally = mutations.run(pool, count)
+    tally = run(pool, count)
     named = [(one.kind, one.woven.original.kernel.name, one.at) for one in tally.unexplained]
     assert not named
-    assert set(tally.kinds) == set(mutations.KINDS)
+    assert set(tally.kinds) == set(KINDS)
     never = {
         "a snippet with a forbidden instruction",
         "a snippet without its BSSY or BSYNC",
@@ -306,4 +309,4 @@ def test_mutations_are_found_or_do_no_harm(pool):
 @pytest.mark.timeout(900)
 def test_ten_thousand_mutations(pool):
     tally = check_mutations(pool, 10_000)
-    assert {reason for _, reason in tally.passed} <= {name for name, _, _ in mutations.EQUIVALENT}
+    assert {reason for _, reason in tally.passed} <= {name for name, _, _ in EQUIVALENT}

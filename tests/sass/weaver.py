@@ -21,7 +21,7 @@ from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import add_parameter
 from gpt.formats.nvinfo import PAIR, iter_attributes
 from gpt.sass.check import Version
-from gpt.sass.check_state import registers_named
+from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
