@@ -256,8 +256,8 @@ def main() -> int:
     found: Counter[str] = Counter()
     with_findings = 0
     distances: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for number, one in enumerate(iter_versions(sys.stdin.buffer)):
-        if number % options.every or len(one.kernel.code) > options.most:
+    for one in iter_versions(sys.stdin.buffer, options.every):
+        if len(one.kernel.code) > options.most:
             continue
         try:
             hazards = Hazards(one.kernel)

@@ -3,7 +3,7 @@
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.sass.torch_check [--every N] [--json FILE]
 
-Every kernel is checked against itself. Of every Nth one (4 unless said otherwise) up to five places get the snippet
+Every Nth kernel (each unless said otherwise) is checked against itself. Then up to five places of it get the snippet
 `leader`, and the result is proven. Prints what was found, and how long control flow, liveness and the check took.
 Exits with 1 if anything was found.
 """
@@ -37,12 +37,16 @@ from tests.sass.weaver import ARCH, Place, Use, Weaver, compiled_snippets
 PARAMETER = 0x210  # where in the constant bank the snippet finds its address: nothing is run
 
 
-def iter_versions(stream: object) -> Iterator[Version]:
-    """Yield the kernels of a stream of elements."""
+def iter_versions(stream: object, every: int = 1) -> Iterator[Version]:
+    """Yield every so many kernels of a stream of elements."""
+    number = 0
     for record in msgpack.Unpacker(stream, max_buffer_size=1 << 30):
         if "data" in record:
             cubin = CubinEditor(record["data"])
             for raw in cubin.kernels:
+                number += 1
+                if number % every:
+                    continue
                 name = raw.decode()
                 yield Version(read_kernel(cubin, name, table_of(ARCH)), read_facts(cubin, name))
 
@@ -77,20 +81,18 @@ def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, 
 def main() -> int:
     """Check all kernels of the stream."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rnd = random.Random(1)
     counts: Counter[str] = Counter()
     found: Counter[str] = Counter()
     times: dict[str, list[float]] = {"flow": [], "check": []}
-    for number, one in enumerate(iter_versions(sys.stdin.buffer)):
+    for one in iter_versions(sys.stdin.buffer, options.every):
         counts["kernels"] += 1
         counts["words"] += len(one.kernel.code)
         for finding in check(one, one, Declaration(registers=one.facts.registers)):
             found[f"unwoven: {finding.rule}"] += 1
-        if number % options.every:
-            continue
         start = time.process_time()
         try:
             _ = one.kernel.live, one.kernel.flight
