@@ -7,14 +7,14 @@ been checked here, from its words alone, in a few milliseconds. The checker shar
 neither the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds
 nothing, these hold:
 
-1. *Places*. Every word is the original's, or a branch to a trampoline, or in a trampoline, or one that was amended to
-   wait, stall or announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
+1. *Places*. Every word is the original's, or branches to a trampoline, or is in one, or was amended to wait, stall or
+   announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
    (`_check_places`).
 2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the way back
    leads behind the last of them (check_words.py).
 3. *Values*. What the kernel will still read is unchanged or restored; what a snippet is given has been written, or is
    an operand of the moved instructions (check_state.py).
-4. *Time*. A snippet neither writes a register that's in flight nor reads one that hasn't arrived, and leaves nothing in
+4. *Time*. A snippet doesn't write registers in flight or read a result before it arrives, and leaves nothing in
    flight. A scoreboard is a counter that says when (words.py), but it only helps who waits for it: a dead register
    isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the seams
    between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
@@ -254,7 +254,7 @@ def _check_facts(original: Version, new: Version, declaration: Declaration) -> I
         ("jump tables", new.kernel.jump_tables == original.kernel.jump_tables),
     ):
         if not is_right:
-            yield Finding(0, "facts", f"{text}: not what was declared, or needed")
+            yield Finding(0, "facts", f"{text}: the declaration or the words need something else")
 
 
 def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:

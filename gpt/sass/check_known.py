@@ -1,4 +1,4 @@
-"""What's known in front of an instruction of a trampoline, and what the check of every trampoline needs to know.
+"""The facts that the check of a trampoline keeps for each instruction, and what it needs of the kernel.
 
 check_state.py explains the parts of State.
 """
@@ -20,7 +20,7 @@ GENERAL = (1 << 255) - 1
 
 
 class State(NamedTuple):
-    """What's known before an instruction (check_state.py)."""
+    """Facts before an instruction (check_state.py)."""
 
     own: int
     defined: int
@@ -52,7 +52,7 @@ def join(one: State | None, other: State) -> State | None:
 
 @dataclass
 class Surroundings:
-    """What the check of every trampoline needs of the kernel and of the declaration."""
+    """The kernel and the declaration, as the check of every trampoline needs them."""
 
     original: Kernel
     new: Code

@@ -195,7 +195,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
-    """Return what may be in flight where two ways meet."""
+    """Return the union of two states, for a place where two ways meet."""
     if one is None or one is other or one == other:
         return other
     return InFlight(

@@ -1,12 +1,10 @@
-"""How many cycles after an instruction of fixed latency its result may be used.
+"""Cycles until the result of an instruction of fixed latency may be used.
 
 The hardware waits for nothing: if the reader issues too early, it gets the old value. ptxas knows the exact latency for
 each pair of units (docs/sass-rules.md: 4 cycles within a unit, 5 from one to another, 13 from a comparison to a guard).
 Inside a snippet its stalls are kept. Where snippets, moved instructions and the kernel's own meet, nobody has computed
-them, so a distance is asked for that is enough for every reader: at least the longest that ptxas leaves for any pair of
-this kind in PyTorch's kernels. A seam is rarely short of it, since a branch alone counts for 10 cycles.
-
-`least` is the shortest distance that ptxas leaves for any pair of the kind: nothing of its own is below.
+them, so a distance is asked for that is enough for every reader. tests/sass/hazards.py compares it with the distances
+that ptxas leaves in PyTorch's kernels. A seam is rarely short of it, since a branch alone counts for 10 cycles.
 """
 
 from __future__ import annotations

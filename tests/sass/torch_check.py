@@ -52,7 +52,7 @@ def iter_versions(stream: object, every: int = 1) -> Iterator[Version]:
 
 
 def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, Declaration] | None:
-    """Weave at random places, in words alone; return None if there are none."""
+    """Weave at random places, in words alone; return None if there's no such place."""
     kernel = one.kernel
     weaver = Weaver(kernel, PARAMETER, compiled_snippets(), None)
     found = find_places(kernel)

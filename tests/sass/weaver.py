@@ -66,7 +66,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Place:
-    """Instructions to be moved, and what goes in front of them and behind."""
+    """Instructions to be moved, and the snippets in front of them and behind."""
 
     source: int
     before: tuple[Use, ...] = ()
@@ -76,7 +76,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Woven:
-    """What the checker takes, and the new cubin."""
+    """Everything that the checker takes, and the new cubin."""
 
     original: Version
     new: Version
