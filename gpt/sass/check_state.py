@@ -32,7 +32,7 @@ from gpt.sass.code import Code
 from gpt.sass.flow import NOTHING, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
-from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, safe_cycles
+from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
 from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
@@ -116,10 +116,9 @@ class TrampolineCheck:
             ]  # fmt: skip
             for other in before:
                 passed = elapsed + code.controls.stalls[other]
-                written = code.masks[other].writes
-                rest = safe_cycles(code[other].entry, written) - passed
-                if written and rest > 0:
-                    yield written, rest, KERNEL
+                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+                    if cycles > passed:
+                        yield written, cycles - passed, KERNEL
                 left.append((other, passed))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
@@ -287,9 +286,9 @@ class TrampolineCheck:
         stall = self.code.controls.stalls[index]
         written = self.code.masks[index].writes
         found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
-        left = safe_cycles(self.code[index].entry, written) - stall
-        if written and left > 0:
-            found.add((written, left, number))
+        for mask, cycles in iter_safe(self.code[index].entry, written):
+            if cycles > stall:
+                found.add((mask, cycles - stall, number))
         return frozenset(entry for entry in found if entry[0])
 
 

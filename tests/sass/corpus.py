@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.sass.check_words import UNMOVABLE
 from gpt.sass.faces import find_face
 from gpt.sass.kernels import Kernel, read_kernel
 from gpt.sass.tables import table_of
@@ -22,8 +23,12 @@ def compile_kernels() -> bytes:
 
 
 def find_places(kernel: Kernel) -> list[int]:
-    """Return the instructions that have a face and are reached."""
-    return [one.index for one in kernel.code if find_face(one) is not None and kernel.flight[one.index] is not None]
+    """Return the instructions that have a face, are reached and can be moved."""
+    return [
+        one.index
+        for one in kernel.code
+        if find_face(one) is not None and kernel.flight[one.index] is not None and one.name not in UNMOVABLE
+    ]
 
 
 def iter_places(kernel: Kernel, source: int, ticks: bool) -> Iterator[Place]:

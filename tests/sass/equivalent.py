@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt.sass.code import Code
 from gpt.sass.masks import EVERY_REGISTER, Registers, pack
-from gpt.sass.stalls import safe_cycles
+from gpt.sass.stalls import iter_safe
 from gpt.sass.words import BARRIERS, Control, control_of, dump_words
 from gpt.sass.woven import Inserted, Moved, Trampoline
 from tests.sass.mutations import Mutation
@@ -86,7 +86,9 @@ def _distances_suffice(one: Mutation) -> bool:
             if reader == trampoline.end - 1 and reader not in part_of:  # the way back
                 used, passed = live, passed + 10
             other = part_of.get(reader) != part_of[writer] if writer in part_of else False
-            if other and written & used and passed < safe_cycles(code[writer].entry, written):
+            if other and any(
+                mask & used and passed < cycles for mask, cycles in iter_safe(code[writer].entry, written)
+            ):
                 return False
     return True
 

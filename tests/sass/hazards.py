@@ -4,9 +4,9 @@
         python -m tests.sass.hazards [--every N] [--json FILE]
 
 The checker asks of inserted code: nothing is read that's in flight, nothing is written that's in flight or still being
-read, and results of fixed latency have `safe_cycles` to arrive. ptxas knows the hardware better than these rules do, so
-its own code breaks them. Each place where it does must be explained by a named rule (RULES). What's left over would be
-a mistake in our tables, in control flow, or in what we believe scoreboards to be.
+read, and results of fixed latency have some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own
+code breaks these rules. RULES names the exceptions that are allowed for here. What's left over is a mistake in our
+tables, in control flow, or in what we believe scoreboards to be, or a rule that isn't known yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpt.sass.code import Code
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers
-from gpt.sass.stalls import safe_cycles
+from gpt.sass.stalls import iter_safe
 from gpt.sass.words import BARRIERS
 from tests.sass.torch_check import iter_versions
 
@@ -240,7 +240,7 @@ def least_distances(kernel: Kernel, into: dict[tuple[str, str, str], tuple[int, 
                     least, times = into.get((name, file, entry.name), (99, 0))
                     into[name, file, entry.name] = (min(least, now - then), times + 1)
             pending = [(then, name, mask & ~written) for then, name, mask in pending if now - then < 40]
-            if written and safe_cycles(entry, written):
+            if any(iter_safe(entry, written)):
                 pending.append((now, entry.name, written))
             now += code.controls.stalls[index]
 

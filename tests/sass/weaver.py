@@ -28,7 +28,7 @@ from gpt.sass.flow import live_before
 from gpt.sass.graph import is_conditional, make_graph
 from gpt.sass.kernels import RESERVED, STACK, Kernel, read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers, pack, unpack
-from gpt.sass.stalls import safe_cycles
+from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table, table_of
 from gpt.sass.words import (
     SIZE,
@@ -121,7 +121,7 @@ class Weaver:
         self.trampolines: list[Trampoline] = []
         self.named = registers_named(kernel)
         self.stack = 0
-        self.is_slow = any(safe_cycles(used.entry, 1) > 7 for used in kernel.code.used.values())
+        self.is_slow = any(cycles > 7 for used in kernel.code.used.values() for _, cycles in iter_safe(used.entry, 1))
 
     def add(self, place: Place) -> None:
         """Make a trampoline. If that raises LookupError, nothing has changed."""
