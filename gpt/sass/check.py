@@ -7,14 +7,14 @@ been checked here, from its words alone, in a few milliseconds. The checker shar
 neither the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds
 nothing, these hold:
 
-1. *Places*. Every word is the original's, or a branch to a trampoline, or in a trampoline, or one that was amended to
-   wait, stall or announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
+1. *Places*. Every word is the original's, or branches to a trampoline, or is in one, or was amended to wait, stall or
+   announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
    (`_check_places`).
 2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the way back
    leads behind the last of them (check_words.py).
 3. *Values*. What the kernel will still read is unchanged or restored; what a snippet is given has been written, or is
    an operand of the moved instructions (check_state.py).
-4. *Time*. A snippet neither writes a register that's in flight nor reads one that hasn't arrived, and leaves nothing in
+4. *Time*. A snippet doesn't write registers in flight or read a result before it arrives, and leaves nothing in
    flight. A scoreboard is a counter that says when (words.py), but it only helps who waits for it: a dead register
    isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the seams
    between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
@@ -35,7 +35,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpt.sass.check_state import Surroundings, TrampolineCheck, registers_named
+from gpt.sass.check_known import Surroundings, registers_named
+from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import (
     NOP,
     UNMOVABLE,
@@ -46,10 +47,11 @@ from gpt.sass.check_words import (
     is_collective,
     make_branch,
 )
+from gpt.sass.code import Code
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Facts, Kernel
 from gpt.sass.masks import STARTS, name_registers, pack
-from gpt.sass.words import SIZE, control_of
+from gpt.sass.words import CONTROL, SIZE, control_of, dump_words
 from gpt.sass.woven import Declaration, Inserted, Trampoline
 
 
@@ -85,7 +87,9 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     for number, followers in enumerate(graph.successors):
         for follower in followers:
             predecessors[follower].append(number)
-    around = Surroundings(original.kernel, new.kernel.code, declaration, registers_named(original.kernel), predecessors)
+    named = registers_named(original.kernel)
+    flight = _amend(original.kernel, new.kernel, declaration).flight
+    around = Surroundings(original.kernel, new.kernel.code, declaration, flight, named, predecessors)
     defined = -1
     for trampoline in declaration.trampolines:
         words = list(_check_words(original.kernel, new.kernel, trampoline))
@@ -98,6 +102,17 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
                     defined &= state.defined
     found += _check_persistent(around, declaration, defined)
     return found
+
+
+def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
+    """Return the original with its amended instructions: what they announce may be awaited now."""
+    words = list(original.code.words)
+    for index in declaration.amended:
+        if not compare_amended(new.code.words[index], words[index], original.code[index].entry):
+            words[index] = new.code.words[index]
+    if words == original.code.words:
+        return original
+    return Kernel(original.name, Code(dump_words(words), original.code.table), original.registers, original.jump_tables)
 
 
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
@@ -148,8 +163,8 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
             branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
             guarded = make_branch(index, replaced[index].start, original.code.table.arch.branch, was)
             control = control_of(word)
-            is_branch = not (word ^ branch) & _IDENTITY or (
-                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & _IDENTITY
+            is_branch = not (word ^ branch) & ~CONTROL or (
+                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & ~CONTROL
             )
             if not is_branch or control.write_barrier != 7 or control.read_barrier != 7 or control.reuse:
                 yield Finding(index, "places", "it isn't the branch to its trampoline")
@@ -166,9 +181,6 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
         if not inside[index] and new_words[index] != NOP:
             yield Finding(index, "places", "behind the kernel, and in no trampoline")
     yield from _check_jumps(original, declaration)
-
-
-_IDENTITY = (1 << 105) - 1
 
 
 def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
@@ -202,7 +214,7 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Itera
     words, table = new.code.words, original.code.table
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)
-    has_guard_on_branch = bool((words[first] ^ branch) & _IDENTITY)
+    has_guard_on_branch = bool((words[first] ^ branch) & ~CONTROL)
     for part in trampoline.parts:
         if isinstance(part, Inserted):
             now = words[part.start : part.start + part.length]
@@ -217,7 +229,7 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Itera
     if _has_way_back(original, trampoline):
         at = trampoline.end - 1
         back = make_branch(at, trampoline.sources[-1] + 1, table.arch.branch)
-        if (words[at] ^ back) & _IDENTITY or compare_control(words[at], back | _PLAIN):
+        if (words[at] ^ back) & ~CONTROL or compare_control(words[at], back | _PLAIN):
             yield Finding(at, "places", "the way back leads elsewhere")
 
 
@@ -242,7 +254,7 @@ def _check_facts(original: Version, new: Version, declaration: Declaration) -> I
         ("jump tables", new.kernel.jump_tables == original.kernel.jump_tables),
     ):
         if not is_right:
-            yield Finding(0, "facts", f"{text}: not what was declared, or needed")
+            yield Finding(0, "facts", f"{text}: the declaration or the words need something else")
 
 
 def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:

@@ -24,74 +24,22 @@ barrier that the kernel doesn't name, and all must have met where it ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from gpt.sass.check_saves import Copy, find_restored, is_slot, keep_copies
+from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings, join
+from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import InFlight, issue, merge, wait_for
+from gpt.sass.flow import NOTHING, issue, wait_for
 from gpt.sass.graph import is_conditional
-from gpt.sass.kernels import Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
-from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, safe_cycles
-from gpt.sass.words import BARRIERS, PT, SIZE, bits, guard_of
-from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
+from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
+from gpt.sass.words import PT, SIZE, bits, guard_of
+from gpt.sass.woven import Inserted, Moved, Trampoline
 
-NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0)
 STACK_POINTER = 1 << 1
-_GENERAL = (1 << 255) - 1
 _PREDICATES = 127 << STARTS.P
-_KERNEL = -1  # the part of what the kernel itself wrote
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
-
-
-class State(NamedTuple):
-    """What's known before an instruction (the module's text)."""
-
-    own: int
-    defined: int
-    copies: frozenset[Copy]
-    kernel: InFlight
-    ours: InFlight
-    pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
-    meetings: tuple[tuple[int, int], ...]  # barrier, and the instruction where lanes meet
-    part: int  # of the instruction before; _KERNEL at the beginning
-
-
-def join(one: State | None, other: State) -> State | None:
-    """Return what's known where two ways meet, or None if they can't."""
-    if one is None or one == other:
-        return other
-    if one.meetings != other.meetings:
-        return None
-    return State(
-        one.own & other.own,
-        one.defined & other.defined,
-        one.copies & other.copies,
-        merge(one.kernel, other.kernel),
-        merge(one.ours, other.ours),
-        one.pending | other.pending,
-        one.meetings,
-        one.part if one.part == other.part else _KERNEL,
-    )
-
-
-@dataclass
-class Surroundings:
-    """What the check of every trampoline needs of the kernel and of the declaration."""
-
-    original: Kernel
-    new: Code
-    declaration: Declaration
-    named: int  # registers that the kernel names
-    predecessors: list[list[int]]  # of blocks
-
-    @property
-    def usable(self) -> int:
-        """Registers that the file's count allows."""
-        return (1 << max(0, min(255, self.declaration.registers - 2))) - 1 | EVERY_REGISTER & ~_GENERAL
 
 
 class TrampolineCheck:
@@ -114,13 +62,13 @@ class TrampolineCheck:
         """Return what's wrong."""
         kernel = self.around.original
         first = self.trampoline.sources[0]
-        flight = kernel.flight[first]
+        flight = self.around.flight[first]
         if flight is None:
             return [(first, "reach", "nothing leads to this place")]
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
         own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
-        start = State(own, defined, frozenset(), flight, NOTHING, frozenset(self._pending(first)), (), _KERNEL)
+        start = State(own, defined, frozenset(), flight, NOTHING, frozenset(self._pending(first)), (), KERNEL)
         states: dict[int, State] = {}
         left: list[tuple[int, State]] = [(self.trampoline.start, start)]
         while left and len(self.faults) < 50:
@@ -168,10 +116,9 @@ class TrampolineCheck:
             ]  # fmt: skip
             for other in before:
                 passed = elapsed + code.controls.stalls[other]
-                written = code.masks[other].writes
-                rest = safe_cycles(code[other].entry, written) - passed
-                if written and rest > 0:
-                    yield written, rest, _KERNEL
+                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+                    if cycles > passed:
+                        yield written, cycles - passed, KERNEL
                 left.append((other, passed))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
@@ -212,6 +159,15 @@ class TrampolineCheck:
         kept = given & state.own & ~(state.defined | STACK_POINTER)
         self.reads |= kept if not _is_saving(self.code, part) else 0
         self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
+        guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
+        self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
+        read = written = 0
+        for masks in self.code.masks[part.start : part.start + part.length]:
+            read, written = read | masks.reads, written | masks.writes
+        self._fault(index, "undefined", written & guard, "is the guard, and overwritten")
+        self._fault(
+            index, "undefined", read & ~(written | given | guard | STACK_POINTER), "is read, but isn't an input"
+        )
         if given.bit_count() != inputs.bit_count():
             self.faults.append((index, "undefined", "an input without a name"))
 
@@ -224,7 +180,7 @@ class TrampolineCheck:
             return
         self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        foreign = written & around.named & ~(_GENERAL | _PREDICATES)
+        foreign = written & around.named & ~(GENERAL | _PREDICATES)
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
         late = read & _or(state.kernel.writes) | written & (flying | state.kernel.unawaited)
@@ -277,7 +233,7 @@ class TrampolineCheck:
         self._fault(index, "live", kernel.live[part.source] & ~state.own, "isn't what the kernel left there")
         read, written, *_ = source.masks
         for mask, left, other in state.pending:
-            if other != _KERNEL and isinstance(self.trampoline.parts[other], Inserted):
+            if other != KERNEL and isinstance(self.trampoline.parts[other], Inserted):
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
         copies = frozenset(
             copy for copy in state.copies
@@ -313,7 +269,7 @@ class TrampolineCheck:
             self.faults.append((index, "lanes", "the way back is between BSSY and BSYNC"))
         stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)
         for mask, left, other in state.pending:
-            is_ours = other != _KERNEL and isinstance(self.trampoline.parts[other], Inserted)
+            is_ours = other != KERNEL and isinstance(self.trampoline.parts[other], Inserted)
             if is_ours and left > stall:
                 self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet on the way back")
         self.ends.append(state)
@@ -330,9 +286,9 @@ class TrampolineCheck:
         stall = self.code.controls.stalls[index]
         written = self.code.masks[index].writes
         found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
-        left = safe_cycles(self.code[index].entry, written) - stall
-        if written and left > 0:
-            found.add((written, left, number))
+        for mask, cycles in iter_safe(self.code[index].entry, written):
+            if cycles > stall:
+                found.add((mask, cycles - stall, number))
         return frozenset(entry for entry in found if entry[0])
 
 
@@ -352,8 +308,3 @@ def _is_saving(code: Code, part: Inserted) -> bool:
     """Return whether a part only keeps registers or gives them back: STL, LDL, MOV, P2R, R2P."""
     names = {code[index].name for index in range(part.start, part.start + part.length)}
     return names <= {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
-
-
-def registers_named(kernel: Kernel) -> int:
-    """Return the registers that a kernel's instructions name, whether or not they can run."""
-    return _or(tuple({masks.reads | masks.writes for masks in kernel.code.masks}))

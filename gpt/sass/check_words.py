@@ -140,7 +140,7 @@ def _compare(new: int, old: int, index: int, part: Inserted, table: Table) -> st
         old = with_target(old, opcode.target, at, SIZE * part.start + target)
     if part.guard is not None:
         if not guard_of(old).always or opcode.target:
-            return "a guard for what has one, or jumps"
+            return "a guard for a word that has one, or jumps"
         if guard_of(new) != part.guard:
             return "it hasn't the declared guard"
         new = with_guard(new, Guard(PT, False))
@@ -171,7 +171,7 @@ def _compare_operand(new: int, old: int, operand: Operand, part: Inserted, table
     turn = none if operand.inverted else 0
     was, now = (old >> low & none) ^ turn, (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
-        return ("" if was == now else f"{operand.name} is none of the registers, or was"), none << low
+        return ("" if was == now else f"{operand.name} is RZ or PT, but only here or only there"), none << low
     names = part.names.get(operand.file, {})
     if any(names.get(was + k) != now + k for k in range(count)):
         return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}", none << low

@@ -146,7 +146,7 @@ class Code:
 
     @cached_property
     def masks(self) -> list[Masks]:
-        """What each word reads and writes."""
+        """The registers that each word reads and writes."""
         used = self.used
         return [
             decoder.known.get(word & decoder.relevant) or decoder.masks(word)
@@ -167,7 +167,7 @@ class Code:
 
     @cached_property
     def jumps(self) -> list[int]:
-        """Where the instructions are that name a target."""
+        """The places of instructions with a target."""
         numbers = {number for number, decoder in self.used.items() if decoder.entry.target}
         return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
 

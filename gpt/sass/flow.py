@@ -11,10 +11,11 @@ both by scoreboards (words.py): a write barrier is counted down when the result 
 been read, too; a read barrier when the operands have been read. Barriers are counters, so waiting for one waits for
 every instruction that uses it.
 
-ptxas leaves a store without any barrier if nobody overwrites its operands later. Words can't tell when such a store
-has read them. They stay in flight until the kernel ends (`InFlight.unawaited`), unless somebody puts a read barrier on
-the store. So do the results of loads without a barrier, for which ptxas waits by a later load of the same unit, and the
-operands of HGMMA, which it awaits by WARPGROUP.DEPBAR.
+ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
+read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
+instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
+flight until the kernel ends (`InFlight.loose`): the results of loads without a barrier, for which ptxas waits by a
+later load of the same unit, and the operands of HGMMA.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
@@ -32,7 +33,10 @@ from gpt.sass.masks import EVERY_REGISTER, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-_GROUPED = {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}  # announced by WARPGROUP.DEPBAR, which isn't followed
+# Their results don't need barriers, but their operands do. Those of HGMMA are announced by WARPGROUP.DEPBAR, which
+# isn't followed.
+_LATE = {"STS", "LDGSTS", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+_QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
@@ -83,7 +87,13 @@ class InFlight(NamedTuple):
 
     writes: tuple[int, ...]
     reads: tuple[int, ...]
-    unawaited: int  # of instructions without a barrier
+    queued: int  # operands of memory instructions without a barrier, which a later one's barrier will cover
+    loose: int  # what nothing announces
+
+    @property
+    def unawaited(self) -> int:
+        """Registers that no barrier announces, so far."""
+        return self.queued | self.loose
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are down; without `unawaited`."""
@@ -94,7 +104,7 @@ class InFlight(NamedTuple):
         return found
 
 
-_NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0)
+NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 
 
 def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
@@ -102,7 +112,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
     events = _events(code)
     adds, waits = [], []  # by a block: what it leaves in flight if nothing was, and the barriers that it waits for
     for block in graph.blocks:
-        state, waited = _NOTHING, 0
+        state, waited = NOTHING, 0
         for index in range(block.start, block.end):
             if events[index]:
                 state = issue(state, code, index)
@@ -110,7 +120,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
         adds.append(state)
         waits.append(waited)
     arriving: list[InFlight | None] = [None] * len(graph.blocks)
-    arriving[0] = _NOTHING
+    arriving[0] = NOTHING
     changed = [True, *[False] * (len(arriving) - 1)]
     while any(changed):
         for number in [number for number, is_changed in enumerate(changed) if is_changed]:
@@ -146,16 +156,16 @@ def _events(code: Code) -> list[bool]:
 
 def _is_late(entry: Opcode) -> bool:
     """Return whether an instruction without a barrier may read and write long after it has issued."""
-    return entry.variable or entry.name in _GROUPED
+    return entry.variable or entry.name in _LATE
 
 
 def wait_for(state: InFlight, mask: int) -> InFlight:
     """Return what's in flight once the barriers in `mask` are down."""
-    if not mask or state == _NOTHING:
+    if not mask or state == NOTHING:
         return state
     writes = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.writes))
     reads = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.reads))
-    return InFlight(writes, reads, state.unawaited)
+    return InFlight(writes, reads, state.queued, state.loose)
 
 
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
@@ -163,28 +173,36 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     _, write_barriers, read_barriers, waits = code.controls
     write, read = write_barriers[index], read_barriers[index]
     state = wait_for(state, waits[index])
-    if write >= BARRIERS and read >= BARRIERS:
-        if not _is_late(code.used[code.opcodes[index]].entry):
-            return state
-        reading, writing, *_ = code.masks[index]
-        return state._replace(unawaited=state.unawaited | reading | writing)
+    entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
-    writes, reads = state.writes, state.reads
+    if write >= BARRIERS and read >= BARRIERS:
+        if not _is_late(entry):
+            return state
+        if entry.name in _QUEUE:
+            return state._replace(queued=state.queued | reading, loose=state.loose | writing)
+        return state._replace(loose=state.loose | reading | writing)
+    writes, reads, loose, queued = state.writes, state.reads, state.loose, state.queued
     if write < BARRIERS:
         writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
+    elif _is_late(entry):
+        loose |= writing
     awaited = read if read < BARRIERS else write
+    if entry.name in _QUEUE:
+        reading |= queued
+        queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
-    return InFlight(writes, reads, state.unawaited)
+    return InFlight(writes, reads, queued, loose)
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
-    """Return what may be in flight where two ways meet."""
+    """Return the union of two states, for a place where two ways meet."""
     if one is None or one is other or one == other:
         return other
     return InFlight(
         tuple([a | b for a, b in zip(one.writes, other.writes, strict=True)]),
         tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
-        one.unawaited | other.unawaited,
+        one.queued | other.queued,
+        one.loose | other.loose,
     )
 
 

@@ -11,8 +11,9 @@ Warps make this harder than on a CPU. Lanes that part at a branch wait for each 
     L:              go on together
 
 A BSYNC goes on at the label of the BSSY that filled its barrier. Usually that's the next instruction, but not always.
-Every BSSY on the same barrier that reaches the BSYNC may be the one, so each label counts. A barrier may also be saved
-in a register and written back (BMOV); then any label is possible.
+Every BSSY on the same barrier that reaches the BSYNC may be the one, so each label counts. A function leaves its
+caller's barriers as they were, so what a BSYNC behind a call may find is what there was at that call, not at every call
+of the function. A barrier may also be saved in a register and written back (BMOV); then any label is possible.
 
 A RET goes back to behind the calls of the functions that it ends. Where no call in this section leads to it, it may go
 back to behind any call.
@@ -210,6 +211,8 @@ class _Builder:
             if self.code[index].writes.B:
                 number = bisect.bisect_right(self.blocks, index, key=lambda block: block.start) - 1
                 restores, kills[number], fills[number] = True, 0, everyone
+        returns = {self.ends[index] for index in self.code.find({"RET"})}
+        behind = {self.ends[index]: self.at[index + 1] for index in self.code.find(_CALLS) if index + 1 in self.at}
         meets = {self.ends[index]: self.code[index].reads.B for index in self.code.find({"BSYNC"})}
         reaching: list[int | None] = [None] * len(self.blocks)
         reaching[0] = 0
@@ -221,7 +224,8 @@ class _Builder:
                 if number in meets:
                     filled = state & (everyone if restores else on_barrier[meets[number]])
                     successors[number] |= {labels[bit] for bit in _bits_of(filled)}
-                for follower in successors[number]:
+                followers = set() if number in returns else successors[number]
+                for follower in followers | {behind[number]} if number in behind else followers:
                     before = reaching[follower]
                     if before is None or state & ~before:
                         reaching[follower] = state | (before or 0)

@@ -50,7 +50,7 @@ class Kernel:
 
     @cached_property
     def flight(self) -> list[InFlight | None]:
-        """What's in flight before each instruction; None if it's never reached. Raises UnboundedError."""
+        """The state of scoreboards before each instruction; None if it's never reached. Raises UnboundedError."""
         return in_flight_before(self.code, self.graph)
 
     @property
@@ -70,7 +70,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the file says of a kernel's code."""
+    """Numbers that the file has for a kernel's code."""
 
     registers: int  # as the file has it: the highest register + 3
     exits: tuple[int, ...]  # offsets of EXITs

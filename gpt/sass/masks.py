@@ -25,8 +25,8 @@ class Registers(NamedTuple):
 class Masks(NamedTuple):
     """Registers that a word reads and writes, its guard included, as masks of all files.
 
-    `keeps` are those whose value before certainly isn't lost: all but what it writes; but under a guard, or if it
-    isn't `exact`, it may write less than it could, so then all of them. `exact` if all its modifiers are known.
+    `keeps` has every register whose old value may survive: all but those written. Under a guard, or if the word isn't
+    `exact`, fewer may be written than could be, so then it has them all. `exact` if all its modifiers are known.
     """
 
     reads: int

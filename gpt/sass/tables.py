@@ -110,7 +110,7 @@ class Effect(NamedTuple):
 
 
 class Decoder:
-    """What the words with one opcode read and write.
+    """Finds the registers that words with one opcode read and write.
 
     Words differ in immediates more than in registers: so the masks are kept under the bits that it depends on.
     """

@@ -1,4 +1,4 @@
-"""What a weaver says it did to a kernel, for `gpt/sass/check` to prove.
+"""The declaration in which a weaver says what it did to a kernel, for `gpt/sass/check.py` to prove.
 
 Nothing here is believed. A declaration only spares the checker from guessing: where the trampolines are, from which
 words each part of them was made, and which register stands for which. Instructions are numbered from the start of

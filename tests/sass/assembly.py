@@ -71,11 +71,23 @@ TABLE = parse_table("""gpt-sass-table 1 sm_90
   P12 read 1
   R24 read 2
   R32 read 1
+
+988 STS
+  P12 read 1
+  R24 read 1
+  R32 read 1
+
+9f0 HGMMA
+  P12 read 1
+  R16 write 2
+  R24 read 1
 """)
 PLACES = {  # where the numbers of a line go
     "MOV": (16, 32),
     "LDG": (16, 24),
     "STG": (24, 32),
+    "STS": (24, 32),
+    "HGMMA": (16, 24),
     "BSSY": (16,),
     "BSYNC": (16,),
     "BMOV": (24,),

@@ -87,6 +87,21 @@ def test_a_store_without_a_barrier_stays_in_flight():
     assert found[2].after_waiting(0) == 0
 
 
+def test_a_later_memory_instruction_covers_a_store_without_a_barrier():
+    """Memory instructions read their operands in order (docs/sass-rules.md)."""
+    found = flight("STG 8 4", "STS 3 2", "LDG 6 12, w1", "MOV 5 255, b1", "EXIT")
+    assert general(found[2].unawaited) == {4, 8, 9, 2, 3}
+    assert general(found[3].unawaited) == set()
+    assert general(found[3].after_waiting(0)) == {6, 12, 13, 4, 8, 9, 2, 3}
+    assert found[4].after_waiting(0) == found[4].unawaited == 0
+
+
+def test_what_nothing_announces_stays_in_flight():
+    """A load without a barrier for its result; HGMMA, whose scoreboard isn't followed."""
+    found = flight("LDG 6 12, r1", "HGMMA 20 30", "LDG 4 8, w0", "MOV 5 255, b01", "EXIT")
+    assert general(found[4].unawaited) == {6, 20, 21, 30}
+
+
 def test_both_ways_to_an_instruction_count():
     found = flight("@0 BRA other", "LDG 4 8, w0", "BRA end", "other: LDG 6 8, w1", "end: EXIT", "EXIT")
     assert general(found[4].after_waiting(0)) == {4, 6, 8, 9}

@@ -57,6 +57,15 @@ def test_each_bsync_has_the_labels_of_its_own_barrier():
     assert found[5] == [7, 8]
 
 
+def test_a_call_does_not_mix_up_the_barriers_of_its_callers():
+    lines = (
+        "BSSY 0 one", "CALL f", "BSYNC 0", "MOV 4", "one: BSSY 0 two", "CALL f", "BSYNC 0", "MOV 5", "two: EXIT",
+        "f: MOV 6", "RET 20",
+    )  # fmt: skip
+    found = edges(*lines)
+    assert (found[2], found[6]) == ([3, 4], [7, 8])
+
+
 def test_a_barrier_that_was_written_back_may_be_any():
     lines = ("BSSY 0 one", "MOV 4", "one: BSSY 1 two", "BMOV 1", "BSYNC 1", "MOV 5", "two: EXIT")
     assert edges(*lines)[3] == [2, 5, 6]

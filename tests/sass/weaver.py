@@ -21,13 +21,14 @@ from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import add_parameter
 from gpt.formats.nvinfo import PAIR, iter_attributes
 from gpt.sass.check import Version
-from gpt.sass.check_state import registers_named
+from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
 from gpt.sass.graph import is_conditional, make_graph
 from gpt.sass.kernels import RESERVED, STACK, Kernel, read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers, pack, unpack
+from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table, table_of
 from gpt.sass.words import (
     SIZE,
@@ -65,7 +66,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Place:
-    """Instructions to be moved, and what goes in front of them and behind."""
+    """Instructions to be moved, and the snippets in front of them and behind."""
 
     source: int
     before: tuple[Use, ...] = ()
@@ -75,7 +76,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Woven:
-    """What the checker takes, and the new cubin."""
+    """Everything that the checker takes, and the new cubin."""
 
     original: Version
     new: Version
@@ -108,7 +109,9 @@ def _inputs(words: list[int], table: Table) -> Registers:
     return Registers(R=live_before(code, make_graph(code))[0] & 0xFFF0)
 
 
-class _Weaver:
+class Weaver:
+    """Words and trampolines of one kernel."""
+
     def __init__(self, kernel: Kernel, bank_offset: int, snippets: dict[str, Snippet], tick: int | None) -> None:
         self.kernel = kernel
         self.bank_offset = bank_offset
@@ -118,14 +121,25 @@ class _Weaver:
         self.trampolines: list[Trampoline] = []
         self.named = registers_named(kernel)
         self.stack = 0
-        self.highest = kernel.registers
+        self.is_slow = any(cycles > 7 for used in kernel.code.used.values() for _, cycles in iter_safe(used.entry, 1))
 
     def add(self, place: Place) -> None:
-        """Make a trampoline."""
+        """Make a trampoline. If that raises LookupError, nothing has changed."""
+        before = len(self.words)
+        try:
+            self._add(place)
+        except LookupError:
+            del self.words[before:]
+            raise
+
+    def _add(self, place: Place) -> None:
         start = len(self.words)
         parts: list[Inserted | Moved] = []
         sources = range(place.source, place.source + place.count)
         saved = reads = 0
+        if self.is_slow:  # a register to be saved may still be on its way
+            for _ in range(2):
+                self._glue(NOP & ~(15 << 105) | 15 << 105, parts)
         for use in place.before:
             one, two = self._use(use, sources[0], parts, is_behind=False)
             saved, reads = saved | one, reads | two
@@ -309,7 +323,7 @@ def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snip
     parameter = add_parameter(editor)
     kernel = original.kernel
     tick = kernel.registers if ticks else None
-    weaver = _Weaver(kernel, parameter.bank_offset, snippets, tick)
+    weaver = Weaver(kernel, parameter.bank_offset, snippets, tick)
     if ticks:
         places = [Place(0, before=(Use("begin", TICK),)), *places]
     for place in places:

@@ -1,0 +1,75 @@
+"""The facts that the check of a trampoline keeps for each instruction, and what it needs of the kernel.
+
+check_state.py explains the parts of State.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpt.sass.check_saves import Copy
+from gpt.sass.code import Code
+from gpt.sass.flow import InFlight, merge
+from gpt.sass.kernels import Kernel
+from gpt.sass.masks import EVERY_REGISTER
+from gpt.sass.woven import Declaration
+
+KERNEL = -1  # the part of what the kernel itself wrote
+GENERAL = (1 << 255) - 1
+
+
+class State(NamedTuple):
+    """Facts before an instruction (check_state.py)."""
+
+    own: int
+    defined: int
+    copies: frozenset[Copy]
+    kernel: InFlight
+    ours: InFlight
+    pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
+    meetings: tuple[tuple[int, int], ...]  # barrier, and the instruction where lanes meet
+    part: int  # of the instruction before; KERNEL at the beginning
+
+
+def join(one: State | None, other: State) -> State | None:
+    """Return what's known where two ways meet, or None if they can't."""
+    if one is None or one == other:
+        return other
+    if one.meetings != other.meetings:
+        return None
+    return State(
+        one.own & other.own,
+        one.defined & other.defined,
+        one.copies & other.copies,
+        merge(one.kernel, other.kernel),
+        merge(one.ours, other.ours),
+        one.pending | other.pending,
+        one.meetings,
+        one.part if one.part == other.part else KERNEL,
+    )
+
+
+@dataclass
+class Surroundings:
+    """The kernel and the declaration, as the check of every trampoline needs them."""
+
+    original: Kernel
+    new: Code
+    declaration: Declaration
+    flight: list[InFlight | None]  # the kernel's, with its amended instructions
+    named: int  # registers that the kernel names
+    predecessors: list[list[int]]  # of blocks
+
+    @property
+    def usable(self) -> int:
+        """Registers that the file's count allows."""
+        return (1 << max(0, min(255, self.declaration.registers - 2))) - 1 | EVERY_REGISTER & ~GENERAL
+
+
+def registers_named(kernel: Kernel) -> int:
+    """Return the registers that a kernel's instructions name, whether or not they can run."""
+    found = 0
+    for named in {masks.reads | masks.writes for masks in kernel.code.masks}:
+        found |= named
+    return found
