@@ -103,7 +103,7 @@ CACHE = $(addprefix runtime/common/,cache.c own.c private.c sha256.c fd_passing.
 $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/common/*.h) $(HEADERS)
 	@echo "cc $@"
 	@mkdir -p $(@D)
-	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
+	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) $(OLD_LIBS) -o $@
 
 # What makes host code of PTX: what is kept of another generator is not used.
 HOST = $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h

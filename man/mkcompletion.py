@@ -22,7 +22,7 @@ sys.path.insert(0, str(TOP))
 
 from gpt.base.arch import KNOWN  # noqa: E402
 
-# Words for what pages call by one name; other values of TEXT are the words (Cm) of the option's own text.
+# The words behind a placeholder. Those of a placeholder in TEXT are the words (Cm) in the option's own text.
 VALUES = {"SM": KNOWN, "PROBE": tuple(sorted(path.stem for path in (TOP / "probes").glob("*.toml")))}
 TEXT = ("KIND", "TYPE", "WORD")
 PATHS = ("FILE", "STREAM", "TRACE", "PROBE")
@@ -32,7 +32,7 @@ ESCAPES = {r"\e": "\\", r"\(aq": "'", r"\&": "", r"\-": "-"}
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its flags, what is said of it, and its value, if it has one."""
+    """One option: its flags, the first sentence about it, and its value, if it has one."""
 
     flags: tuple[str, ...]
     about: str
@@ -52,7 +52,7 @@ class Tool:
 
 
 def parse_page(path: Path) -> Tool:
-    """What a page says of its tool."""
+    """Return the commands and options of a tool from the SYNOPSIS and OPTIONS of its page."""
     text = path.read_text()
     synopsis, options = (
         text.partition(f"\n.Sh {name}\n")[2].partition("\n.Sh ")[0] for name in ("SYNOPSIS", "OPTIONS")
@@ -84,7 +84,7 @@ def _parse_option(item: str) -> Option:
 
 
 def _first_sentence(body: str) -> str:
-    """The first sentence of an item as plain text without anything that a shell would read."""
+    """Return the first sentence of an item as plain text, without characters that are special in a shell."""
     text = ""
     for line in body.splitlines():
         if line.startswith("."):
@@ -99,7 +99,7 @@ def _first_sentence(body: str) -> str:
     return shorten(text, 72, placeholder=" ...")
 
 
-# bash: what is offered after each option, and at any other place the options, commands or files
+# bash: words after each option, and everywhere else options, commands or files
 
 BASH = """\
 # Completion of {name} for bash, made from {name}(1).

@@ -9,7 +9,8 @@
 
 enum { GPT_BUILD_ID = 64 }; // bytes at most that count as one
 
-// Bytes of the build id in the notes of a segment with this alignment, 0 if they hold none; *id points to it.
+// Return the size of the build id in the notes of a segment with this alignment, or 0 without one; *id points
+// to it.
 static inline size_t gpt_find_build_id(const unsigned char *notes, size_t size, size_t align,
                                        const unsigned char **id) {
     align = align == 8 ? 8 : 4;

@@ -88,7 +88,7 @@ def declare(name: str, keys: records.Keys) -> Iterator[str]:
 
 
 def c_type(type_: str, key: str) -> str:
-    """The declaration of a member."""
+    """Return the declaration of a member."""
     if type_.startswith("["):
         return f"struct {{ const {c_type(type_.rstrip('?')[1:-1], '*items')} size_t count; }} {key};"
     base = f"struct gpt_{type_}" if type_ in records.STRUCTS else SCALARS[type_]
@@ -96,12 +96,12 @@ def c_type(type_: str, key: str) -> str:
 
 
 def present(type_: str) -> str:
-    """What is true of a member that is there."""
+    """Return an expression that's true if a member is present."""
     return "{}.items" if type_.startswith("[") else PRESENT[type_]
 
 
 def put_map(keys: records.Keys, fixed: int) -> Iterator[str]:
-    """Statements that begin the map of `record`: its keys and `fixed` more."""
+    """Yield the statements that begin the map of `record`: its keys and `fixed` more."""
     needed = fixed + sum(not type_.endswith("?") for type_, _ in keys.values())
     terms = [f"!!{present(t).format(f'record->{key}')}" for key, (t, _) in keys.items() if t.endswith("?")]
     yield f"gpt_put_map(buffer, {' + '.join([str(needed), *terms])});"

@@ -61,7 +61,7 @@ static inline void gpt_put_bool(struct gpt_packer *buffer, bool value) {
     gpt_put_number(buffer, value ? 0xc3 : 0xc2, 0, 0);
 }
 
-// What stands before text, bytes, an array or a map of `size` parts. A size below `limit` is in the type byte
+// Write the head of text, bytes, an array or a map of `size` parts. A size below `limit` is in the type byte
 // itself; others follow it in 8 bits (where `type8` is not 0), 16 (`type16`) or 32 (the next type).
 static inline void gpt_put_head(struct gpt_packer *buffer, size_t size, unsigned char fix, unsigned limit,
                                 unsigned char type8, unsigned char type16) {

@@ -1,6 +1,6 @@
-// Messages of all that is in C: one line on standard error, whatever names it holds. What could move the
-// cursor, hide text or reorder it, and what is not UTF-8, stands as its bytes, `\x1b`; gpt/base/printable.py
-// does so for Python.
+// Messages of all C code: each is one line on standard error, whatever names are in it. Characters that could
+// move the cursor, hide text or reorder it, and bytes that aren't UTF-8, are written as `\x1b`.
+// gpt/base/printable.py does the same for Python.
 
 #ifndef GPT_SAY_H
 #define GPT_SAY_H
@@ -39,8 +39,8 @@ static inline size_t gpt_shown(const unsigned char *text) {
     return code >= first[size] ? size : 0;
 }
 
-// Writes a message and a line feed in one piece, as long as a pipe keeps one apart from those of other
-// processes: the end of a longer one is lost.
+// Writes a message and a line feed in one piece. It's cut to the size that a pipe writes atomically, so
+// messages of several processes don't mix.
 static inline void gpt_write_line(const char *text) {
     static const char digits[] = "0123456789abcdef";
     char line[PIPE_BUF];

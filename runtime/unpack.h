@@ -1,5 +1,5 @@
-// Reading msgpack that anybody may have written, in traces: no value is believed to be
-// within the bytes that there are. Once something is not, `bad` is set, and what is read then means nothing.
+// Reads msgpack from traces, which anybody may have written: every value is checked to lie within the bytes.
+// Once one doesn't, `bad` is set, and later results are meaningless.
 
 #ifndef GPT_UNPACK_H
 #define GPT_UNPACK_H
@@ -31,7 +31,7 @@ static inline uint64_t read_number(struct cursor *cursor, unsigned width) {
     return number;
 }
 
-// The next value; what is in an array or map follows it.
+// Read the next value; the contents of an array or map follow it.
 static inline struct value read_value(struct cursor *cursor) {
     static const signed char widths[32] = {
         // 0xc0: nil, -, false, true, bin 8 16 32, ext 8 16 32, float 32 64, uint 8 16 32 64
@@ -85,7 +85,7 @@ static inline void skip_value(struct cursor *cursor) {
     }
 }
 
-// The next value, and past what is in it.
+// Read the next value and skip its contents.
 static inline struct value take_value(struct cursor *cursor) {
     struct cursor inside = *cursor;
     skip_value(cursor);

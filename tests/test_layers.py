@@ -32,6 +32,13 @@ def imported(tree):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "gpt")
 
 
+def file_of(module):
+    """Return the file of a module, or of the module that has this name in it; for a package, its folder."""
+    path = module.replace(".", "/")
+    files = (f"{path}.py", f"{path.rpartition('/')[0]}.py")
+    return next((file for file in files if (ROOT / file).exists()), f"{path}/")
+
+
 def test_no_file_imports_from_above():
     checked = 0
     for path in sources():
@@ -41,9 +48,7 @@ def test_no_file_imports_from_above():
         layer = layer_of(name)
         assert layer is not None, f"{name} is in no layer of gpt(7)"
         for module in imported(ast.parse(path.read_text())):
-            other = layer_of(
-                module.replace(".", "/") + (".py" if (ROOT / f"{module.replace('.', '/')}.py").exists() else "/")
-            )
+            other = layer_of(file_of(module))
             assert other is None or other >= layer, f"{name} imports {module}"
             checked += 1
     assert checked > 100

@@ -49,7 +49,7 @@ RANKS = (
 )
 WAITS = (
     Column("rank", "text", title="who waits"),
-    Column("whom", "text", title="for whom"),
+    Column("whom", "text", title="on whom"),
     Column("collectives", "u64"),
     Column("waiting", "u64", "ns"),
     Column("share", "f64", "%"),

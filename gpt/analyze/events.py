@@ -256,9 +256,9 @@ def _quoted(text: str) -> str:
 
 
 OPTIONS: dict[str, Any] = {
-    "notes": Annotated[bool, Option("--notes", help="With --json: what else is known, in lines that begin with #.")],
-    "sort": Annotated[Order, Option("--sort", help="By start, or by took: the slowest calls first.")],
-    "top": Annotated[int | None, Option("--top", metavar="NUMBER", min=1, help="Only the first so many calls.")],
+    "notes": Annotated[bool, Option("--notes", help="With --json: add notes, in lines that begin with #.")],
+    "sort": Annotated[Order, Option("--sort", help="Order: start, or took for the slowest first.")],
+    "top": Annotated[int | None, Option("--top", metavar="NUMBER", min=1, help="Stop after this many calls.")],
     "form": Annotated[EventFormat | None, Option("--format", help="CSV: times in us, a column for each argument.")],
 }
 ANALYSIS = Analysis("List calls: all, or the slowest first.", Events, OPTIONS, lines=True)

@@ -16,6 +16,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.timed_launches import NO_ORIGINAL, Samples, TimedFold, TimedLaunches, divide
 from gpt.base.errors import MalformedError
+from gpt.base.numbers import parse_float
 from gpt.base.options import Option
 from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
@@ -103,7 +104,7 @@ def _read_row(header: list[str], tools: list[str], row: list[str], where: str) -
 
 def _read_time(cell: str, where: str) -> float:
     try:
-        time = float(cell)
+        time = parse_float(cell)
     except ValueError:
         time = math.nan
     if not (time == 0 or RANGE[0] <= time <= RANGE[1]):

@@ -169,7 +169,7 @@ def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
         for (place, process, source, target), sums in switches.sums.items()
     ]  # fmt: skip
     rows.sort(key=lambda row: -row[6])
-    verdict = ["time: of a thread that of its calls, of a GPU when it was idle between two processes"]
+    verdict = ["time: for a thread, how long its calls took; for a GPU, how long it was idle between two processes"]
     yield make_answer("switches", SWITCHES, rows, verdict, top=TOP)
     points = [
         (switch.place, switch.source, switch.target, *_who(switch.process, who), max(0, switch.at), switch.took)

@@ -95,7 +95,7 @@ def graphs(trace: TraceModel) -> Answers:
         replays.merge(sum_replays(mine, process.graphs))
     verdict = [] if times else ["how long replays took is not recorded: 'gpt-hook run --gpu-time' does"]
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
-        verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU: times are of the others")
+        verdict.append(f"{amount(untimed, 'replay')} without a time on the GPU, not in the times")
     verdict += replays.verdict()
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
@@ -187,7 +187,7 @@ def _find_need(trace: TraceModel) -> str | None:
     if _find_graphs(trace):
         return None
     if any(True for process in trace.processes for _ in process.graphs.iter_all()):
-        return "no graph was launched, as far as calls are recorded: 'gpt-hook run' does"
+        return "no graph was launched while calls were recorded"
     return "no CUDA graph in the trace: the program made none, or 'gpt-hook run' began after it did"
 
 

@@ -160,10 +160,10 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
             yield f"{told}; all of it was freed by the time {ended}" if pieces.on_gpu.any() else told
     lost = sum(pieces.lost for pieces in found)
     if lost:
-        yield f"{amount(lost, 'allocation')} at an address that was taken: what was there was freed unseen"
+        yield f"{amount(lost, 'allocation')} at an address still in use: the free in between wasn't recorded"
     strange = sum(pieces.strange for pieces in found)
     if strange:
-        yield f"{amount(strange, 'free')} of what was not seen allocated"
+        yield f"{amount(strange, 'free')} of memory whose allocation wasn't recorded"
     if found and not any(pieces.stacks.any() for pieces in found):
         yield NO_SITES
     for pieces in found[:1]:
@@ -286,7 +286,8 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
     """Divide the time with allocations into PARTS of equal length, and return what happened to GPU memory in each."""
     import numpy as np
 
-    from gpt.screen.units import human_time
+    from gpt.analyze.lib.allocations import NEVER
+    from gpt.screen.units import amount, human_time
 
     begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
     moments, values = pieces.line(pieces.on_gpu)
@@ -302,8 +303,10 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
     verdict = [f"GPU memory of process {pieces.process.pid}"]
+    if over := int((pieces.left & pieces.on_gpu & (pieces.ends < NEVER)).sum()):
+        verdict.append(f"{amount(over, 'allocation')} that wasn't freed ended with the context")
     if off := sum(row[1] or 0 for row in rows):
-        verdict.append(f"recording was off for {human_time(off)}: what was allocated or freed then isn't known")
+        verdict.append(f"recording was off for {human_time(off)}: allocations and frees in that time are missing")
     return make_answer("times", SPANS, rows, verdict)
 
 
@@ -326,7 +329,7 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
     verdict = [f"process {pieces.process.pid}, of {processes}: --pid chooses"] if processes > 1 else []
     if len(chosen) < len(time):
         all_ = amount(len(time), "moment")
-        verdict.append(f"{len(chosen):,} of {all_}, the highest and the last of those that lie together")
+        verdict.append(f"{len(chosen):,} of {all_}: the highest and the last of each group of neighbors")
     title = f"memory of process {pieces.process.pid}"
     y = ["gpu"] if _is_simulated(pieces) else ["held", "gpu"]  # the last one is drawn in front
     drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
@@ -365,7 +368,7 @@ def _find_lack(kinds: set[str]) -> str | None:
 
 ANALYSIS = of_model(
     memory,
-    "Show who allocates memory, and what is left.",
+    "Show who allocates memory, and what isn't freed.",
     CALLS | GRAPHS | SITES | {"device"},
     _find_lack,
     types=frozenset(("memory", "context", "graph")),

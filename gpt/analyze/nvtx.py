@@ -73,10 +73,7 @@ MARKS = (
     Column("last", "u64", "ns"),
 )
 TOP, TOP_LONGEST, LISTED = 30, 10, 20_000
-NO_RANGES = (
-    "no NVTX range in the trace: the program sets none, or not in the time that was recorded; "
-    "'gpt-hook run' records those that are set"
-)
+NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_TIMES = "when kernels ran is not recorded: 'gpt-hook run --gpu-time' does"
 
 

@@ -71,8 +71,8 @@ LITTLE = 0.01  # share of the bytes before the first launch that is the input
 COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 NO_LAUNCH = (
-    "no launch of a kernel or graph in the trace, which stages are found by: "
-    "'gpt-hook run' records those of a program, unless --calls or ctl excludes them"
+    "no launch of a kernel or graph in the trace, and stages are found by launches: "
+    "'gpt-hook run' records launches unless --calls or ctl excludes them"
 )
 
 

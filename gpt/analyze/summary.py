@@ -64,6 +64,7 @@ KERNELS = (
     Column("captured", "u64", shown="any"),
 )
 MUCH = 0.05  # share of the time on the GPU that is worth a line
+GRAPHS = "graph", "launch"  # type and op of functions that launch them
 TOP = 30  # kernels that tables show
 
 
@@ -151,7 +152,7 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     who = tell_apart(header for header, _ in processes)
     rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):
-        verdict.append("not recorded all the time: calls, launches and GPU times are those of the time 'recorded'")
+        verdict.append("not recorded all the time: calls, launches and GPU times are from the time 'recorded' only")
     return make_answer("processes", PROCESSES, rows, verdict)
 
 
@@ -217,7 +218,7 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 def _graph_times(totals: Totals) -> list[float]:
     """Return the ns on the GPU of functions that launch graphs, whose kernels have no times of their own."""
-    return [function.gpu.total for api, function in totals.functions.items() if api[:2] == ("graph", "launch")]
+    return [function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPHS]
 
 
 def _describe_graphs(totals: Totals) -> Iterator[str]:
@@ -225,7 +226,8 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
     if inside := sum(_graph_times(totals)):
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
-        yield f"in graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
+        launches = amount(sum(one.gpu.count for api, one in totals.functions.items() if api[:2] == GRAPHS), "launch")
+        yield f"in {launches} of graphs, and not in the times of kernels: {share}; 'gpt-analyze graphs' lists them"
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
@@ -239,7 +241,8 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
     much = MUCH * sum(kernel.gpu.total for kernel in kernels)
     if (unsure := sum(kernel.unsure for kernel in kernels)) > much:
         once = amount(sum(kernel.unsure > 0 for kernel in kernels), "kernel")
-        yield f"up to {human_time(unsure)} of the GPU time may be the loading of {once} launched only once"
+        where = " outside of graphs" if _graph_times(totals) else ""
+        yield f"up to {human_time(unsure)} of the GPU time may be the loading of {once} launched only once{where}"
     loads, time = sum(kernel.loads for kernel in kernels), sum(kernel.loading for kernel in kernels)
     if time > much:
         launches = f"{amount(loads, 'launch')} that took over {FAR} times as long as the others of the same kernel"

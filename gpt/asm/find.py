@@ -83,10 +83,10 @@ class Tools:
             fit = [tool for tool in tools if tool.lacks(version, target) is None]
             if fit:
                 return max(fit, key=lambda tool: tool.release)
-        others = "" if self._only or len(self._found) == 1 else f", nor does any other of {len(self._found)}"
+        others = "" if self._only or len(self._found) == 1 else f"; none of {len(self._found)} installed does"
         plain = sorted(arch for arch in map(find_arch, first.targets) if arch and not arch.suffix)
         known = f" (it knows {', '.join(map(str, plain))})" if lack == str(target) and plain else ""
-        raise MissingError(f"{first.name} ({first.path}) does not know {lack}{known}{others}: install one that does")
+        raise MissingError(f"{first.name} ({first.path}) doesn't know {lack}{known}{others}: install a ptxas that does")
 
     def _first(self, tools: Iterator[Tool]) -> Tool:
         if first := next(tools, None):
@@ -171,7 +171,7 @@ def _ask(path: str) -> Tool:
     identity = _output(path, "--version")
     found = _RELEASE.search(identity)
     if not found:
-        raise GptError("its answer is not that of ptxas", path)
+        raise GptError("its answer isn't ptxas's", path)
     versions = frozenset((int(a), int(b)) for a, b in _ISA.findall(_output_if_any(path, "--list-version")))
     targets = frozenset(_NAMED.findall(_output_if_any(path, "--help")))
     return Tool(path, tuple(map(int, found.groups())), identity, versions, targets)

@@ -116,7 +116,13 @@ def _find_files(asked: AttachOptions) -> list[DriverFile]:
     """Open the drivers to watch. Raises GptError if no driver is found."""
     if asked.libraries:
         return [driver.open_library(path) for path in asked.libraries]
-    found = driver.find_driver(asked.pid) if asked.pid else driver.find_all()
+    if asked.pid:
+        return driver.find_driver(asked.pid)
+    found, foreign = driver.find_all()
+    for name in foreign[:1]:
+        fact = "other users may write to it, so it isn't watched; --library watches it anyway"
+        more = len(foreign) - 1
+        messages.say(TOOL, "warning", name, fact + f" ({more} more like it)" * bool(more))
     if not found:
         raise MissingError("no process uses it, and the dynamic linker does not find it", driver.LIBRARY)
     return found

@@ -32,7 +32,7 @@ VALUE = re.compile(r"(\w+)=(\*?\w+)", re.ASCII)
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
                    ("size", "<u8")])  # fmt: skip
 MAX_SYMBOLS = 64 << 20  # bytes of the symbol table, and of its names
-MAX_DRIVERS = 64  # each takes hundreds of probes, and any user can map any number of files by this name
+MAX_DRIVERS = 64  # each takes hundreds of probes, and any user can map any number of root's files by this name
 MAX_SYMBOL = 128  # bytes of a name that are read: functions of the driver have shorter ones
 
 
@@ -171,6 +171,8 @@ def find_driver(pid: int) -> list[DriverFile]:
         raise GptError("has ended, or is a thread of the kernel", where)
     if found := files_in(pid, maps):
         return found
+    if any(DRIVER.search(line) for line in maps.split("\n")):
+        raise MissingError(f"has {LIBRARY} mapped, but it can't be opened", where)
     with open(folder / "exe", "rb") as file:
         head = file.read(5)
     if head.startswith(ELF) and head[CLASS] != BITS_64:
@@ -214,7 +216,7 @@ def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
     try:
         return _open_regular(place)
     except PermissionError as error:
-        if not os.geteuid():
+        if not os.geteuid() and error.errno == errno.EPERM:  # EACCES: a file that not even root may read, as of FUSE
             fact = f"{error.strerror}: root lacks CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, as in a container"
             raise MissingError(fact, place) from None
     except OSError:
@@ -241,12 +243,16 @@ def _range(text: str) -> str:
     return "-".join(f"{int(end, 16):x}" for end in text.split("-"))
 
 
-def find_all() -> list[DriverFile]:
-    """Open all drivers that any process has mapped, and the dynamic linker's, each file once.
+def find_all() -> tuple[list[DriverFile], list[str]]:
+    """Open root's drivers that any process has mapped, and the dynamic linker's, each file once.
+
+    Also returns the names of drivers that belong to other users. bpftrace attaches to nothing if it can't attach to
+    one function, and another user's file can be built so that it can't.
 
     Raises MissingError if they can't all be opened, and GptError if they are too many.
     """
     found: list[DriverFile] = []
+    foreign: dict[tuple[int, int], str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -254,11 +260,18 @@ def find_all() -> list[DriverFile]:
                     maps = _read_maps(folder)
             except OSError:
                 continue
-            found = _each_once(found + files_in(int(folder.name), maps))
+            for one in files_in(int(folder.name), maps):
+                status = os.fstat(one.file)
+                if status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    found = _each_once([*found, one])
+                    continue
+                if len(foreign) < MAX_DRIVERS:
+                    foreign[one.id] = one.name
+                os.close(one.file)
             if len(found) > MAX_DRIVERS:
                 fact = f"more than {MAX_DRIVERS} different files are mapped by this name: name one --library"
                 raise GptError(fact, LIBRARY)
-    return _each_once(found + [open_library(path) for path in _cached()])
+    return _each_once(found + [open_library(path) for path in _cached()]), [*foreign.values()]
 
 
 def _cached() -> list[str]:

@@ -71,16 +71,21 @@ class Watching:
 
     def __init__(self, bpftrace: str, program: str, pid: int | None, files: Sequence[int] = ()) -> None:
         """Start it with these descriptors. Raises MissingError if it can't be started."""
-        self._program = tempfile.NamedTemporaryFile("w", prefix="gpt-attach.", suffix=".bt", encoding="ascii")
-        self._program.write(program)
-        self._program.flush()
+        self._program = os.memfd_create("gpt-attach.bt")  # any user who can write to TMPDIR could replace a file there
+        with open(self._program, "w", encoding="ascii", closefd=False) as file:
+            file.write(program)
         self._errors = tempfile.TemporaryFile()
         self._alone = pid is not None and not shares_mounts(pid)  # bpftrace can't use -p then
-        words = [bpftrace, "-f", "json", *(["-p", str(pid)] if pid and not self._alone else []), self._program.name]
-        self._child = subprocess.Popen(  # in a session of its own: an interrupt is for us
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-            env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()}, pass_fds=files,
-        )  # fmt: skip
+        process = ["-p", str(pid)] if pid and not self._alone else []
+        self._child = subprocess.Popen(
+            [bpftrace, "-f", "json", *process, f"/proc/self/fd/{self._program}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # an interrupt is for us
+            env=os.environ | {name: os.environ.get(name, value) for name, value in LIMITS.items()},
+            pass_fds=[*files, self._program],
+        )
         self._pid = pid
         self.begun = False  # True once it watches
         self.fault = ""  # why it ended by itself, before the process did
@@ -141,7 +146,7 @@ class Watching:
     def _end(self) -> None:
         if self._child.poll() is None:
             self._child.kill()  # the kernel then removes its probes
-        self._program.close()
+        os.close(self._program)
 
     def _reason(self) -> str:
         """Return in one line why it printed nothing."""

@@ -57,6 +57,19 @@ Json = Annotated[bool, Option("--json", help="Write one JSON object per line.")]
 Stream = Annotated[bool, Option("--stream", help="Write the stream, not tables.")]
 Table = Annotated[bool, Option("--table", help="Print tables, as on a terminal.")]
 FromJson = Annotated[bool, Option("--from-json", help="Read JSON lines.")]
+Probes = Annotated[
+    list[str] | None,
+    Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
+]
+Kernels = Annotated[
+    list[str] | None,
+    Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with one of these parts in their name."),
+]
+Filter = Annotated[
+    list[str] | None,
+    Option("--filter", metavar="NAME:...", help="No kernels with one of these parts in their name."),
+]
+NoVerify = Annotated[bool, Option("--no-verify", help="Don't check that probes are harmless.")]
 Verbose = Annotated[
     bool, Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
 ]

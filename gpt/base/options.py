@@ -14,7 +14,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from gpt.base.numbers import parse_float, parse_int
+
 MISSING = object()  # for a parameter without a default
+NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_int, float: parse_float}
 
 
 class Option:
@@ -59,7 +62,7 @@ class _Parameter:
             isinstance(self.type, type) and issubclass(self.type, Enum)
         ):
             raise ValueError(text)
-        value = self.type(text)
+        value = NUMBERS.get(self.type, self.type)(text)
         low, high = settings.get("min", value), settings.get("max", value)
         if not low <= value <= high:
             raise ValueError(text)
@@ -133,6 +136,7 @@ def _convert(parameters: list[_Parameter], found: dict[_Parameter, list[str]]) -
 
 def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with typer's declarations in place of ours."""
+    import copy
     import inspect
 
     import typer
@@ -145,7 +149,12 @@ def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
         annotation = one.annotation
         if one.declared:
             make = typer.Argument if isinstance(one.declared, Argument) else typer.Option
-            annotation = Annotated[one.whole, make(*one.declared.names, **one.declared.settings)]
+            made = make(*one.declared.names, **one.declared.settings)
+            if one.type in NUMBERS:
+                made.click_type = copy.copy(typer.main.get_click_type(annotation=one.type, parameter_info=made))
+                made.click_type._number_class = NUMBERS[one.type]  # in place of int or float
+                made.click_type.name = "number"  # in messages
+            annotation = Annotated[one.whole, made]
         kind = inspect.Parameter.KEYWORD_ONLY
         default = inspect.Parameter.empty if one.default is MISSING else one.default
         parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=default))

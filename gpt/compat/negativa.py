@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.base.outputs import make_folder, replacing
 from gpt.formats.paths import read_at_most
+from gpt.locate.unused import KEPT
 from gpt.stream import records
 from gpt.trace.inputs import Format
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
+GIVEN = "given"  # the reason of these spans
 
 
 def path_of(place: Path, library: str) -> Path:
@@ -112,17 +115,37 @@ class SpansFromFile:
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
         self._folder = folder
+        self._elements: list[dict[str, Any]] = []  # of the current library
 
     def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Pass a record on, and before the end of a library its spans."""
-        if record["kind"] == "library_end":
-            library = record["path"]
-            try:
-                for start, end in read_spans(self._folder, library):
-                    yield records.make("span", library=library, start=start, end=end, reason="given")
-            except GptError as error:
-                yield self._stage.error(error, ref=library)
+        """Pass a record on, and before the end of a library its spans, and tallies of what they cut."""
+        match record["kind"]:
+            case "library":
+                self._elements = []
+            case "element" if not records.check(record):
+                self._elements.append(record)
+            case "library_end":
+                yield from self._decide(record["path"])
         yield record
+
+    def _decide(self, library: str) -> Iterator[dict[str, Any]]:
+        try:
+            spans = read_spans(self._folder, library)
+        except GptError as error:
+            yield self._stage.error(error, ref=library)
+            return
+        for start, end in spans:
+            yield records.make("span", library=library, start=start, end=end, reason=GIVEN)
+        tallies = {GIVEN: Counter[str](), KEPT: Counter[str]()}
+        for element in self._elements:
+            start, payload = element["offset"], element["offset"] + element["header_size"]
+            end = payload + element["payload_size"]
+            reason = GIVEN if any(low <= payload and end <= high for low, high in spans) else KEPT
+            tallies[reason].update(elements=1, kernels=len(element["kernels"]), bytes=end - start)
+        for reason, tally in tallies.items():
+            if tally or reason == KEPT:
+                counts = {key: tally[key] for key in ("elements", "kernels", "bytes")}
+                yield records.make("tally", library=library, reason=reason, **counts)
 
 
 FORMAT = Format("negativa", list_used=list_used, find_library=find_so_path)

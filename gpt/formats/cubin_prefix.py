@@ -87,7 +87,7 @@ def _find_end(head: bytes, start: int) -> int | None:
 
 
 def _find_names(tables: bytes, named: set[int]) -> bytes | None:
-    """The string table, the last of `tables`, by the offsets of names in it."""
+    """Return the string table, the last of `tables`, by the offsets of names in it."""
     named.discard(0)
     if len(named) < LEAST_NAMES or max(named) >= len(tables):
         return None

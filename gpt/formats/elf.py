@@ -83,7 +83,7 @@ class Elf:
     build_id: str | None
 
     def named(self, *names: str) -> list[Section]:
-        """The sections of these names that have bytes in the file, in file order."""
+        """Return the sections of these names that have bytes in the file, in file order."""
         found = [s for s in self.sections if s.name in names and s.in_file and s.size]
         return sorted(found, key=lambda s: s.offset)
 
@@ -106,7 +106,7 @@ def address_of(tables: Elf, offset: int) -> int | None:
 
 
 def machine_of(head: bytes) -> int | None:
-    """The machine number of a 64-bit little-endian ELF file from its first 20 bytes, else None."""
+    """Return the machine number of a 64-bit little-endian ELF file from its first 20 bytes, else None."""
     if len(head) < 20 or head[:6] != MAGIC + b"\x02\x01":
         return None
     number: int = struct.unpack_from("<H", head, 18)[0]

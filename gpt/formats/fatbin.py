@@ -9,11 +9,11 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
     u16 kind | u16 0x101 | u32 header size | u64 payload size | u32 compressed size | u32 offset of options
     u16 minor | u16 major | u32 arch | u32 name offset | u32 name length | u64 flags | u64 key | u64 unpacked size
 
-Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). Kind 0 is what
-`gpt-patch --mode fill` leaves of an element: readers, cuobjdump and the driver included, step over it. The compressed
-size is not 0 exactly when a codec flag is set; the payload is that rounded up to 8, so the unpacked size is always
-known before anything is unpacked, and a wrong one is detected. The limits below bound the cost of a hostile file: a
-process that unpacks holds an element packed and unpacked, its names once more, and zstd's window.
+Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). `gpt-patch --mode
+fill` changes the kind of dead elements to 0: all readers, cuobjdump and the driver included, step over those. The
+compressed size is nonzero if and only if a codec flag is set, and the payload is that size rounded up to 8. So the
+unpacked size is known before anything is unpacked, and a wrong one is detected. The limits below bound the cost of a
+hostile file: a process that unpacks holds an element packed and unpacked, its names again, and zstd's window.
 
 Facts from 22,551 elements of 31 public libraries; cuobjdump 13.5 agrees on every byte.
 """
@@ -90,7 +90,7 @@ class Element(NamedTuple):
 
 
 def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
-    """The regions between two offsets; zero words between them are padding. Raises MalformedError on others."""
+    """Yield the regions between two offsets; zero words between them are padding. Raises MalformedError on others."""
     offset = start
     count = 0
     zeros = REGION.size  # bytes to read where zeros stand: more and more
@@ -119,7 +119,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
 
 
 def iter_elements(source: Source, region: Region) -> Iterator[Element]:
-    """The elements of a region, dead ones included. Raises MalformedError if a header makes no sense."""
+    """Yield the elements of a region, dead ones included. Raises MalformedError if a header makes no sense."""
     offset = region.offset + REGION.size
     while offset < region.end:
         if offset + ELEMENT.size > region.end:
@@ -162,7 +162,7 @@ def with_codec(flags: int, codec: str) -> int:
 
 
 def dead_header(head: bytes) -> bytes:
-    """The header that readers step over in place of `head`: same sizes of header and payload, same architecture.
+    """Return the header that readers step over in place of `head`: same sizes of header and payload, same architecture.
 
     cuobjdump wants an architecture that it knows of every element, of these too.
     """
@@ -207,11 +207,11 @@ class Unpacker:
         self._unpacked = _Room()
 
     def unpack(self, source: Source, element: Element) -> memoryview:
-        """The unpacked payload, `element.size` bytes. PTX ends with a NUL, as it is stored."""
+        """Return the unpacked payload, `element.size` bytes. PTX ends with a NUL, as it is stored."""
         return memoryview(self.expand(self.read(source, element), source, element))
 
     def read(self, source: Source, element: Element) -> memoryview:
-        """The payload as it is stored."""
+        """Return the payload as it is stored."""
         packed = self._packed.take(element.packed_size)
         source.pread_into(element.payload, packed)
         return packed
@@ -229,7 +229,7 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """The first HEADS bytes of what an element unpacks to, one after the other, up to a half of it.
+        """Yield the first HEADS bytes of what an element unpacks to, one after the other, up to a half of it.
 
         No more of the payload is read than it takes. It ends where that is corrupt: `unpack` says how.
         """
@@ -311,7 +311,7 @@ def _liblz4() -> Any:
 
 
 def _addresses(*buffers: memoryview) -> Iterator[int]:
-    """The addresses of buffers that can be written to."""
+    """Yield the addresses of buffers that can be written to."""
     import ctypes
 
     return (ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in buffers)

@@ -90,7 +90,7 @@ def _ptx_version(text: bytes) -> tuple[int, int]:
 
 
 def _compat(cubin: bytes) -> bytes | None:
-    """The section that says where a cubin from sm_100 on can run."""
+    """Return the section that says where a cubin from sm_100 on can run."""
     headers = section_headers(cubin)
     (shstrndx,) = struct.unpack_from("<H", cubin, 62)
     if shstrndx * SHDR_SIZE >= len(headers):

@@ -35,5 +35,5 @@ def find_other(source: Source) -> str | None:
 
 
 def find_other_in(tables: elf.Elf | None) -> str | None:
-    """The same of an ELF file of the host by what lies in it."""
+    """Return the same of an ELF file of the host by what lies in it."""
     return AMD.format(f"section '{HIP_SECTIONS[0]}'") if tables and tables.named(*HIP_SECTIONS) else None

@@ -59,7 +59,7 @@ def find_frame(source: Source, offset: int) -> FrameHeader | None:
 
 
 def parse_cubin(source: Source, offset: int, frame: FrameHeader) -> fatbin.Element:
-    """The cubin in a frame. Raises MalformedError if none is in it, or the frame does not end."""
+    """Return the cubin in a frame. Raises MalformedError if none is in it, or the frame does not end."""
     packed = _end(source, offset, frame) - offset
     head = _unpack_head(source.sub(offset, packed))
     is_cubin = len(head) == elf.EHDR_SIZE and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda"

@@ -67,13 +67,13 @@ class Image:
         return self.elf is not None and bool(self.elf.named(*FATBIN_SECTIONS))
 
     def iter_elements(self, scan: bool = False) -> Iterator[Placed]:
-        """Every element in file order, dead ones left out. Raises MalformedError."""
+        """Yield every element in file order, dead ones left out. Raises MalformedError."""
         live = (placed for placed in self.iter_all(scan) if not placed.element.dead)
         for index, placed in enumerate(live):
             yield replace(placed, index=index)
 
     def find_foreign(self) -> list[offload.OffloadImage]:
-        """The images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
+        """Return the images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
         source = self.source
         ranges = [(0, source.size)] if self.type == "offload" else []
         if self.elf:
@@ -98,7 +98,7 @@ class Image:
 
 
 def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
-    """The sections that hold fatbins."""
+    """Yield the sections that hold fatbins."""
     yield from tables.named(*FATBIN_SECTIONS)
 
 
@@ -151,7 +151,7 @@ def _move(element: fatbin.Element, by: int) -> fatbin.Element:
 
 
 def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
-    """A cubin that is in no region."""
+    """Return a cubin that is in no region."""
     head = source.pread(offset, min(64, source.size - offset))
     if len(head) < 64:
         raise MalformedError("cubin shorter than its header", source.at(offset))
@@ -179,7 +179,7 @@ def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Eleme
 
 
 def _iter_image(source: Source, image: offload.OffloadImage) -> Iterator[fatbin.Element]:
-    """The elements of an image, by its content: an object for CUDA is a cubin."""
+    """Yield the elements of an image, by its content: an object for CUDA is a cubin."""
     head = source.pread(image.offset, min(HEAD, image.size))
     if head.startswith(fatbin.MAGIC_BYTES):
         yield from _iter_range(source, image.offset, image.offset + image.size)
@@ -194,7 +194,7 @@ def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
 
 
 def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list[fatbin.Element]:
-    """Elements of regions, bare cubins and PTX as text outside the known ranges.
+    """Return elements of regions, bare cubins and PTX as text outside the known ranges.
 
     After bytes that don't parse, the scan goes on at the next magic number, which in a malicious file could go on
     forever. So WASTE limits the bytes read in vain.
@@ -224,7 +224,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
 
 
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """The elements of what begins at `offset`, each with what it cost; None with what the next will cost.
+    """Yield the elements of what begins at `offset`, each with what it cost; None with what the next will cost.
 
     What lies before `done` belongs to others.
     """
@@ -248,7 +248,7 @@ def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iter
         text, read = ptxtext.find_text(source, offset, max(done, section.offset if section else 0), end)
         yield None, read
         if not text:
-            raise MalformedError("PTX that has no end, or is none", source.at(offset))
+            raise MalformedError("PTX without an end, or not PTX", source.at(offset))
         yield _bare_ptx(text.start, text.end - text.start, text.target), 0
 
 

@@ -72,7 +72,7 @@ class Needs:
 
 
 def read_needs(data: Data) -> dict[str, Needs]:
-    """The needs of each kernel of a cubin, in symbol table order. Raises MalformedError."""
+    """Return the needs of each kernel of a cubin, in symbol table order. Raises MalformedError."""
     view = memoryview(data)
     headers = list(SECTION.iter_unpack(section_headers(data)))
     (shstrndx,) = struct.unpack_from("<H", data, 62)

@@ -13,7 +13,7 @@ from gpt.formats.source import BLOCK
 
 
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
-    """A regular file, open for reading. Raises MissingError on anything else, OSError if it cannot be opened.
+    """Return a regular file, open for reading. Raises MissingError on anything else, OSError if it cannot be opened.
 
     Opening a pipe would wait for a writer that may never come, a device has no end. A link is not a regular file
     without `follow`.
@@ -52,7 +52,7 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Its canonical form, or the path itself if no file can have it. Path.resolve raises for a loop of links."""
+    """Return its canonical form, or the path itself if no file can have it. Path.resolve raises for a loop of links."""
     try:
         return os.path.realpath(path)
     except ValueError:

@@ -44,7 +44,7 @@ class Pointer:
 
 
 def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: set[int]) -> list[Pointer]:
-    """All words that hold the start of a region. `regions` are their addresses.
+    """Return all words that hold the start of a region. `regions` are their addresses.
 
     Raises NotUnderstood if a word points elsewhere into `fatbins`, or where code may refer to a region.
     """
@@ -145,13 +145,13 @@ def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
 
 
 def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
-    """Offset and value of the word at an address."""
+    """Return the offset and value of the word at an address."""
     offset = file_offset(tables, address)
     return None if offset is None else (offset, int.from_bytes(source.pread(offset, 8), "little"))
 
 
 def _wrappers(source: Source, tables: Elf, ranges: list[tuple[int, int]]) -> list[Pointer]:
-    """Wrappers that hold an address themselves: all in a fixed program, some linkers' elsewhere too."""
+    """Return wrappers that hold an address themselves: all in a fixed program, some linkers' elsewhere too."""
     pointers = []
     for section in tables.named(wrappers.SECTION):
         data = source.pread(section.offset, section.size)
@@ -188,7 +188,7 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
     for place in _iter_relr(source, section):
         word = _word(source, tables, place)
         if word is None:
-            raise NotUnderstood(f"'{section.name}' relocates what is not in the file")
+            raise NotUnderstood(f"'{section.name}' relocates a word outside the file")
         if any(low <= word[1] < high for low, high in ranges):
             pointers.append(Pointer(*word))
     return pointers
@@ -229,8 +229,11 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 
 
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
-    """A displacement from the end of its instruction (its ModRM byte, 00xxx101, stands before it, an immediate
-    may stand after it), or in a program at a fixed address any four bytes with the address itself."""
+    """Return whether code may refer to one of these addresses.
+
+    It can do so by a displacement from the end of an instruction, whose ModRM byte, 00xxx101, comes before it (an
+    immediate may follow), or, in a program at a fixed address, by any four bytes with the address itself.
+    """
     words = np.lib.stride_tricks.sliding_window_view(code, 5) if len(code) >= 5 else np.empty((0, 5), "u1")
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
     values = np.ascontiguousarray(words[relative, 1:]).view("<i4")[:, 0].astype(np.int64) + place + relative + 5

@@ -27,7 +27,7 @@ class Source:
         self.size = size
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes at `offset`. Raises TruncatedError if the source is shorter."""
+        """Return exactly `size` bytes at `offset`. Raises TruncatedError if the source is shorter."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TruncatedError(f"{size} bytes expected, but the file ends", self.at(offset))
         start = self.base + offset
@@ -56,17 +56,17 @@ class Source:
             done += count
 
     def sub(self, offset: int, size: int) -> Source:
-        """A part of it as a source of its own."""
+        """Return a part of the source as another source."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TruncatedError(f"{size} bytes expected, but the file ends", self.at(offset))
         return Source(self.name, self._data, self.base + offset, size)
 
     def at(self, offset: int) -> str:
-        """A location for messages: the name and the offset in the file."""
+        """Return a location for messages: the name and the offset in the file."""
         return at(self.name, self.base + offset)
 
     def sha256(self) -> str:
-        """Digest of all of it, hexadecimal."""
+        """Return the digest of all of it, in hexadecimal."""
         import hashlib  # takes long to import, and parts of files have no digest
 
         digest = hashlib.sha256()
@@ -78,7 +78,7 @@ class Source:
         return digest.hexdigest()
 
     def open(self) -> io.BufferedReader:
-        """A binary file over it, for libraries that require one."""
+        """Return a binary file over it, for libraries that require one."""
         return io.BufferedReader(_Raw(self))
 
 

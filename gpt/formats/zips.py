@@ -73,7 +73,7 @@ class Zip:
         return self._ends[info.header_offset]
 
     def open(self, info: ZipInfo) -> IO[bytes]:
-        """A member, to be unpacked by reading it; faults come from there as well, so read it within `faults`."""
+        """Return a member, to be unpacked by reading it; faults come from there as well, so read it within `faults`."""
         if info.compress_type not in METHODS:
             raise self._fault("members that are neither stored nor deflated are not read", info)
         if info.flag_bits & ENCRYPTED:
@@ -85,7 +85,7 @@ class Zip:
             return self._file.open(info)
 
     def local_extra(self, info: ZipInfo) -> bytes:
-        """The extra fields in front of a member's bytes, which end before the next member begins."""
+        """Return the extra fields in front of a member's bytes, which end before the next member begins."""
         start = info.header_offset
         magic, name, extra = LOCAL.unpack(self.source.pread(start, LOCAL.size))
         if magic != MAGIC or start + LOCAL.size + name + extra + info.compress_size > self.end_of(info):
@@ -93,7 +93,7 @@ class Zip:
         return self.source.pread(start + LOCAL.size + name, extra)
 
     def read(self, info: ZipInfo, limit: int) -> bytes:
-        """The bytes of a small member."""
+        """Return the bytes of a small member."""
         if info.file_size > limit:
             raise self._fault(f"has {info.file_size} bytes; the limit is {limit}", info)
         with self.faults(info), self.open(info) as packed:
@@ -103,6 +103,17 @@ class Zip:
         """Writes a member to a file. Raises OSError if it cannot."""
         with self.open(info) as packed:
             self._pour(info, packed, file)
+
+    def verify(self, info: ZipInfo) -> None:
+        """Compare a member with its checksum. Does nothing if it's in a form that `open` doesn't read.
+
+        An installer may read what we don't. Its own checksum will tell it.
+        """
+        if info.compress_type not in METHODS or info.flag_bits & ENCRYPTED:
+            return
+        with self.open(info) as packed, self.faults(info):
+            while packed.read(BLOCK):
+                pass
 
     @contextmanager
     def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:

@@ -217,7 +217,7 @@ class Search:
         return f"--arch: no code for {names}: there is {describe(self._there)}"
 
     def _judge(self) -> Verdict:
-        """Return the faults of lists and --arch, as far as libraries have been read.
+        """Return the faults of lists and --arch in the libraries read so far.
 
         Without faults, write the files of spans.
         """

@@ -36,15 +36,19 @@ class DeviceSet:
 def find_targets(archs: Sequence[Sequence[Arch]], used: Used, everything: bool) -> list[DeviceSet]:
     """Return the devices of each --arch, or else of the traces.
 
+    The same devices count once, in whatever order they're named. A suffix says which devices run some code, and a
+    device has none: an H100 is sm_90 and runs the code for sm_90a. So wheels for sm_90 and for sm_90a would be one.
+
     Raises MalformedError, and UsageError if there are no devices. Records get `arch` if only --arch decides
     (`everything`), or if there are several.
     """
-    if len(archs) > MAX_TARGETS:
+    groups = list(dict.fromkeys(tuple(sorted({arch._replace(suffix="") for arch in group})) for group in archs))
+    if len(groups) > MAX_TARGETS:
         raise UsageError(f"--arch: given more than {MAX_TARGETS} times")
-    named = everything or len(archs) > 1
+    named = everything or len(groups) > 1
     targets = [
         DeviceSet([Device(arch) for arch in group], number, True, ",".join(map(str, group)) if named else None)
-        for number, group in enumerate(archs, 1)
+        for number, group in enumerate(groups, 1)
     ]
     if targets:
         return targets

@@ -15,7 +15,7 @@ from gpt.extract.contents import check_names
 from gpt.extract.unfound import iter_unfound
 from gpt.formats.fatbin import Element
 from gpt.formats.image import Image, Placed, parse_image
-from gpt.formats.paths import open_regular
+from gpt.formats.paths import open_regular, real_path
 from gpt.formats.source import Source
 from gpt.locate.unused import BY_NAME, LINKED
 from gpt.patch.attributes import copy_attributes, find_signature
@@ -92,7 +92,7 @@ def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
             doomed, recompressed = doomed.not_recompressed(), []
         notes = list(iter_unfound(image, [Placed(element) for element in doomed.live]))
         if way.in_place and plan.mode != "copy":
-            notes += _check_in_place(place.target, file.fileno(), way, any(e.dead for e in doomed.all))
+            notes += _check_in_place(place, file.fileno(), way, any(e.dead for e in doomed.all))
         disk = disk_after = _disk(file.fileno())
         if not (way.dry_run or (way.in_place and plan.mode == "copy")):
             disk_after, lost = _write(image, file.fileno(), plan, place, way)
@@ -226,8 +226,9 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
     return disk, lost
 
 
-def _check_in_place(path: Path, fd: int, way: PatchOptions, slimmed: bool) -> list[str]:
+def _check_in_place(place: PatchPaths, fd: int, way: PatchOptions, slimmed: bool) -> list[str]:
     """Return notes about other names of the file. Raises GptError if it's signed, or was replaced before."""
+    path = place.target
     if signature := find_signature(fd):
         raise GptError(f"is signed ({signature}), and the new file would not be: use -o DIR", str(path))
     backup = backup_of(path)
@@ -236,10 +237,13 @@ def _check_in_place(path: Path, fd: int, way: PatchOptions, slimmed: bool) -> li
     if way.once and slimmed and not backup.exists():
         fact = "was slimmed before, and no original is beside it: install it again, and unite the traces of all runs"
         raise GptError(fact, str(path))
+    notes = []
     names = os.fstat(fd).st_nlink - 1 - backup.exists()
-    if names <= 0:
-        return []
-    return [f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original"]
+    if names > 0:
+        notes.append(f"has {names} more name{'s' if names > 1 else ''} (hard links), which keep the original")
+    if place.path.is_symlink() and path.parent != Path(real_path(place.path.parent)):  # a cache of packages, say
+        notes.append(f"is a link: '{path}' is replaced, for whatever else uses it too")
+    return notes
 
 
 def _iter_trimmed(library: str, trimmed: list[Trimmed], unused: dict[int, set[str]]) -> Iterator[dict[str, Any]]:

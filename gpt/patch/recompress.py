@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import IO
 
 from gpt.base.workers import run_all
 from gpt.formats.fatbin import KINDS, Element, Unpacker
@@ -48,7 +49,7 @@ def recompress_all(
     found: list[tuple[Recompressed, int]] = []
     if not largest_first:
         return []
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with _open_temporary(folder) as file:
         for one in run_all([partial(packer.pack, element) for element in largest_first], jobs):
             found.append((one, file.tell()))
             file.write(one.done.payload)
@@ -60,6 +61,14 @@ def recompress_all(
         for one, start in found
     ]
     return sorted(stored, key=lambda one: one.done.element.offset)
+
+
+def _open_temporary(folder: Path) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError as error:
+        error.filename = str(folder)  # instead of a name that nobody knows
+        raise
 
 
 def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[int, int]:

@@ -16,6 +16,7 @@ from gpt.stream.stage import Stage
 
 NO_SPANS = "no spans in the stream: gpt-locate finds them"
 NO_ELEMENTS = "no spans in the stream, nor a list of GPU code: 'gpt-extract LIBRARY | gpt-locate' makes both"
+UNDECIDED = "libraries that gpt-locate decided nothing about, as it said, are not written"
 TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate --used TRACE' does"
 FIND_NONE = {"gpt-asm", "gpt-dump", "gpt-patch", "gpt-ptx-probe"}  # filters that add no spans
 
@@ -31,7 +32,6 @@ class Patcher:
         self._way = way
         self._request: Request | None = None  # for the current library
         self._by_arch: dict[str, Request] = {}  # for the same library, by --arch
-        self._decided = False  # the stream has decisions about what to remove
 
     def handle(self, record: dict[str, Any]) -> Records:
         """Pass a record on, and yield the changes to a library before its end."""
@@ -40,7 +40,6 @@ class Patcher:
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
         if kind in ("span", "trim") and of != record["library"]:
             raise MalformedError(f"{kind} outside its library", record["library"])
-        self._decided |= kind in ("span", "trim", "tally")
         match self._request, kind:
             case _, "library" if self._stage.header.get("tool") in ("gpt-hook", "gpt-attach"):
                 yield self._stage.error(GptError(TRACE), once=True)
@@ -60,7 +59,9 @@ class Patcher:
                 return
             case Request(), "library_end" if record["path"] == of:
                 request, self._request = self._request, None
-                if fact := self._find_forgotten(request):
+                if self._is_undecided(request):
+                    yield self._stage.error(GptError(UNDECIDED), ref=request.library["path"], once=True)
+                elif fact := self._find_forgotten(request):
                     yield self._stage.error(GptError(fact), ref=request.library["path"], once=True)
                 elif fact := self._find_mixed(request):
                     yield self._stage.error(GptError(fact, request.library["path"]), ref=request.library["path"])
@@ -103,6 +104,14 @@ class Patcher:
             return "--label is for one wheel: without it each is named after its --arch"
         return None
 
+    def _is_undecided(self, request: Request) -> bool:
+        """Return whether gpt-locate didn't decide about the library: else it writes a tally, even of nothing.
+
+        It leaves out its records if --arch or a list turns out to be wrong. What wasn't cut isn't recompressed either.
+        """
+        decided = request.spans or request.unused or request.tallies or self._by_arch
+        return not decided and "gpt-locate" in self._stage.header.get("via", [])
+
     def _find_forgotten(self, request: Request) -> str | None:
         """Return which stage is missing if no stage could have found spans, or None."""
         if self._way.level is not None or self._way.zstd_sizes:
@@ -128,9 +137,6 @@ class Patcher:
         """Write the wheels whose libraries were patched. Errors become `diag`s."""
         for wheel, replaced in wheels.take_complete().items():
             try:
-                located = places.renaming.label or "gpt-locate" in self._stage.header.get("via", [])
-                if located and self._stage.told and not self._decided:
-                    raise GptError("nothing was cut, as said before: not written", str(wheel))
                 target = places.take(wheel, is_wheel=True)
                 wheels.write(wheel, replaced, target, places.renaming)
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}

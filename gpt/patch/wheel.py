@@ -1,11 +1,12 @@
 """Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
 
-Other members are copied byte for byte, compressed, together with the bytes before and between them. Only the directory
-is written anew, with the new offsets. RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest
-in URL-safe base64 without padding (packaging specifications, "Recording installed projects"). Lines of other members
-aren't changed. Only the wheel's own RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages
-are ordinary members. A signed wheel (`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version
-in their name are written anew too.
+Other members are copied byte for byte, compressed, together with the bytes before and between them, and compared with
+their checksums: we make no new wheel of a damaged one. Only the directory is written anew, with the new offsets.
+
+RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest in URL-safe base64 without padding
+(packaging specifications, "Recording installed projects"). Lines of other members aren't changed. Only the wheel's own
+RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages are ordinary members. A signed wheel
+(`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version in their name are written anew too.
 """
 
 from __future__ import annotations
@@ -163,6 +164,10 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
         raise MalformedError("zip: two members of one name", wheel.source.name)
     if renaming.label and not any(_is_own(name, (RECORD,)) for name in names):
         raise MalformedError("a wheel without RECORD, which pip refuses", wheel.source.name)
+    infos = {_plain(name).partition("/")[0] for name in names if ".dist-info/" in _plain(name)}
+    infos = {folder for folder in infos if folder.endswith(".dist-info")}
+    if renaming.label and len(infos) > 1:
+        raise MalformedError(f"a wheel with {', '.join(sorted(infos))}, which pip refuses", wheel.source.name)
     replaced = {name: path for name, path in replaced.items() if not _is_same(path, names[name])}
     lines = {_plain(name): _line_of(path) for name, path in replaced.items()}
     metadata = next((info for info in wheel.all if renaming.label and _is_own(info.filename, (METADATA,))), None)
@@ -195,6 +200,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
                     wheel.unpack(info, file)
                     _add(made, wheel, info, file, name)
             else:
+                wheel.verify(info)
                 kept = copy.copy(info)
                 kept.header_offset, kept.extra = out.tell(), _without_zip64(info.extra)
                 _copy(wheel.source, info.header_offset, wheel.end_of(info), out)

@@ -45,7 +45,7 @@ def find_fault(operand: tree.Operand, wanted: str | None) -> str | None:
                 return f"'{operand}' is not a PTX constant"
             for operator, divisor in zip(operators, operands[1:], strict=True):
                 if operator in "/%" and not (isinstance(divisor, tree.Number) and _value(divisor.text)):
-                    return f"'{operand}' divides by 0 or by what is not a number"
+                    return f"'{operand}' divides by 0 or by something that isn't a number"
             return None
     return f"'{operand}' is not a PTX constant"
 

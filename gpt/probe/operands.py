@@ -237,7 +237,7 @@ def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
 
 
 def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits: int | None) -> int | None:
-    """The bits of a register of the result, of whose type `bits` are."""
+    """Return the bits of a register of the result, of whose type `bits` are."""
     if opcode in _FRAGMENTS:
         return 64 if type_ == "f64" else 32
     if opcode == "mov" and bits and isinstance(out, tree.Vector):

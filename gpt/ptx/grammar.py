@@ -88,14 +88,14 @@ def _kind(text: str) -> str:
 
 
 def _directive(word: str, *rest: str) -> tree.Directive:
-    """A directive, from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
+    """Return a directive, from its tokens: `.loc` `1` `2` `3`, `.pragma` `"a"` `,` `"b"` `;`."""
     end = ";" if rest[-1:] == (";",) else ""
     text = "".join(token if token == "," else f" {token}" for token in rest[: len(rest) - len(end)])
     return tree.Directive(word, text.strip(), end)
 
 
 def _joined(*nodes: object) -> str:
-    """Tokens in a row: `(.unified(1, 2))`, `a+4`, `16`."""
+    """Return tokens in a row: `(.unified(1, 2))`, `a+4`, `16`."""
     return "".join(", " if node == "," else str(node) for node in nodes)
 
 

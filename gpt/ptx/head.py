@@ -101,7 +101,7 @@ def read_head(module: Module) -> Head:
     rest = items[1 + len(targets) :]
     sizes = rest[:1] if rest and rest[0].kind == "address_size" else ()
     if wrong := next((item for item in rest[len(sizes) :] if item.kind in ("version", "target", "address_size")), None):
-        raise _fault(module, wrong, "stands at the beginning only, after .version and .target")
+        raise _fault(module, wrong, "goes only at the beginning, after .version and .target")
     version = _read_version(module, items[0])
     target, suffix = _read_target(module, targets, version)
     return Head(version, target, suffix, _read_size(module, sizes[0], version) if sizes else 64)
@@ -136,7 +136,7 @@ def _read_target(module: Module, items: list[Item], version: tuple[int, int]) ->
     if "map_f64_to_f32" in options and number >= 13:
         raise _fault(module, item, "'map_f64_to_f32' goes with targets before sm_13 only")
     if "debug" in options and not any(one.kind == "section" for one in module.items):
-        raise _fault(module, item, "'debug' needs sections with debug information, and there are none")
+        raise _fault(module, item, "'debug' needs sections with debug information, and the module has none")
     return number, suffix
 
 

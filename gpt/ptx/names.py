@@ -65,7 +65,7 @@ class _HiddenNameError(Exception):
 
 
 def _parse(text: bytes, blanked: bool = False) -> Contents:
-    """The names in a text that has line comments at most. Raises _HiddenNameError if they were not blanked."""
+    """Return the names in a text that has line comments at most. Raises _HiddenNameError if they were not blanked."""
     functions: dict[bytes, dict[str, Symbol]] = {b"entry": {}, b"func": {}}
     variables, room = 0, SPACE + len(text)
     for at in _iter_directives(text, blanked):

@@ -257,12 +257,12 @@ class Module:
         return None if file is None or line is None else (file, line)
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
-        """The error for text that is not a statement or item, or is one without end."""
+        """Return the error for text that is not a statement or item, or is one without end."""
         word = _SHOWN.search(self.skeleton, offset)
         return self.fault(offset, f"{fact} '{word[0] if word else 'end'}'")
 
     def fault(self, offset: int, fact: str) -> MalformedError:
-        """An error with its place."""
+        """Return an error with its place."""
         return MalformedError(f"PTX: {fact}", self.where(offset))
 
 

@@ -9,11 +9,15 @@ operations on integers. The guard is among the reads. An instruction is made whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
-from gpt.sass.tables import Effect, Opcode, Registers, Table
-from gpt.sass.words import SIZE, Control, Guard, control_of, guard_of, parse_words, target_of
+import numpy as np
+
+from gpt.sass.masks import Masks, Registers, unpack
+from gpt.sass.tables import Opcode, Table
+from gpt.sass.words import SIZE, Control, Guard, control_of, guard_of, target_of, words_array
 
 # What an instruction accesses, by its name. Those that can't be named in advance (LD, ST, ATOM) are generic.
 MEMORY = {
@@ -30,13 +34,13 @@ MEMORY = {
 class Instruction:
     """An instruction in its place."""
 
-    __slots__ = ("_effect", "entry", "index", "word")
+    __slots__ = ("entry", "index", "masks", "word")
 
-    def __init__(self, index: int, word: int, entry: Opcode, effect: Effect) -> None:
+    def __init__(self, index: int, word: int, entry: Opcode, masks: Masks) -> None:
         self.index = index  # in its section
         self.word = word
         self.entry = entry
-        self._effect = effect
+        self.masks = masks
 
     @property
     def offset(self) -> int:
@@ -66,22 +70,22 @@ class Instruction:
     @property
     def reads(self) -> Registers:
         """Registers that it reads, its guard included."""
-        return self._effect.reads
+        return unpack(self.masks.reads)
 
     @property
     def writes(self) -> Registers:
         """Registers that it may write: with a guard, some lanes write them or none does."""
-        return self._effect.writes
+        return unpack(self.masks.writes)
 
     @property
     def kills(self) -> Registers:
         """Registers whose value before is lost for certain: what it writes, unless it has a guard or isn't exact."""
-        return self._effect.writes if self._effect.exact and self.guard.always else Registers()
+        return unpack(~self.masks.keeps)
 
     @property
     def exact(self) -> bool:
         """True if the table knows all modifiers. If not, reads and writes are the most that they can be."""
-        return self._effect.exact
+        return self.masks.exact
 
     @property
     def target(self) -> int | None:
@@ -105,16 +109,26 @@ class Instruction:
         return f"<{self.offset:#x} {self.name} {self.word:032x}>"
 
 
+class Controls(NamedTuple):
+    """The control part of each word, without hint and reuse."""
+
+    stalls: list[int]
+    write_barriers: list[int]
+    read_barriers: list[int]
+    waits: list[int]
+
+
 class Code:
     """The instructions of a section."""
 
     def __init__(self, section: bytes | bytearray | memoryview, table: Table) -> None:
         """Raises MalformedError if the size isn't a multiple of 16, UnknownOpcodeError if the table lacks an opcode."""
         self.table = table
-        self.words = parse_words(section)
+        self._array = words_array(section)
+        self.words = [low | high << 64 for low, high in self._array.tolist()]
+        self.opcodes: list[int] = (self._array[:, 0] & np.uint64(0xFFF)).tolist()
         self._made: list[Instruction | None] = [None] * len(self.words)
-        for word in self.words:
-            table.opcode(word)
+        self.used = {number: table.decoder(number) for number in set(self.opcodes)}
 
     def __len__(self) -> int:
         return len(self.words)
@@ -122,8 +136,8 @@ class Code:
     def __getitem__(self, index: int) -> Instruction:
         made = self._made[index]
         if made is None:
-            word = self.words[index]
-            made = Instruction(index % len(self.words), word, self.table.opcode(word), self.table.effect(word))
+            index %= len(self.words)
+            made = Instruction(index, self.words[index], self.table.opcodes[self.opcodes[index]], self.masks[index])
             self._made[index] = made
         return made
 
@@ -131,6 +145,33 @@ class Code:
         return (self[index] for index in range(len(self.words)))
 
     @cached_property
+    def masks(self) -> list[Masks]:
+        """What each word reads and writes."""
+        used = self.used
+        return [
+            decoder.known.get(word & decoder.relevant) or decoder.masks(word)
+            for word, decoder in zip(self.words, map(used.__getitem__, self.opcodes), strict=True)
+        ]
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The control part of each word."""
+        high = self._array[:, 1] >> np.uint64(41)
+        parts = ((0, 15), (5, 7), (8, 7), (11, 63))
+        return Controls(*((high >> np.uint64(low) & np.uint64(mask)).tolist() for low, mask in parts))
+
+    def find(self, names: Container[str]) -> list[int]:
+        """Return where the instructions of these names are, in order."""
+        numbers = {number for number, decoder in self.used.items() if decoder.entry.name in names}
+        return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
+
+    @cached_property
+    def jumps(self) -> list[int]:
+        """Where the instructions are that name a target."""
+        numbers = {number for number, decoder in self.used.items() if decoder.entry.target}
+        return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
+
+    @cached_property
     def targets(self) -> frozenset[int]:
         """Every place that some instruction names as a target, in bytes."""
-        return frozenset(found for one in self if (found := one.target) is not None)
+        return frozenset(found for index in self.jumps if (found := self[index].target) is not None)

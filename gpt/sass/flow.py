@@ -13,11 +13,13 @@ every instruction that uses it.
 
 ptxas leaves a store without any barrier if nobody overwrites its operands later. Words can't tell when such a store
 has read them. They stay in flight until the kernel ends (`InFlight.unawaited`), unless somebody puts a read barrier on
-the store.
+the store. So do the results of loads without a barrier, for which ptxas waits by a later load of the same unit, and the
+operands of HGMMA, which it awaits by WARPGROUP.DEPBAR.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live.
+register is live. A block is first summed up in two masks, so that only these are gone round; then each block is walked
+once more, for its instructions.
 """
 
 from __future__ import annotations
@@ -26,72 +28,45 @@ from typing import NamedTuple
 
 from gpt.sass.code import Code
 from gpt.sass.graph import Graph
-from gpt.sass.tables import Registers
+from gpt.sass.masks import EVERY_REGISTER, pack, unpack
+from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-_WIDTHS = Registers(256, 256, 8, 8, 16)  # bits of each register file in a mask of all
-_STARTS = Registers(0, 256, 512, 520, 528)
-EVERY_REGISTER = (1 << 255) - 1 | ((1 << 255) - 1) << 256 | 127 << 512 | 127 << 520 | 0xFFFF << 528
+_GROUPED = {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}  # announced by WARPGROUP.DEPBAR, which isn't followed
 
-
-def pack(registers: Registers) -> int:
-    """Return sets of registers as one mask."""
-    general, uniform, predicates, uniform_predicates, barriers = registers
-    return general | uniform << 256 | predicates << 512 | uniform_predicates << 520 | barriers << 528
-
-
-def unpack(mask: int) -> Registers:
-    """Return one mask as sets of registers."""
-    return Registers(*(mask >> start & (1 << width) - 1 for start, width in zip(_STARTS, _WIDTHS, strict=True)))
-
-
-class _Step(NamedTuple):
-    """An instruction's effect on registers, as masks of all files."""
-
-    reads: int
-    writes: int
-    kills: int
-    wait: int
-    write_barrier: int
-    read_barrier: int
-    variable: bool
-
-
-def _steps(code: Code) -> list[_Step]:
-    made = []
-    for one in code:
-        _, _, write, read, wait, _ = one.control
-        masks = pack(one.reads), pack(one.writes), pack(one.kills)
-        made.append(_Step(*masks, wait, write, read, one.variable))
-    return made
+__all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
 
 def live_before(code: Code, graph: Graph) -> list[int]:
     """Return for each instruction the registers whose values may still be read, by it or later."""
-    steps = _steps(code)
+    masks = code.masks
     reads, keeps = [], []  # by a block: what it reads of before, and what it doesn't overwrite
     for number, block in enumerate(graph.blocks):
         live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
-        for step in reversed(steps[block.start : block.end]):
-            live = live & ~step.kills | step.reads
-            kept &= ~step.kills
+        for read, _, keep, _ in reversed(masks[block.start : block.end]):
+            live = live & keep | read
+            kept &= keep
         reads.append(live)
         keeps.append(kept)
     before = list(reads)
     predecessors = _turn_round(graph)
-    left = set(range(len(graph.blocks)))
-    while left:
-        number = left.pop()
-        live = reads[number] | _after(graph, before, number) & keeps[number]
-        if live != before[number]:
-            before[number] = live
-            left.update(predecessors[number])
-    found = [0] * len(code)
-    for number, block in enumerate(graph.blocks):
+    changed = [True] * len(before)
+    while any(changed):
+        for number in [number for number, is_changed in enumerate(changed) if is_changed][::-1]:
+            changed[number] = False
+            live = reads[number] | _after(graph, before, number) & keeps[number]
+            if live != before[number]:
+                before[number] = live
+                for other in predecessors[number]:
+                    changed[other] = True
+    found: list[int] = []
+    for number in range(len(graph.blocks) - 1, -1, -1):
+        block = graph.blocks[number]
         live = _after(graph, before, number)
-        for index in range(block.end - 1, block.start - 1, -1):
-            live = live & ~steps[index].kills | steps[index].reads
-            found[index] = live
+        for read, _, keep, _ in reversed(masks[block.start : block.end]):
+            live = live & keep | read
+            found.append(live)
+    found.reverse()
     return found
 
 
@@ -108,7 +83,7 @@ class InFlight(NamedTuple):
 
     writes: tuple[int, ...]
     reads: tuple[int, ...]
-    unawaited: int  # operands of stores without a barrier
+    unawaited: int  # of instructions without a barrier
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are down; without `unawaited`."""
@@ -124,59 +99,91 @@ _NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0)
 
 def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
     """Return for each instruction what's in flight when it may issue, before its own wait; None: it's never reached."""
-    steps = _steps(code)
+    events = _events(code)
+    adds, waits = [], []  # by a block: what it leaves in flight if nothing was, and the barriers that it waits for
+    for block in graph.blocks:
+        state, waited = _NOTHING, 0
+        for index in range(block.start, block.end):
+            if events[index]:
+                state = issue(state, code, index)
+                waited |= code.controls.waits[index]
+        adds.append(state)
+        waits.append(waited)
     arriving: list[InFlight | None] = [None] * len(graph.blocks)
     arriving[0] = _NOTHING
-    left = {0}
-    while left:
-        number = left.pop()
-        state = arriving[number]
-        assert state is not None
-        block = graph.blocks[number]
-        for one in steps[block.start : block.end]:
-            state = _issue(state, one)
-        for follower in graph.successors[number]:
-            merged = _merge(arriving[follower], state)
-            if merged != arriving[follower]:
-                arriving[follower] = merged
-                left.add(follower)
+    changed = [True, *[False] * (len(arriving) - 1)]
+    while any(changed):
+        for number in [number for number, is_changed in enumerate(changed) if is_changed]:
+            changed[number] = False
+            arrived = arriving[number]
+            assert arrived is not None
+            state = merge(wait_for(arrived, waits[number]), adds[number])
+            for follower in graph.successors[number]:
+                merged = merge(arriving[follower], state)
+                if merged != arriving[follower]:
+                    arriving[follower] = merged
+                    changed[follower] = True
     found: list[InFlight | None] = [None] * len(code)
     for block, arrived in zip(graph.blocks, arriving, strict=True):
         if arrived is not None:
             state = arrived
             for index in range(block.start, block.end):
                 found[index] = state
-                state = _issue(state, steps[index])
+                if events[index]:
+                    state = issue(state, code, index)
     return found
 
 
-def _issue(state: InFlight, one: _Step) -> InFlight:
-    """Return what's in flight after an instruction has waited and issued."""
-    wait, write, read = one.wait, one.write_barrier, one.read_barrier
-    bare = one.variable and write == read == NO_BARRIER
-    if not wait and write == read == NO_BARRIER and not bare:
+def _events(code: Code) -> list[bool]:
+    """Return for each instruction whether it can change what's in flight."""
+    controls = code.controls
+    late = {number: _is_late(decoder.entry) for number, decoder in code.used.items()}
+    return [
+        bool(wait or write != NO_BARRIER or read != NO_BARRIER or late[opcode])
+        for write, read, wait, opcode in zip(*controls[1:], code.opcodes, strict=True)
+    ]
+
+
+def _is_late(entry: Opcode) -> bool:
+    """Return whether an instruction without a barrier may read and write long after it has issued."""
+    return entry.variable or entry.name in _GROUPED
+
+
+def wait_for(state: InFlight, mask: int) -> InFlight:
+    """Return what's in flight once the barriers in `mask` are down."""
+    if not mask or state == _NOTHING:
         return state
-    writes, reads, unawaited = list(state.writes), list(state.reads), state.unawaited
-    for barrier in range(BARRIERS):
-        if wait >> barrier & 1:
-            writes[barrier] = reads[barrier] = 0
+    writes = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.writes))
+    reads = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.reads))
+    return InFlight(writes, reads, state.unawaited)
+
+
+def issue(state: InFlight, code: Code, index: int) -> InFlight:
+    """Return what's in flight after an instruction has waited and issued."""
+    _, write_barriers, read_barriers, waits = code.controls
+    write, read = write_barriers[index], read_barriers[index]
+    state = wait_for(state, waits[index])
+    if write >= BARRIERS and read >= BARRIERS:
+        if not _is_late(code.used[code.opcodes[index]].entry):
+            return state
+        reading, writing, *_ = code.masks[index]
+        return state._replace(unawaited=state.unawaited | reading | writing)
+    reading, writing, *_ = code.masks[index]
+    writes, reads = state.writes, state.reads
     if write < BARRIERS:
-        writes[write] |= one.writes
-    if read < BARRIERS:
-        reads[read] |= one.reads
-    elif write < BARRIERS:
-        reads[write] |= one.reads
-    elif bare:
-        unawaited |= one.reads
-    return InFlight(tuple(writes), tuple(reads), unawaited)
+        writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
+    awaited = read if read < BARRIERS else write
+    reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
+    return InFlight(writes, reads, state.unawaited)
 
 
-def _merge(one: InFlight | None, other: InFlight) -> InFlight:
-    if one is None or one == other:
+def merge(one: InFlight | None, other: InFlight) -> InFlight:
+    """Return what may be in flight where two ways meet."""
+    if one is None or one is other or one == other:
         return other
     return InFlight(
-        tuple(a | b for a, b in zip(one.writes, other.writes, strict=True)),
-        tuple(a | b for a, b in zip(one.reads, other.reads, strict=True)),
+        tuple([a | b for a, b in zip(one.writes, other.writes, strict=True)]),
+        tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
         one.unawaited | other.unawaited,
     )
 

@@ -35,7 +35,7 @@ from gpt.sass.words import CONTROL, PT, SIZE, TARGETS
 _CALLS = {"CALL"}
 _INDIRECT = {"BRX", "BRXU", "JMX", "JMXU", "JMP"}
 _LEAVING = {"EXIT", "RET", "KILL", *_INDIRECT}
-_ENDING = {"BRA", "BSSY", "BSYNC", *_CALLS, *_LEAVING}
+_ENDING = {"BRA", "BSSY", "BSYNC", *_CALLS, *_LEAVING}  # and WARPSYNC with a target
 _SECOND = (87, 15)  # the second predicate of EXIT, BRA and RET, with its sign
 _COLLECT = "ENDCOLLECTIVE"
 
@@ -105,13 +105,15 @@ class _Builder:
         self.code = code
         self.where = where
         self.tables = sorted({self._index(offset) for offset in tables})
-        self.ending = [one.index for one in code if _ends_block(one)]
+        collecting = {index for index in code.find({"WARPSYNC"}) if code[index].target is not None}
+        self.ending = sorted({*code.find(_ENDING), *collecting})
         starts = {0, *self.tables, *(index + 1 for index in self.ending)}
-        starts |= {self._index(one.target) for one in code if one.target is not None}
+        starts |= {self._index(target) for target in code.targets}
         ordered = sorted(start for start in starts if start < len(code))
         self.blocks = [Block(start, end) for start, end in zip(ordered, [*ordered[1:], len(code)], strict=True)]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
         self.ends = {block.end - 1: number for number, block in enumerate(self.blocks)}
+        self.opcodes = {code.opcodes[index] for index in self.ending}
         self.calls_out: set[int] = set()
         self.past_end: set[int] = set()
 
@@ -139,6 +141,9 @@ class _Builder:
     def _follow(self, number: int) -> Iterator[int]:
         """Yield what follows a block, but not where a RET leads, and of a BSYNC only the next instruction."""
         end = self.blocks[number].end
+        if self.code.opcodes[end - 1] not in self.opcodes and end in self.at:
+            yield self.at[end]
+            return
         one = self.code[end - 1]
         jumps = one.name == "BRA" or (one.name in _CALLS and one.target is not None)
         if one.name in _CALLS and not jumps:
@@ -201,26 +206,30 @@ class _Builder:
             number = self.ends[one.index]
             kills[number], fills[number] = on_barrier[one.writes.B], 1 << bit
         restores = False
-        for number, block in enumerate(self.blocks):
-            if any(self.code[i].name == "BMOV" and self.code[i].writes.B for i in range(block.start, block.end)):
+        for index in self.code.find({"BMOV"}):
+            if self.code[index].writes.B:
+                number = bisect.bisect_right(self.blocks, index, key=lambda block: block.start) - 1
                 restores, kills[number], fills[number] = True, 0, everyone
-        reaching: dict[int, int] = {0: 0}
-        left = [0]
-        while left:
-            number = left.pop()
-            state = reaching[number] & ~kills[number] | fills[number]
-            last = self.code[self.blocks[number].end - 1]
-            if last.name == "BSYNC":
-                filled = state & (everyone if restores else on_barrier[last.reads.B])
-                successors[number] |= {label for bit, label in enumerate(labels) if filled >> bit & 1}
-            for follower in successors[number]:
-                before = reaching.get(follower)
-                if before is None or state & ~before:
-                    reaching[follower] = state | (before or 0)
-                    left.append(follower)
+        meets = {self.ends[index]: self.code[index].reads.B for index in self.code.find({"BSYNC"})}
+        reaching: list[int | None] = [None] * len(self.blocks)
+        reaching[0] = 0
+        changed = [True, *[False] * (len(self.blocks) - 1)]
+        while any(changed):
+            for number in [number for number, is_changed in enumerate(changed) if is_changed]:
+                changed[number] = False
+                state = (reaching[number] or 0) & ~kills[number] | fills[number]
+                if number in meets:
+                    filled = state & (everyone if restores else on_barrier[meets[number]])
+                    successors[number] |= {labels[bit] for bit in _bits_of(filled)}
+                for follower in successors[number]:
+                    before = reaching[follower]
+                    if before is None or state & ~before:
+                        reaching[follower] = state | (before or 0)
+                        changed[follower] = True
 
 
-def _ends_block(one: Instruction) -> bool:
-    return one.name in ("BRA", "BSSY", "BSYNC", *_CALLS, *_LEAVING) or (
-        one.name == "WARPSYNC" and one.target is not None
-    )
+def _bits_of(mask: int) -> Iterator[int]:
+    while mask:
+        bit = mask.bit_length() - 1
+        yield bit
+        mask &= ~(1 << bit)

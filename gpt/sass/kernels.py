@@ -1,4 +1,4 @@
-"""The kernels of a cubin as code: their instructions, registers and jump tables.
+"""The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that go with code.
 
 Everything is read by `gpt.formats.kernel_edit`, which later writes it. Jump tables are in the attribute 0x34 of
 `.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (seen
@@ -17,12 +17,15 @@ from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
 from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.nvinfo import iter_attributes
+from gpt.formats.nvinfo import PAIR, iter_attributes
 from gpt.sass.code import Code
+from gpt.sass.flow import InFlight, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.tables import Table
 
 RESERVED = 2  # registers of a kernel's count that the hardware keeps
+EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
+FRAME, STACK = 0x11, 0x12  # of the module's, with a symbol: bytes of its own frame; and of all that it calls, too
 _JUMP = struct.Struct("<III")
 
 
@@ -40,6 +43,16 @@ class Kernel:
         """Its control flow. Raises UnboundedError."""
         return make_graph(self.code, self.jump_tables)
 
+    @cached_property
+    def live(self) -> list[int]:
+        """The registers that are live before each instruction. Raises UnboundedError."""
+        return live_before(self.code, self.graph)
+
+    @cached_property
+    def flight(self) -> list[InFlight | None]:
+        """What's in flight before each instruction; None if it's never reached. Raises UnboundedError."""
+        return in_flight_before(self.code, self.graph)
+
     @property
     def has_usual_entry(self) -> bool:
         """True if it begins by loading the stack pointer, and nothing jumps back there."""
@@ -53,6 +66,41 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
     return Kernel(name, Code(editor.code, table), registers, frozenset(_iter_targets(editor.info)))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the file says of a kernel's code."""
+
+    registers: int  # as the file has it: the highest register + 3
+    exits: tuple[int, ...]  # offsets of EXITs
+    barriers: int
+    frame: int
+    stack: int
+    flags: int  # of the section
+
+
+def read_facts(cubin: CubinEditor, name: str) -> Facts:
+    """Read what the file says of a kernel's code. Raises MalformedError, and CannotEdit if it isn't understood."""
+    editor = KernelEditor(cubin, name)
+    exits: tuple[int, ...] = ()
+    barriers = 0
+    for entry in iter_attributes(editor.info):
+        if entry.kind == EXITS:
+            if len(entry.payload) % 4:
+                raise MalformedError("cubin: a list of exits ends within an entry")
+            exits = struct.unpack(f"<{len(entry.payload) // 4}I", entry.payload)
+        elif entry.kind == BARRIERS:
+            barriers = entry.value
+    sizes = {FRAME: 0, STACK: 0}
+    number = cubin.numbers.get(b".nv.info")
+    for entry in iter_attributes(cubin.content(number)) if number is not None else ():
+        if entry.kind in sizes and len(entry.payload) == PAIR.size:
+            symbol, size = PAIR.unpack(entry.payload)
+            if symbol == editor.symbol:
+                sizes[entry.kind] = size
+    flags = int(cubin.sections["flags"][editor.section])
+    return Facts(editor.registers, exits, barriers, sizes[FRAME], sizes[STACK], flags)
 
 
 def _iter_targets(info: Data) -> Iterator[int]:

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from gpt.base.errors import GptError
 from gpt.sass.code import Instruction
 from gpt.sass.faces import ARCH, find_face
-from gpt.sass.flow import EVERY_REGISTER, InFlight, in_flight_before, live_before, unpack
+from gpt.sass.flow import InFlight
 from gpt.sass.kernels import Kernel
-from gpt.sass.tables import Registers
+from gpt.sass.masks import EVERY_REGISTER, Registers, unpack
 
 ENTRY = "entry"
 _ALL_BARRIERS = 63
@@ -49,8 +49,7 @@ def iter_sites(kernel: Kernel) -> Iterator[Site]:
     if code.table.arch.name != ARCH:
         raise GptError(f"what probes see of {code.table.arch.name}'s instructions isn't known")
     faces = [(one, face) for one in code if (face := find_face(one)) is not None]
-    live = live_before(code, kernel.graph)
-    flight = in_flight_before(code, kernel.graph)
+    live, flight = kernel.live, kernel.flight
     for one, face in [(code[0], ENTRY), *faces]:
         state = flight[one.index]
         if state is not None:

@@ -34,27 +34,17 @@ from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
 from gpt.sass.arch import SassArch, arch_of
-from gpt.sass.words import CONTROL, opcode_of
+from gpt.sass.masks import STARTS, Masks, Registers, unpack
+from gpt.sass.words import PT, opcode_of
 
 UNKNOWN = -1  # a number of registers
+GUARD = 15 << 12
+KEPT = 1 << 14  # masks that are kept, at most, for each opcode
 TITLE = "gpt-sass-table 1"
 
 _OPCODE = re.compile(r"([0-9a-f]{3}) (\S+)((?: variable)?)(?: target=(\w+))?")
 _OPERAND = re.compile(r"  (R|UR|P|UP|B|PR|UPR)(\d*)(~?) (.+)")
 _ROLE = re.compile(r"(write|read) (?:by ([\d,-]+): )?((?:(?:\d+|-)(?:\*\d+)? ?)+)")
-
-
-class Registers(NamedTuple):
-    """Sets of registers: a bit mask for each register file."""
-
-    R: int = 0
-    UR: int = 0
-    P: int = 0
-    UP: int = 0
-    B: int = 0
-
-    def __or__(self, other: Registers) -> Registers:
-        return Registers(*(a | b for a, b in zip(self, other, strict=True)))
 
 
 class UnknownOpcodeError(MalformedError):
@@ -70,7 +60,10 @@ class Count:
 
     def of(self, word: int) -> int:
         """Return the number for a word, or UNKNOWN."""
-        return self.numbers[sum((word >> bit & 1) << index for index, bit in enumerate(self.selectors))]
+        value = 0
+        for bit in reversed(self.selectors):
+            value = value << 1 | word >> bit & 1
+        return self.numbers[value]
 
     @property
     def most(self) -> int:
@@ -116,6 +109,67 @@ class Effect(NamedTuple):
     exact: bool
 
 
+class Decoder:
+    """What the words with one opcode read and write.
+
+    Words differ in immediates more than in registers: so the masks are kept under the bits that it depends on.
+    """
+
+    def __init__(self, entry: Opcode, bits: dict[str, int]) -> None:
+        self.entry = entry
+        self.known: dict[int, Masks] = {}
+        self.relevant = GUARD
+        self._places: list[tuple[Operand, str, int, int, int]] = []  # file, first bit, all bits set, start in a mask
+        for operand in entry.operands:
+            for bit in (*operand.writes.selectors, *operand.reads.selectors):
+                self.relevant |= 1 << bit
+            file = operand.file.replace("PR", "P") if (many := operand.file in ("PR", "UPR")) else operand.file
+            none = (1 << (7 if many else bits[file])) - 1
+            if operand.low is not None:
+                self.relevant |= none << operand.low
+            self._places.append((operand, "PR" if many else file, operand.low or 0, none, getattr(STARTS, file)))
+
+    def masks(self, word: int) -> Masks:
+        """Return what a word with this opcode reads and writes."""
+        key = word & self.relevant
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            found = self.known[key] = self._masks(key)
+        return found
+
+    def _masks(self, word: int) -> Masks:
+        reads = writes = 0
+        exact = True
+        for operand, file, low, none, start in self._places:
+            registers = word >> low & none
+            if file == "PR":
+                first = last = 0
+                run = registers << start if operand.low is not None else 127 << start
+            else:
+                if operand.inverted:
+                    registers ^= none
+                if registers == none and file != "B":
+                    first = last = 0
+                else:
+                    first, last = start + registers, start + (none if file != "B" else none + 1)
+                run = 0
+            for count, is_write in ((operand.writes, True), (operand.reads, False)):
+                number = count.of(word) if count is not NEVER else 0
+                if number == UNKNOWN:
+                    exact = False
+                    number = count.most
+                if number:
+                    found = run or (1 << min(first + number, last)) - (1 << first)
+                    if is_write:
+                        writes |= found
+                    else:
+                        reads |= found
+        always = word & GUARD == PT << 12
+        return Masks(reads, writes, ~writes if exact and always else -1, exact)
+
+
 @dataclass
 class Table:
     """The instructions of one architecture."""
@@ -123,7 +177,7 @@ class Table:
     arch: SassArch
     made_with: str
     opcodes: dict[int, Opcode]
-    _effects: dict[int, Effect] = field(default_factory=dict, repr=False)
+    _decoders: dict[int, Decoder] = field(default_factory=dict, repr=False)
 
     def opcode(self, word: int) -> Opcode:
         """Return the entry for a word. Raises UnknownOpcodeError."""
@@ -132,36 +186,17 @@ class Table:
             raise UnknownOpcodeError(f"opcode {opcode_of(word):03x} isn't in the table of {self.arch.name}")
         return entry
 
+    def decoder(self, word: int) -> Decoder:
+        """Return what knows the words with the opcode of this one. Raises UnknownOpcodeError."""
+        found = self._decoders.get(word & 0xFFF)
+        if found is None:
+            found = self._decoders[word & 0xFFF] = Decoder(self.opcode(word), self.arch.register_bits)
+        return found
+
     def effect(self, word: int) -> Effect:
-        """Return what a word writes and reads. Raises UnknownOpcodeError."""
-        key = word & ~CONTROL
-        known = self._effects.get(key)
-        if known is None:
-            known = self._effects[key] = self._effect(key)
-        return known
-
-    def _effect(self, word: int) -> Effect:
-        writes, reads = dict.fromkeys(Registers._fields, 0), dict.fromkeys(Registers._fields, 0)
-        exact = True
-        for operand in self.opcode(word).operands:
-            file = operand.file.removesuffix("R") if len(operand.file) > 1 and operand.file != "UR" else operand.file
-            for roles, count in ((writes, operand.writes), (reads, operand.reads)):
-                number = count.of(word)
-                if number == UNKNOWN:
-                    exact = False
-                    number = count.most
-                if number > 0:
-                    roles[file] |= self._registers(word, operand, number)
-        return Effect(Registers(**writes), Registers(**reads), exact)
-
-    def _registers(self, word: int, operand: Operand, number: int) -> int:
-        if operand.file in ("PR", "UPR"):
-            return 127 if operand.low is None else word >> operand.low & 127
-        none = (1 << self.arch.register_bits[operand.file]) - 1
-        register = (word >> (operand.low or 0) & none) ^ (none if operand.inverted else 0)
-        if operand.file == "B":
-            return 1 << register
-        return ((1 << number) - 1 << register) & (1 << none) - 1 if register != none else 0
+        """Return what a word reads and writes. Raises UnknownOpcodeError."""
+        reads, writes, _, exact = self.decoder(word).masks(word)
+        return Effect(unpack(writes), unpack(reads), exact)
 
 
 @cache

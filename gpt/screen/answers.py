@@ -135,7 +135,7 @@ class AnswerTable:
         return ids if is_cut else []
 
     def _count_fitting(self, columns: Sequence[int], width: int, heads: Sequence[Sequence[str]]) -> int:
-        """Return how many of these columns fit if texts are shortened as far as possible."""
+        """Return how many of these columns fit if texts are shortened to the minimum."""
         sizes = zip(columns, self._widths(columns, heads), strict=True)
         least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))

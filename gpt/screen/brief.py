@@ -3,7 +3,8 @@
     at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)
     vectorized_layer_norm_kernel<float, float, false>
 
-Parameters are dropped first, then namespaces, then the end. Names that would become equal keep the part that differs.
+Parameters are dropped first, then namespaces and ABI tags (numba's have 100 letters), then the end. Names that would
+become equal keep the part that differs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from gpt.base.printable import shorten
 from gpt.screen.demangle import readable
 
-SPACES = re.compile(r"\(anonymous namespace\)::|\b[A-Za-z_]\w*::")
+SPACES = re.compile(r"\(anonymous namespace\)::|\b[A-Za-z_]\w*::|\[abi:\w+\]")
 WORD = string.ascii_letters + string.digits + "_"
 
 

@@ -80,7 +80,7 @@ class Grid:
         self._styles.append(style)
 
     def least(self) -> int:
-        """Return the width of the table if all texts are shortened as far as possible."""
+        """Return the width of the table if all texts are shortened to the minimum."""
         widths = _widths(self._rows)
         return _sum(min(width, LEAST) if at < self._texts else width for at, width in enumerate(widths))
 

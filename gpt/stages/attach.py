@@ -34,7 +34,7 @@ def attach(
         str, Option("--output", "-o", metavar="FILE", help="The trace; - is standard output.")
     ] = "trace.mp",
     force: Annotated[bool, Option("--force", "-f", help="Overwrite FILE.")] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Do not say what is watched, nor what was.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Don't print messages about the recording.")] = False,
     calls: Annotated[
         str | None,
         Option(
@@ -44,9 +44,9 @@ def attach(
         ),
     ] = None,
     library: Annotated[
-        list[str] | None, Option(metavar="FILE", help="This driver, not those that processes have mapped.")
+        list[str] | None, Option(metavar="FILE", help="Watch this driver, not the files that processes have mapped.")
     ] = None,
-    duration: Annotated[float | None, Option(metavar="S", min=0.001, help="End after so many seconds.")] = None,
+    duration: Annotated[float | None, Option(metavar="S", min=0.001, help="Stop after S seconds.")] = None,
     show: Annotated[bool, Option("--print", help="Print the bpftrace program, and do nothing.")] = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
@@ -58,7 +58,7 @@ def attach(
     if (pid is not None and system) or (watched and files):
         raise UsageError("-p PID, --system and OUTPUT exclude each other")
     if not watched and (kernel or show or duration is not None or calls is not None or library):
-        raise UsageError("-p PID or --system is needed: what is to be watched")
+        raise UsageError("-p PID or --system is needed: name what to watch")
     if calls == "":
         raise UsageError("names nothing", "--calls")
     if duration is not None and math.isnan(duration):

@@ -59,7 +59,7 @@ def dump(
 
 
 def _keep(folder: Path) -> subprocess.Popen[bytes]:
-    """A process that removes the folder when this one has ended, however it did."""
+    """Return a process that removes the folder when this one has ended, however it did."""
     command = ["/bin/sh", "-c", 'read -r end; exec rm -rf -- "$0"', str(folder)]
     null = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)

@@ -39,7 +39,7 @@ def locate(
     ] = None,
     arch: Annotated[
         list[str] | None,
-        Option(metavar="SM,...", help="Devices to run on; those of the traces by default. Repeated: wheels for each."),
+        Option(metavar="SM,...", help="Devices to run on; by default the traces' devices. Repeat it for a wheel each."),
     ] = None,
     keep: Annotated[list[str] | None, Option(metavar="REGEX", help="Kernels that count as used; repeatable.")] = None,
     keep_ptx: Annotated[bool, Option("--keep-ptx", help="Keep PTX that future devices could run.")] = False,
@@ -70,7 +70,7 @@ def locate(
     from gpt.locate.targets import find_targets
     from gpt.trace.used import read_used
 
-    archs = [list(group) for group in dict.fromkeys(tuple(parse_archs(text)) for text in arch or ()) if group]
+    archs = [group for text in arch or () if (group := parse_archs(text))]
     stage = Holding(TOOL, json=json, from_json=from_json, table=table)
     if not used and not archs:
         if spans_json is None:
@@ -81,8 +81,6 @@ def locate(
     for option, is_given in (("--keep", keep), ("--granularity kernel", by_kernel), ("--trace-json", trace_json)):
         if is_given and not used:
             raise UsageError(f"{option} requires --used FILE: without it every kernel counts as used")
-    if spans_json and len(archs) > 1:
-        raise UsageError("--spans-json requires a single --arch: sm_80,sm_90 keeps the code of both")
     if spans_json and by_kernel:
         raise UsageError("--spans-json cannot be combined with --granularity kernel")
     if trace_json:
@@ -96,6 +94,8 @@ def locate(
     if used and not found.names and not keep:
         stage.warn("", "no kernel is used: all GPU code for these devices counts as unused")
     targets = find_targets(archs, found, everything=not used)
+    if spans_json and len(targets) > 1:
+        raise UsageError("--spans-json requires a single --arch: sm_80,sm_90 keeps the code of both")
     write_spans = partial(negativa.write_spans, spans_json) if spans_json else None
     wanted = LocateOptions(targets, keep or (), keep_ptx, by_kernel, allow_missing, write_spans, not used)
     search = Search(stage, found, wanted)

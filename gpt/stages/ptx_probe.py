@@ -23,19 +23,10 @@ def main() -> int:
 
 def ptx_probe(
     files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
-    probe: Annotated[
-        list[str] | None,
-        Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name."),
-    ] = None,
-    filter_: Annotated[
-        list[str] | None,
-        Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name."),
-    ] = None,
-    no_verify: Annotated[bool, Option("--no-verify", help="Do not prove probes harmless.")] = False,
+    probe: cli.Probes = None,
+    kernel: cli.Kernels = None,
+    filter_: cli.Filter = None,
+    no_verify: cli.NoVerify = False,
     show: Annotated[bool, Option("--show", help="Print the probes as TOML, as they were read; weave nothing.")] = False,
     count: Annotated[bool, Option("--count", help="Only count records.")] = False,
     relocatable: Annotated[

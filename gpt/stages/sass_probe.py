@@ -23,22 +23,13 @@ def sass_probe(
     explain: Annotated[
         bool, Option("--explain", help="Say where probes could go, and what would be left alone.")
     ] = False,
-    probe: Annotated[
-        list[str] | None,
-        Option("--probe", "-p", metavar="PROBE", help="A probe file or a built-in probe; repeatable."),
-    ] = None,
-    kernel: Annotated[
-        list[str] | None,
-        Option("--kernel", "-k", metavar="NAME:...", help="Only kernels with such a part in their name."),
-    ] = None,
-    filter_: Annotated[
-        list[str] | None,
-        Option("--filter", metavar="NAME:...", help="No kernels with such a part in their name."),
-    ] = None,
+    probe: cli.Probes = None,
+    kernel: cli.Kernels = None,
+    filter_: cli.Filter = None,
     registers: Annotated[
         int, Option(min=0, max=255, metavar="N", help="Registers that a probe needs at each place.")
     ] = 0,
-    no_verify: Annotated[bool, Option("--no-verify", help="Do not prove probes harmless.")] = False,
+    no_verify: cli.NoVerify = False,
     table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,

@@ -21,12 +21,14 @@ from typing import IO, Any
 import msgpack
 
 from gpt.base.errors import MalformedError
+from gpt.base.numbers import parse_int
 from gpt.base.printable import printable_json
 from gpt.stream import packed, records
 from gpt.stream.wire import Record, check_segments, pack
 
 MAX_INT = 1 << 53
 MAX_NESTING = 100  # nesting of arrays and maps in a record
+NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
 ESCAPES = frozenset(("$int", "$float", "$b64", "$raw", "$ext", "$pairs", "$map"))
 
 
@@ -94,12 +96,12 @@ def decode(value: Any, room: int = MAX_NESTING) -> Any:
     ((escape, inner),) = value.items()
     match escape:
         case "$int":
-            number = int(inner)
+            number = parse_int(inner)
             if not -(1 << 63) <= number < 1 << 64:
                 raise ValueError(f"{inner} does not fit 64 bits")
             return number
         case "$float":
-            return float(inner)
+            return NOT_FINITE[inner]
         case "$b64":
             return base64.b64decode(inner, validate=True)
         case "$raw":

@@ -107,7 +107,7 @@ def find_runs(path: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     name, _, number = path.name.rpartition(".")
-    if number.isdecimal() and path.with_name(name).exists():
+    if number.isascii() and number.isdecimal() and path.with_name(name).exists():
         return False
     return _is_trace(path) or (is_regular(path, follow=False) and _begins_stream(path))
 

@@ -35,7 +35,8 @@ LINE = re.compile(
     r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  "
     rf"(?P<shape>{WORD})  (?P<bytes>\d{{1,19}})  "
     r"(?P<pointer>0[xX][0-9a-fA-F]{1,16}|\d{1,19})  "
-    rf"(?P<name>{WORD})  (?P<function>{WORD})  (?P<file>.*):(?P<line>\d{{1,9}})"
+    rf"(?P<name>{WORD})  (?P<function>{WORD})  (?P<file>.*):(?P<line>\d{{1,9}})",
+    re.ASCII,
 )
 MOST_LINE = 1 << 16  # characters per line
 
@@ -209,8 +210,9 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
         match = LINE.fullmatch(line.rstrip("\n")) if len(line) < MOST_LINE else None
         if not match:
             continue
-        shape = tuple(int(number) for number in re.findall(r"\d{1,19}", match["shape"]))
-        address, size = int(match["pointer"], 0), int(match["bytes"])
+        shape = tuple(int(number) for number in re.findall(r"[0-9]{1,19}", match["shape"]))
+        digits, base = (match["pointer"][2:], 16) if match["pointer"][1:2] in ("x", "X") else (match["pointer"], 10)
+        address, size = int(digits, base), int(match["bytes"])
         if max(shape, default=0) > NEVER or address + size > NEVER:
             continue
         id_ = ids.setdefault((address, size, shape), count)

@@ -1,4 +1,4 @@
-// The cache as Python calls it (gpt/base/cache.py), so that its rules are written once:
+// The cache's interface for Python (gpt/base/cache.py), so that its rules exist once, in
 // runtime/common/cache.c.
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// Each returns true and the result, or false and why the folder can't be trusted, if that is the reason.
+// Each returns true and the result, or false and, if that's the reason, why the folder can't be trusted.
 EXPORT bool gpt_cache_get(const char *path, const char *key, long limit, char **data, size_t *size,
                           struct gpt_distrust *why) {
     struct gpt_bytes found = {0};

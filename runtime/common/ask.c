@@ -1,10 +1,10 @@
-// What a program does that asks stages: gpt-hook's supervisor where one was promised, else a pipeline of its
-// own.
+// Asks stages on behalf of a program: through gpt-hook's supervisor if the environment names one, otherwise
+// through a pipeline of our own.
 //
 // The supervisor must be this user's: its answers are code that will run. A program that has become another
-// user's runs pipelines of its own. While a client waits, it asks the supervisor from time to time whether it
-// is there, as it may be stopped: how long a kernel takes says nothing about that. A client that got no
-// answer to this does not ask that supervisor again.
+// user's runs pipelines of its own. While a client waits, it checks now and then that the supervisor is
+// alive, since it may have been stopped; a kernel that takes long proves nothing. A client that got no answer
+// to this does not ask that supervisor again.
 
 #include <errno.h>
 #include <pthread.h>
@@ -18,12 +18,18 @@
 
 // The supervisor
 
-enum hope { REACHED, APART, LOST, GONE, LATE }; // refused, on either side; not found; ended; silent
+enum hope {
+    REACHED,
+    APART,
+    LOST,
+    GONE,
+    LATE
+}; // APART: one side refused the other; LOST: not found; GONE: ended; LATE: silent
 
 static bool late; // it was, once
 
 static enum hope reach(const char *name, int file) {
-    // connect waits if the queue of the socket is full.
+    // connect blocks if the socket's queue is full
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = GPT_SILENCE},
                sizeof(struct timeval));
     if (gpt_connect(file, name))
@@ -34,7 +40,7 @@ static enum hope reach(const char *name, int file) {
 static const int no_files[GPT_FILES] = {-1, -1};
 
 static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILES]) {
-    enum { ASKED = 3 }; // times before it is given up
+    enum { ASKED = 3 }; // tries before we give up
     for (int asked = 0; asked < ASKED;) {
         ssize_t got;
         if (!gpt_wait_for(server, gpt_now() + GPT_SILENCE * 1000 / ASKED)) {
@@ -46,7 +52,7 @@ static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILE
             asked = 0;
         else if (got >= 0)
             return GONE;
-        // It closed before it read our last question, which is reported before its reply.
+        // It closed before reading our last question; that error comes before its reply.
         else if (errno != ECONNRESET)
             return APART;
     }
@@ -101,7 +107,7 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
 
 // The answer
 
-// A fault's place: in the image that was asked about, the line.
+// Adds where the fault is: the line in the image.
 static void say_where(struct value where, char *text, size_t room) {
     const char *at = (const char *)where.data, *end = at + where.number;
     *text = '\0';
@@ -116,7 +122,7 @@ static void say_where(struct value where, char *text, size_t room) {
         snprintf(text, room, "line %.*s: ", (int)(end - line - 1), line + 1);
 }
 
-// Copies bytes, and puts a zero after them. False without memory.
+// Copies bytes and appends a zero. Returns false if out of memory.
 static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
     gpt_empty(to);
     if (gpt_add(to, data, size) && gpt_add(to, "", 1)) {

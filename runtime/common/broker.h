@@ -1,11 +1,11 @@
 // Asking stages while a program runs: the simulated device for host code.
 //
 // An image goes through a pipeline as a `module` record, and the results come back as records. gpt-hook
-// starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after the
-// other, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs a pipeline.
+// starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after
+// another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs a pipeline.
 //
 //   ask.c          what a program does: the request, whom it is sent to, what the answer says
-//   request.c        what a program does that does not wait for the answer
+// request.c the same for a program that doesn't wait for the answer
 //   run_pipeline.c        a pipeline of the program's own, for one request
 //   pipeline.c     which pipelines there are, and how one begins
 //   records.c      the records of requests and answers
@@ -38,8 +38,8 @@
 
 #include "unpack.h"
 
-// Seconds: to wait for an answer, a little longer than gpt-asm waits for a compiler; to keep a pipeline that
-// has no request; and to wait for a sign of life of the supervisor.
+// Seconds to wait for an answer (a little more than gpt-asm gives a compiler), to keep an idle pipeline, and
+// to wait for a sign of life from the supervisor.
 #ifndef GPT_PATIENCE
 #define GPT_PATIENCE 660
 #define GPT_LEISURE 60
@@ -53,8 +53,8 @@
 #define GPT_SOCKET "socket"
 
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
-// Status of a stage that lacks a tool; of a question that the supervisor refuses; of a pipeline that could
-// not be run now; of a killed pipeline.
+// Statuses: a stage lacks a tool; the supervisor refuses the question; the pipeline can't run now; the
+// pipeline was killed.
 enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
@@ -65,15 +65,15 @@ struct gpt_bytes {
 };
 
 bool gpt_add(struct gpt_bytes *bytes, const void *data, size_t size); // false without memory
-char *gpt_make_room(struct gpt_bytes *bytes, size_t size);            // for as many more; NULL without memory
+char *gpt_make_room(struct gpt_bytes *bytes, size_t size); // room for this many more; NULL if out of memory
 void gpt_empty(struct gpt_bytes *bytes);
 
 struct gpt_asked {         // a request
     const char *type;      // of the image
-    const void *image;     // NULL: it is in a file that goes with the request
+    const void *image;     // NULL: the image is in a file sent with the request
     uint64_t offset, size; // where in that file; bytes of it
     const char *kernel;    // NULL: the whole image
-    const char *want;      // one of the following; NULL: code
+    const char *want;      // what to make: one of the following; NULL: code
     const char *arch;      // the device's architecture; NULL: not given
     unsigned registers;    // limit per thread; 0: no limit
     uint32_t module;       // its id in the trace of this process; 0: it has none
@@ -83,48 +83,49 @@ struct gpt_asked {         // a request
 #define GPT_WANT_OUTLINE "outline" // that, and what it declares
 #define GPT_WANT_LOAD "load"       // what it declares; and the code of its only kernel, or a check of all
 
-// The records that begin and end what a pipeline reads, the request, and a mark that comes back. False if a
-// record gets too large. The path of a request's file is added by who has it open.
+// The records that a pipeline reads: header, request, a `sync` that comes back, end. They return false if a
+// record gets too large. The process that has a request's file open adds its path.
 bool gpt_add_header(struct gpt_bytes *bytes);
 bool gpt_add_end(struct gpt_bytes *bytes);
 bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked);
 bool gpt_add_path(struct gpt_bytes *bytes, size_t start,
-                  const char *path); // to the request that begins there
+                  const char *path); // adds it to the request that begins there
 bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number);
 
-// A record of an answer. Keys that it has not are of type ELSE.
+// A record of an answer. Missing keys have type ELSE.
 struct gpt_record {
     struct value kind, id, data, level, where, text;
 };
 
-struct gpt_record gpt_read_record(struct cursor *cursor); // sets `bad` if none is there, or not all of it
+struct gpt_record gpt_read_record(struct cursor *cursor); // sets `bad` if there's none, or not all of it
 
 // pipeline.c
 
 enum gpt_pipeline {
-    GPT_HOST,  // code for this machine, and what there is to know of PTX before
-    GPT_PROBE, // a kernel with probes in it, as gpt-hook was asked for
+    GPT_HOST,  // code for this machine, and the outline of PTX
+    GPT_PROBE, // a kernel with the run's probes
     GPT_PIPELINES,
 };
 
 extern const struct gpt_line {
-    // What the shell runs, $1 and so on being gpt_stages, after them the architecture and the pipeline that
-    // weaves probes. When the last stage has ended it writes its status to standard error, and ends the rest.
+    // The text that the shell runs. $1 and so on are gpt_stages, then the architecture and the pipeline that
+    // weaves probes. When the last stage ends, the shell writes its status to standard error and ends the
+    // other stages.
     const char *text;
 } gpt_lines[GPT_PIPELINES];
 
 enum { GPT_STAGES = 2, GPT_WORDS = GPT_STAGES + 7 };
 extern const char *const gpt_stages[GPT_STAGES]; // their names
 
-// The words of the shell that runs a pipeline of stages at these paths.
+// Make the words of a shell command that runs a pipeline with the stages at these paths.
 void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,
                     const char *probe, char *words[GPT_WORDS]);
 
-// What a pipeline wrote to standard error, or its end: the status in its last line, GPT_NO_STATUS if there is
-// none, and the line before that.
+// Read (the end of) a pipeline's standard error: returns the status in the last line, or GPT_NO_STATUS, and
+// the line before it.
 int gpt_read_errors(const char *said, size_t size, char *line, size_t room);
 
-// The environment without what would load libraries into stages, or watch them; to be freed.
+// Return the environment without variables that would load libraries into stages or watch them. Free it.
 char **gpt_make_environment(void);
 
 // A pipeline that is to begin.
@@ -133,7 +134,7 @@ struct gpt_plan {
     int input, output, errors;
 };
 
-int gpt_become(const struct gpt_plan *plan); // what a child does, in a session of its own; it does not return
+int gpt_become(const struct gpt_plan *plan); // run by the child, in its own session; doesn't return
 
 // ask.c
 
@@ -141,17 +142,17 @@ struct gpt_outcome {
     struct gpt_bytes made;    // the payload of the last `object`, or of the last `ptx` if that is wanted
     struct gpt_bytes outline; // the last `outline` record
     char fault[1024];         // why nothing was made
-    char note[256];           // what the user should know of the supervisor; said once
+    char note[256];           // a message about the supervisor for the user, given once
     int status;               // of a pipeline that has ended
 };
 
 // Ask GPT_HOST about an image in memory. The outcome has a fault if nothing was made. If the supervisor
-// doesn't answer, for whatever reason, this runs a pipeline of its own.
+// doesn't answer for any reason, we run a pipeline of our own.
 void gpt_ask(const struct gpt_asked *asked, struct gpt_outcome *outcome);
 
 // request.c
 
-struct gpt_call { // a request that is under way
+struct gpt_call { // a pending request
     int socket;
     uint64_t inode;
 };
@@ -161,32 +162,35 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// Returns NULL, or why it can't be asked: a text that stays. `image`: the file that the request is about, -1
-// if that holds it itself. It stays the caller's.
+// Returns NULL, or why it can't be asked (a static text). `image` is the file that the request is about, or
+// -1 if the request contains the image; the caller keeps it.
 const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question,
                       const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
-// Takes the answer, if it has come. FAILED: the reply has the fault. WAITS: it is still under way.
+// Takes the answer if it's there. FAILED: the reply has the fault. WAITS: still pending.
 enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, struct gpt_reply *reply);
 
 // run_pipeline.c
 
-// Runs a pipeline over an input. The answer gets its status, and what it said last if that is not 0.
+// Runs a pipeline over an input. The answer gets its status and, if that isn't 0, its last message.
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 
 // fd_passing.c
 
-// As write: where files may not grow as large, a signal comes with the error, which the program must not see.
+// Like write, but hides SIGXFSZ, which the kernel sends with the error if the file would get too large, from
+// the program.
 ssize_t gpt_write_quietly(int file, const void *data, size_t size);
-int gpt_set_aside(int file); // gives it a number that the program's own files do not reach
-int gpt_make_file(const void *data, size_t size); // with it, from the start; -1 with errno set
+int gpt_set_aside(int file); // moves it to a number above the program's own files
+int gpt_make_file(const void *data,
+                  size_t size); // a file with these contents, at its start; -1 with errno set
 
-uint64_t gpt_now(void);                      // CLOCK_MONOTONIC, ms
-bool gpt_wait_for(int file, uint64_t until); // something to read there, or its end; false if it is too late
+uint64_t gpt_now(void); // CLOCK_MONOTONIC, ms
+bool gpt_wait_for(int file,
+                  uint64_t until); // waits for data or the end of the file; returns false after `until`
 
-// The folder of the supervisor's socket at the time of the first call, since programs change their
-// environment, in other threads too. Empty if there is no supervisor.
+// The folder of the supervisor's socket, or empty without one. It's read only once, since programs change
+// their environment, even in other threads.
 const char *gpt_find_broker(void);
 
 enum { GPT_ARCH_BYTES = 16 };
@@ -194,34 +198,34 @@ enum { GPT_ARCH_BYTES = 16 };
 enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
 enum { GPT_DIGEST_BYTES = 65 };
 
-// Which pipeline is asked. GPT_REGISTER, after which comes the text of a pipeline with a zero at its end,
-// asks none: the text is kept, and later questions name it by its digest.
+// A question and its pipeline. GPT_REGISTER asks none: the text of a pipeline follows, with a zero at its
+// end. It's kept, and later questions refer to it by its digest.
 struct gpt_question {
     uint32_t pipeline;
-    char arch[GPT_ARCH_BYTES];     // of GPT_PROBE: sm_90, or host
+    char arch[GPT_ARCH_BYTES];     // for GPT_PROBE: sm_90, or host
     char digest[GPT_DIGEST_BYTES]; // of GPT_PROBE and GPT_REGISTER
 };
 enum { GPT_REGISTER = GPT_PIPELINES };
 
-// A message of one byte asks whether the supervisor is there, and is answered by another one.
+// A message of one byte asks whether the supervisor is alive; it answers with the same.
 enum { GPT_THERE = 1 };
 
 struct gpt_reply {
-    int32_t status; // 0: a file comes with it
+    int32_t status; // 0: a file comes with the message
     char fault[1024];
 };
 
 // Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
 // mapping share one id, so that id never matches.
 bool gpt_is_user(uid_t user, uid_t meant);
-bool gpt_owns_folder(int folder, uid_t owner); // a folder of this user's, closed to all others
+bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
 
-// Connects a socket to the supervisor in this folder of a user's. Returns NULL, or why that fails, a text
-// that stays, with errno set. EACCES: who is there is not trusted. Answers are code that will run, so neither
+// Connects a socket to the supervisor in this folder of a user's. Returns NULL, or why that fails (a static
+// text), with errno set. EACCES: the process there isn't trusted. Answers are code that will run, so neither
 // the folder nor the socket may be anybody else's, or a sandboxed process's.
 const char *gpt_reach(int file, const char *name, uid_t owner);
-bool gpt_connect(int file, const char *name);          // the same for the folder of this user's
-bool gpt_read_file(int file, struct gpt_bytes *found); // adds all that is in it; false if that fails
+bool gpt_connect(int file, const char *name);          // the same for this user's folder
+bool gpt_read_file(int file, struct gpt_bytes *found); // appends the file's contents; false if that fails
 
 enum { GPT_FILES = 2 };
 
@@ -230,21 +234,27 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
 // Returns the bytes, as recv. `sender`, which may be NULL, is set if the socket has SO_PASSCRED.
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender);
 void gpt_close(int files[GPT_FILES]);
+void gpt_discard(int files[GPT_FILES]); // closes files of an unknown sender without ever waiting
+void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, discarding unread messages
 
 enum gpt_wish {
-    GPT_WISH_ANSWER,   // an answer of a pipeline that the supervisor knows
-    GPT_WISH_PIPELINE, // another pipeline for it to know: whatever that says will run
+    GPT_WISH_ANSWER,   // an answer from a pipeline that the supervisor knows
+    GPT_WISH_PIPELINE, // registering another pipeline: its text will be run
     GPT_WISH_ORDER,    // gpt-hook ctl: recording on or off, which of the known pipelines
 };
 
-// Looks at the process that connected a socket and sent a message over it. Returns NULL, or why it is
-// refused: "a process of another user".
+// Looks at the process that connected a socket and sent a message over it. Returns NULL, or why we refuse it,
+// as "a process of another user".
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
 
-// The same of the user alone, before a message has come.
+// Checks only the user, before a message has come.
 const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
+
+// The beginning of a folder's name, KIND.BOOT., up to what mkdtemp makes; and whether a name is one with it.
+void gpt_make_prefix(const char *kind, char prefix[64]);
+bool gpt_has_prefix(const char *name, const char *prefix);
 
 // Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
 // Returns a descriptor that keeps it locked, or -1.
@@ -255,7 +265,7 @@ void gpt_remove_folder(int folder, const char *path);
 // registry.c
 
 const char *gpt_find_pipeline(const char *digest);                  // its text, or NULL
-const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or why it isn't taken
+const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or why it's refused
 
 // supervisor.c
 

@@ -1,4 +1,4 @@
-// Results that are kept for the next process, and the digests that they are found by.
+// A cache of results for later processes, and the digests they're found by.
 
 #ifndef GPT_KEPT_H
 #define GPT_KEPT_H
@@ -15,14 +15,15 @@ void gpt_sha256(const void *data, size_t size, char hex[65]);
 bool gpt_get_kept(const char *folder, const char key[65], struct gpt_bytes *found);
 void gpt_keep(const char *folder, const char key[65], const struct gpt_bytes *made);
 
-// The same for a folder by its path, whose files may have `limit` bytes together. `room` is how many this
-// process may write before it looks how many they have: 0 at first. `why` says why the folder isn't used.
+// The same for a folder by its path, whose files may have `limit` bytes together. `room` is how many bytes
+// this process may write before it measures the folder again: 0 at first. `why` says why the folder isn't
+// used.
 bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_bytes *found,
                   struct gpt_distrust *why);
 void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made, off_t limit, long *room,
                  struct gpt_distrust *why);
 
-// For gpt-hook: says that a cache can't be trusted, if one can't, instead of every process of a run.
+// For gpt-hook: warns if a cache can't be trusted, so that not every process of a run does.
 bool gpt_complain_of_kept(void);
 
 #define GPT_CACHE_SAID "GPT_CACHE_SAID" // the environment variable that keeps processes quiet then

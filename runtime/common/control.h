@@ -1,8 +1,7 @@
-// What gpt-hook ctl and a process under gpt-hook tell each other.
-//
-// Such a process listens on an abstract Unix socket, whose name has its process id and a number that the run
-// has in its environment. Both ends look whose the other one is: anybody may take such a name. A message is
-// an order, with texts after it, each of which ends in a zero; the answer is the state that follows from it.
+// The protocol between gpt-hook ctl and a process under gpt-hook. The process listens on an abstract Unix
+// socket, whose name has its process id and a number from the run's environment. Each end checks who owns the
+// other, since anybody can take such a name. A message is an order, with texts after it, each of which ends
+// in a zero; the answer is the state that follows from it.
 //
 // An order of probes has the digest of a pipeline, not its text, which gpt-hook ctl passes to the supervisor
 // of the run before, in the folder that the process names: a sandboxed child of the program reaches this
@@ -31,8 +30,8 @@ struct gpt_order {
 
 struct gpt_state {
     uint32_t version, recording;
-    uint64_t since;   // ns since the epoch: when it was turned on or off; 0: it was not
-    uint64_t periods; // in which it was on
+    uint64_t since;   // ns since the epoch when it was last turned on or off; 0: never
+    uint64_t periods; // periods during which it was on
     uint64_t launches, bytes;
     uint64_t with_probes, without;     // launches while probes were ordered
     uint64_t probed, pending, refused; // kernels that probes are ordered for

@@ -1,4 +1,4 @@
-// Helper processes of gpt-hook's: see daemonize.h.
+// gpt-hook's helper processes: see daemonize.h.
 
 #include <dirent.h>
 #include <errno.h>
@@ -34,7 +34,7 @@ bool gpt_start_apart(void (*work)(pid_t root, int root_file)) {
         _exit(0);
     }
     close(root_file);
-    // Where SIGCHLD is ignored, waiting fails once it has ended.
+    // If SIGCHLD is ignored, waitpid fails once the child has ended.
     return middle > 0 && (waitpid(middle, NULL, 0) == middle || errno == ECHILD);
 }
 

@@ -1,4 +1,4 @@
-// A helper process of gpt-hook's: it lives beside the command and is neither its child nor in its session.
+// A helper process of gpt-hook. It runs alongside the command, but is neither its child nor in its session.
 
 #ifndef GPT_APART_H
 #define GPT_APART_H
@@ -7,19 +7,19 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-// Where a standard stream is closed, nothing else may get its number: it would be taken for that stream. What
-// holds it is closed by exec. To be called before a file is opened that a helper has.
+// Reserve the numbers of closed standard streams, so that no other file gets one and is taken for that
+// stream. exec closes the placeholders. Call this before opening files for a helper.
 void gpt_hold_standard(void);
 
 // Starts one, which begins in `work` and never returns from it: `root` will be the command, and its
 // `root_file`, a pidfd, is readable once that has ended. Returns false with errno set.
 bool gpt_start_apart(void (*work)(pid_t root, int root_file));
 
-// Lets go of what belongs to the command: its folder, its standard streams (but standard error if there are
-// `messages`) and all that is open but these `count` files, which are in any order, and above 2.
+// Drops everything that belongs to the command: its folder, its standard streams (except standard error with
+// `messages`), and all open files but these `count`, which may be in any order, and are above 2.
 void gpt_let_go(bool messages, const int *files, size_t count);
 
-// Whether a process is there that was started with NAME=VALUE in its environment.
+// Return whether any process was started with NAME=VALUE in its environment.
 bool gpt_anybody_with(const char *name, const char *value);
 
 #endif

@@ -1,9 +1,10 @@
-// What clients and the supervisor pass each other, and whom they trust.
+// Messages and files between clients and the supervisor, and whom they trust.
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +14,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "broker.h"
 
-enum { HIGH = 700 }; // descriptors from here on hardly are the program's
+enum { HIGH = 700 }; // programs hardly use descriptors this high
 
 int gpt_set_aside(int file) {
     int error = errno, high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, HIGH);
@@ -79,10 +81,71 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
     return sent == (ssize_t)size;
 }
 
+// A hostile process may have sent these descriptors; we learn who the sender was only after receiving them.
+// Closing one can take as long as the sender likes: a socket with SO_LINGER waits for its data to go out, and
+// a FUSE server is asked to flush its file. The number is free at once, so a thread closes each that isn't a
+// file in memory.
+
+enum { MOST_SLOW = 64 };
+static int slow; // threads that are closing
+
+static void *close_slowly(void *file) {
+    close((int)(intptr_t)file);
+    __atomic_sub_fetch(&slow, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static bool closes_at_once(int file) {
+    enum { IN_MEMORY = 0x01021994 }; // TMPFS_MAGIC, of a memfd too
+    struct statfs system;
+    struct stat status;
+    return !fstat(file, &status) && S_ISREG(status.st_mode) && !fstatfs(file, &system) &&
+           system.f_type == IN_MEMORY;
+}
+
+static void discard(int file) {
+    sigset_t all, mask;
+    pthread_t thread;
+    bool counted = !closes_at_once(file), apart = false;
+    if (counted && __atomic_add_fetch(&slow, 1, __ATOMIC_RELAXED) <= MOST_SLOW) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, &mask);
+        apart = !pthread_create(&thread, NULL, close_slowly, (void *)(intptr_t)file);
+        pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    }
+    if (apart) {
+        pthread_detach(thread);
+        return;
+    }
+    close(file);
+    if (counted)
+        __atomic_sub_fetch(&slow, 1, __ATOMIC_RELAXED);
+}
+
+void gpt_discard(int files[GPT_FILES]) {
+    for (int *file = files; file < files + GPT_FILES; file++) {
+        if (*file >= 0)
+            discard(*file);
+        *file = -1;
+    }
+}
+
+void gpt_hang_up(int socket) {
+    int files[GPT_FILES];
+    char byte;
+    pid_t sender;
+    shutdown(socket, SHUT_RD);
+    // What nobody has read yet has descriptors, too, and a sender: the end of it has none.
+    while (sender = 0, gpt_receive(socket, &byte, sizeof(byte), files, &sender) >= 0 && sender)
+        gpt_discard(files);
+    close(socket);
+}
+
 ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], pid_t *sender) {
+    enum { MOST = 253 }; // SCM_MAX_FD: the kernel would close those without room
     struct ucred credentials;
-    char room[CMSG_SPACE(GPT_FILES * sizeof(*files)) + CMSG_SPACE(sizeof(credentials))]
-        __attribute__((aligned(8))) = {0};
+    char room[CMSG_SPACE(MOST * sizeof(*files)) + CMSG_SPACE(sizeof(credentials))]
+        __attribute__((aligned(8)));
     struct iovec part = {data, size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room)};
@@ -99,7 +162,7 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], p
             if (i < GPT_FILES)
                 files[i] = file;
             else
-                close(file); // there is room for more where no credentials came
+                discard(file); // there was room for another file, since no credentials came
         }
         if (sender && head->cmsg_type == SCM_CREDENTIALS) {
             memcpy(&credentials, CMSG_DATA(head), sizeof(credentials));
@@ -109,7 +172,7 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], p
     if (got < 0 || !(message.msg_flags & MSG_CTRUNC))
         return got;
     gpt_close(files);
-    errno = EMFILE; // no descriptor is left for a file
+    errno = EMFILE; // we ran out of descriptors for a file
     return -1;
 }
 
@@ -153,10 +216,9 @@ const char *gpt_find_broker(void) {
 // directory. A process that doesn't is in a sandbox, and has no say in what runs outside it; nor may it
 // answer others, since they would run its code. A shell runs the text of a pipeline, so neither the sender
 // nor the answerer may be confined by a system call filter, or by anything that needs no_new_privs
-// (Landlock), if the other end isn't. Root may also pass one for another user's program.
-//
-// An order of gpt-hook ctl has no such text, and a program may well be in a namespace that ctl is not in: ctl
-// is refused only if it is seen to be in another user namespace, as a sandboxed child of the program's is.
+// (Landlock), if the other end isn't. Root may also pass one for another user's program. An order of gpt-hook
+// ctl has no such text, and a program may well be in other namespaces than ctl. So ctl is refused only if
+// it's known to be in another user namespace, as a sandboxed child of the program would be.
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 // Linux 6.5
@@ -172,7 +234,7 @@ static const struct {
     {"root", "a process with another root directory", "gpt-hook's supervisor has another root directory"},
 };
 enum { PLACES = sizeof(places) / sizeof(*places) };
-// Of these the index is returned, or one of:
+// The index of a place that differs is returned, or one of:
 enum { SAME = -1, UNSEEN = PLACES };
 
 static int compare_place(pid_t pid, int i) {
@@ -180,7 +242,7 @@ static int compare_place(pid_t pid, int i) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/thread-self/%s", places[i].name);
     if (stat(path, &own))
-        return i < PLACES - 1 ? SAME : UNSEEN; // the kernel lacks the kind of namespace, or there is no /proc
+        return i < PLACES - 1 ? SAME : UNSEEN; // the kernel lacks this kind of namespace, or there's no /proc
     snprintf(path, sizeof(path), "/proc/%d/%s", pid, places[i].name);
     if (stat(path, &other))
         return UNSEEN;
@@ -195,7 +257,7 @@ static int compare_places(pid_t pid) {
     return found;
 }
 
-// A number in the status of a process, of this thread for 0; 0 if it is not there.
+// Return a number from the status of a process (this thread for 0), or 0 if it's not there.
 static long read_status(pid_t pid, const char *name) {
     char path[64], line[256];
     long value = 0;
@@ -209,7 +271,7 @@ static long read_status(pid_t pid, const char *name) {
     return value;
 }
 
-// Whether it is confined where this thread is not.
+// Return whether a process is confined and this thread isn't.
 static bool is_confined(pid_t pid) {
     static const char *const names[] = {"NoNewPrivs", "Seccomp", "Seccomp_filters"};
     bool confined = false;
@@ -219,7 +281,7 @@ static bool is_confined(pid_t pid) {
 }
 
 static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
-    // Nobody but root sees the namespaces of root's process.
+    // Only root can see the namespaces of root's processes.
     bool unseen = is_root || wish == GPT_WISH_ORDER;
     int place = wish == GPT_WISH_ORDER ? compare_place(pid, 0) : compare_places(pid);
     if (place == UNSEEN && !unseen)
@@ -231,7 +293,7 @@ static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
                : NULL;
 }
 
-// Sets whether it's root's process, for another user's program.
+// Sets `is_root` for a process of root's that acts for another user's program.
 static const char *refuse_user(int socket, enum gpt_wish wish, struct ucred *peer, bool *is_root) {
     socklen_t size = sizeof(*peer);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size))
@@ -246,8 +308,8 @@ const char *gpt_refuse_user(int socket, enum gpt_wish wish) {
     return refuse_user(socket, wish, &peer, &is_root);
 }
 
-// The kernel says who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). It must be one
-// process, and still be there after it was looked at, so that its number meant nobody else meanwhile.
+// The kernel says who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). It must be the same
+// process, and still exist after the checks, so that its pid can't have been reused meanwhile.
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish) {
     struct ucred peer;
     bool is_root;
@@ -255,11 +317,12 @@ const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish) {
     if (foreign)
         return foreign;
     if (peer.pid <= 0 || sender != peer.pid)
-        return "a process that has the connection of another one";
+        return "a process that uses another one's connection";
     int process = -1;
     socklen_t size = sizeof(process);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &process, &size))
-        process = (int)syscall(SYS_pidfd_open, peer.pid, 0); // it may have ended already, and this be another
+        process = (int)syscall(SYS_pidfd_open, peer.pid,
+                               0); // the peer may have ended, and the pid be another process
     const char *fault = look_at(peer.pid, is_root, wish);
     if (process >= 0) {
         bool ended = poll(&(struct pollfd){process, POLLIN, 0}, 1, 0) != 0;
@@ -305,14 +368,14 @@ static const char *refuse_supervisor(int file, uid_t owner) {
         return "gpt-hook's supervisor is hidden from this process";
     if (place != SAME)
         return places[place].supervisor;
-    return is_confined(peer.pid) ? "gpt-hook's supervisor is confined, and so another process" : NULL;
+    return is_confined(peer.pid) ? "gpt-hook's supervisor is confined, so it's some other process" : NULL;
 }
 
 const char *gpt_reach(int file, const char *name, uid_t owner) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int status = -1, folder = *name == '/' ? gpt_set_aside(open_without_links(name)) : -1;
     if (folder >= 0 && gpt_owns_folder(folder, owner)) {
-        // Not by name, which may be too long for an address, and may lead elsewhere by now.
+        // Not by name, because that may be too long for an address, or lead elsewhere by now.
         snprintf(address.sun_path, sizeof(address.sun_path), "/proc/thread-self/fd/%d/" GPT_SOCKET, folder);
         while ((status = connect(file, (void *)&address, sizeof(address))) && errno == EINTR)
             continue;
@@ -325,7 +388,7 @@ const char *gpt_reach(int file, const char *name, uid_t owner) {
     errno = status ? error : EACCES;
     return !status           ? fault
            : error == EACCES ? "gpt-hook's supervisor is another user's"
-                             : "gpt-hook's supervisor has ended, or is out of this process's reach";
+                             : "gpt-hook's supervisor has ended, or this process can't reach it";
 }
 
 bool gpt_connect(int file, const char *name) { return !gpt_reach(file, name, geteuid()); }

@@ -1,9 +1,8 @@
 // The private folder with the supervisor's socket: gpt-broker.BOOT.XXXXXX in TMPDIR, or in /tmp. Not in
-// XDG_RUNTIME_DIR, which goes when its user logs out, while programs run on.
-//
-// The supervisor locks its folder. So the next run knows a folder whose supervisor was killed, and removes
-// it, and systemd-tmpfiles, which removes old files, passes over a locked one. BOOT names the kernel that
-// keeps the lock, because several machines may share a TMPDIR.
+// XDG_RUNTIME_DIR, which is removed when its user logs out, even if programs are still running. The
+// supervisor locks its folder, so the next run can tell (and remove) a folder whose supervisor was killed,
+// and systemd-tmpfiles, which removes old files, skips a locked one. BOOT identifies the kernel that holds
+// the lock, because several machines may share a TMPDIR.
 
 #include <ctype.h>
 #include <dirent.h>
@@ -22,25 +21,24 @@
 
 enum { RANDOM = 6 }; // characters
 
-// Removes the socket and nothing else: a folder that has other files stays.
+// Removes only the socket: a folder with other files stays.
 static void empty_folder(int folder) {
     struct stat status;
     if (!fstatat(folder, GPT_SOCKET, &status, AT_SYMLINK_NOFOLLOW) && S_ISSOCK(status.st_mode))
         unlinkat(folder, GPT_SOCKET, 0);
 }
 
-// The beginning of names, up to what mkdtemp makes.
-static void make_prefix(char prefix[64]) {
+void gpt_make_prefix(const char *kind, char prefix[64]) {
     char boot[9] = "";
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!file || fscanf(file, "%8[0-9a-f]", boot) != 1)
         strcpy(boot, "unknown");
     if (file)
         fclose(file);
-    snprintf(prefix, 64, "gpt-broker.%s.", boot);
+    snprintf(prefix, 64, "%s.%s.", kind, boot);
 }
 
-static bool is_name(const char *name, const char *prefix) {
+bool gpt_has_prefix(const char *name, const char *prefix) {
     size_t size = strlen(prefix);
     bool good = !strncmp(name, prefix, size) && strlen(name) == size + RANDOM;
     for (size_t i = size; good && name[i]; i++)
@@ -52,7 +50,7 @@ static void remove_stale(const char *parent, const char *prefix) {
     DIR *entries = opendir(parent);
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-        if (is_name(entry->d_name, prefix))
+        if (gpt_has_prefix(entry->d_name, prefix))
             folder = openat(dirfd(entries), entry->d_name, flags);
         if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX | LOCK_NB)) {
             empty_folder(folder);
@@ -71,7 +69,7 @@ static int make_in(const char *parent, char path[PATH_MAX]) {
     char real[PATH_MAX], prefix[64];
     if (!realpath(parent, real) || strlen(real) > PATH_MAX - 128)
         return -1;
-    make_prefix(prefix);
+    gpt_make_prefix("gpt-broker", prefix);
     remove_stale(real, prefix);
     for (int i = 0; i < TRIES; i++) {
         struct stat status;

@@ -12,7 +12,8 @@ enum { GPT_PART_BYTES = 43 };
 // Returns -1 with errno set; EEXIST: the name is taken, by a link too.
 int gpt_create(int folder, const char *name, int access, mode_t mode);
 
-// The same to write a file that is renamed once it's whole: its name, .gpt-RANDOM.part, can't be foreseen.
+// The same for a file that's renamed once it's complete. Its temporary name, .gpt-RANDOM.part, can't be
+// predicted.
 int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode);
 bool gpt_is_part(const char *name);
 

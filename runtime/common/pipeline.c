@@ -71,7 +71,7 @@ int gpt_become(const struct gpt_plan *plan) {
     if (dup2(plan->input, 0) < 0 || dup2(plan->output, 1) < 0 || dup2(plan->errors, 2) < 0)
         _exit(127);
     close_range(3, ~0u, 0);
-    // Not execve: the hook would report this shell as a program of the user's that it can't watch.
+    // Not execve(): the hook would report this shell as a program it can't watch.
     syscall(SYS_execve, "/bin/sh", plan->words, plan->environment);
     static const char fault[] = "/bin/sh cannot be run\n127\n";
     _exit(write(2, fault, sizeof(fault) - 1) > 0 ? 127 : 126);

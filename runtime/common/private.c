@@ -31,7 +31,7 @@
 enum { OWN = 2, MOST_LINKS = 40 };
 
 struct walk {
-    int at;                  // the folder that we are in
+    int at;                  // the current folder
     struct stat status;      // of it
     int links;               // followed so far
     bool make;               // make folders that aren't there
@@ -59,7 +59,7 @@ static bool distrust(struct walk *walk, const char *format, unsigned number) {
 static bool judge(struct walk *walk, bool own) {
     uid_t owner = walk->status.st_uid;
     if (own ? !gpt_is_user(owner, geteuid()) : !is_trusted(owner)) {
-        // In a user namespace without a mapping every file is this user's by its number.
+        // In a user namespace without a mapping, every file seems to be this user's.
         bool anybody = owner == geteuid();
         return distrust(walk, anybody ? "belongs to user %u, who may be anybody" : "belongs to user %u",
                         owner);
@@ -69,8 +69,8 @@ static bool judge(struct walk *walk, bool own) {
     return true;
 }
 
-// Takes the next word off the path; returns false at its end. A word that is too long is cut, and not found
-// then.
+// Takes the next word off the path; returns false at its end. A word that's too long is cut, and then isn't
+// found.
 static bool next_word(struct walk *walk, char word[NAME_MAX + 2]) {
     size_t skip = strspn(walk->rest, "/"), size = strcspn(walk->rest + skip, "/");
     snprintf(word, NAME_MAX + 2, "%.*s", (int)(size > NAME_MAX ? NAME_MAX + 1 : size), walk->rest + skip);
@@ -104,7 +104,7 @@ static bool follow(struct walk *walk, int link, const struct stat *status) {
     memmove(walk->rest + size + 1, walk->rest, left + 1);
     memcpy(walk->rest, target, (size_t)size);
     walk->rest[size] = '/';
-    char *end = strrchr(walk->text, '/'); // the link itself is no part of where we are
+    char *end = strrchr(walk->text, '/'); // the link itself isn't part of the current folder's name
     if (end)
         *end = '\0';
     return *target != '/' || begin(walk);
@@ -134,7 +134,7 @@ static bool step(struct walk *walk, const char *word, bool own) {
     return good;
 }
 
-// The last words are walked without links; those before may lead anywhere that can be trusted.
+// No links are followed for the last words; earlier ones may lead anywhere trustworthy.
 static bool walk_to(struct walk *walk, const char *path) {
     char word[NAME_MAX + 2];
     const char *own = path + strlen(path);
@@ -162,7 +162,7 @@ int gpt_open_private(const char *path, bool make, struct gpt_distrust *why) {
     *why->reason = '\0';
     if (*path != '/' || strlen(path) >= PATH_MAX)
         return -1;
-    struct walk *walk = malloc(sizeof(*walk)); // too much for the stacks of small threads
+    struct walk *walk = malloc(sizeof(*walk)); // too large for a small thread's stack
     if (!walk)
         return -1;
     walk->at = -1;

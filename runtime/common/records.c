@@ -1,4 +1,4 @@
-// The records that are asked with, and read in answers.
+// Write the records of questions, and read those in answers.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 // Bytes
 
-// Empty data gets memory too, so NULL always means that memory ran out.
+// Even empty data gets memory, so NULL always means out of memory.
 char *gpt_make_room(struct gpt_bytes *bytes, size_t size) {
     if (!bytes->data || bytes->room - bytes->size < size) {
         size_t room = bytes->size + size + bytes->room / 2 + 1;
@@ -39,7 +39,7 @@ void gpt_empty(struct gpt_bytes *bytes) {
 
 // Writing
 
-enum { SMALL = 512 }; // bytes that are enough for a record without its texts and payload
+enum { SMALL = 512 }; // enough bytes for a record without its texts and payload
 
 #define ADD(bytes, kind, more, ...)                                                                          \
     do {                                                                                                     \
@@ -72,7 +72,7 @@ bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked) {
         .want = {asked->want, asked->want ? strlen(asked->want) : 0}, .of = {of, (size_t)of_size});
 }
 
-// One more key of a map of a few.
+// Adds a key to a small map.
 bool gpt_add_path(struct gpt_bytes *bytes, size_t start, const char *path) {
     size_t size = strlen(path);
     unsigned char *at = (unsigned char *)gpt_make_room(bytes, SMALL + size);

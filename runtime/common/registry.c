@@ -1,9 +1,8 @@
-// The pipelines that weave probes, by the digest that questions have: what the supervisor was started with,
-// and what gpt-hook ctl passed to it. They stay until it ends, as a process may ask for any of them again.
-//
-// A digest is taken as it comes: it covers more than the text, the versions and the probe files that it was
-// made of, which aren't here. A wrong one gives nobody anything. Who may register a text may have any text
-// run, and may write to the same user's cache; the first text of a digest stays, and another one is refused.
+// The pipelines that weave probes, by digest: the supervisor's own, from its start, and any passed to it
+// later by gpt-hook ctl. They're kept until it ends, as a process may ask for any of them again. We don't
+// verify digests: they cover the versions and probe files too, which aren't here. A wrong digest gains
+// nothing, because a process that can register a text can have any text run anyway, and can write to the same
+// user's cache. The first text for a digest stays; a different one is refused.
 
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +32,7 @@ const char *gpt_add_pipeline(const char *digest, const char *text) {
     if (known)
         return strcmp(known, text) ? "another pipeline has this digest" : NULL;
     if (count == MOST)
-        return "the run has had 1024 different pipelines, which is the most";
+        return "the run has had 1024 different pipelines, the maximum";
     struct text *added = malloc(sizeof(*added) + size);
     if (!added)
         return strerror(ENOMEM);

@@ -1,4 +1,4 @@
-// Asking the supervisor without waiting for the answer: the hook does, whose program runs on meanwhile.
+// Ask the supervisor without waiting for the answer. The hook does this, so that the program runs on.
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question
     struct stat status;
     const char *name = gpt_find_broker(), *fault = "memory or descriptors ran out";
     if (!*name)
-        return "gpt-hook has no supervisor that would ask the pipeline";
+        return "gpt-hook has no supervisor to run the pipeline";
     int server = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     int file = gpt_make_file(input->data, input->size);
     if (server >= 0 && file >= 0 && !fstat(server, &status) &&
@@ -31,7 +31,7 @@ const char *gpt_begin(struct gpt_call *call, const struct gpt_question *question
     return fault;
 }
 
-// Whether the number still stands for the socket: programs close numbers that they did not open.
+// Return whether the descriptor is still our socket: programs close descriptors that they didn't open.
 static bool is_ours_still(const struct gpt_call *call) {
     struct stat status;
     return !fstat(call->socket, &status) && S_ISSOCK(status.st_mode) && status.st_ino == call->inode;
@@ -58,6 +58,6 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
     reply->fault[sizeof(reply->fault) - 1] = '\0';
     if (!whole && (got != sizeof(*reply) || !*reply->fault))
         snprintf(reply->fault, sizeof(reply->fault), "%s",
-                 got > 0 ? "there is no memory for the answer" : "the supervisor of gpt-hook ended");
+                 got > 0 ? "out of memory for the answer" : "the supervisor of gpt-hook ended");
     return whole ? GPT_CALL_DONE : GPT_CALL_FAILED;
 }

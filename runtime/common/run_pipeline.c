@@ -1,7 +1,7 @@
-// A pipeline that the program runs itself, for one request, without noticing: it waits for its own children,
-// and the pipeline isn't one. A first child starts the pipeline and exits. Since its end sends no signal,
-// only a wait that asks for it explicitly, like ours, sees it. The pipeline has its own session, and none of
-// the program's descriptors, signal handlers or preloaded libraries.
+// A pipeline run from within the program, for one request, without the program noticing. It must not be the
+// program's child, since programs wait for their children. So a first child starts the pipeline and exits.
+// Its exit sends no signal, so only a wait that asks for it explicitly, like ours, sees it. The pipeline has
+// its own session, and none of the program's descriptors, signal handlers or preloaded libraries.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -34,7 +34,7 @@ static int run_and_leave(void *given) {
     _exit(0);
 }
 
-// The shell, or -1 with errno set.
+// Starts the shell. Returns its pid, or -1 with errno set.
 static pid_t start(const struct gpt_plan *plan) {
     struct start start = {.plan = *plan, .shell = -1};
     start.stacks = mmap(NULL, 2 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -53,7 +53,7 @@ static pid_t start(const struct gpt_plan *plan) {
     return start.shell;
 }
 
-// A stage: beside the library as it lies in a checkout or in an installation, else in PATH.
+// Finds a stage: relative to the library, as in a checkout or an installation, otherwise in PATH.
 static void find_stage(const char *name, char path[PATH_MAX]) {
     static const char *const places[] = {"../../../bin", "../../../../../../bin", "../../../../../bin"};
     Dl_info info;
@@ -67,7 +67,7 @@ static void find_stage(const char *name, char path[PATH_MAX]) {
     snprintf(path, PATH_MAX, "%s", name);
 }
 
-// Reads to the end. False, with errno set, if that did not come in time, or is out of reach.
+// Reads to the end of the file. Returns false with errno set on a timeout or an error.
 static bool read_all(int file, struct gpt_bytes *found) {
     uint64_t until = gpt_now() + GPT_PATIENCE * 1000;
     for (ssize_t got = 1; got && found->size < MOST;) {
@@ -80,7 +80,7 @@ static bool read_all(int file, struct gpt_bytes *found) {
     return true;
 }
 
-// False, with errno set, if it could not be run.
+// Runs a pipeline. Returns false with errno set if it can't be run.
 static bool run_plan(struct gpt_plan *plan, struct gpt_bytes *output) {
     int ends[2];
     if (!plan->environment || plan->input < 0 || plan->errors < 0 || pipe2(ends, O_CLOEXEC))
@@ -118,7 +118,7 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
         bool late = errno == ETIMEDOUT;
         outcome->status = late ? GPT_MISSING : GPT_NOT_RUN;
         snprintf(outcome->fault, sizeof(outcome->fault),
-                 late ? "no answer in time from gpt-extract and gpt-asm"
+                 late ? "gpt-extract and gpt-asm didn't answer in time"
                       : "cannot run gpt-extract and gpt-asm: %s",
                  strerror(errno));
     }

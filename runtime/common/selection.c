@@ -1,5 +1,5 @@
-// What -k, --filter, --launch-skip and the like leave of a run's launches. An option that leaves nothing
-// looks like a probe that saw nothing, so the report says which kernels there were instead.
+// Reports how -k, --filter, --launch-skip and the like affected a run. An option that leaves no launch looks
+// like a probe that saw nothing, so the report says which kernels there were.
 //
 // Names come from the traces of all processes of the run, so an option is blamed only if no process looked up
 // a kernel that it chooses. A name is kept once, up to MOST_NAMES of them.
@@ -19,10 +19,10 @@ static struct {
     bool probes;
 } asked;
 
-static uint64_t known[MOST_NAMES]; // hashes of names, by open addressing
+static uint64_t known[MOST_NAMES]; // hash set of names, with open addressing
 static uint64_t used[MOST_PARTS];  // how many names have this part of -k
 
-static struct list { // of kernels that a message shows
+static struct list { // names of kernels for a message
     uint64_t count;
     char names[SHOWN][SHOWN_BYTES];
 } all, chosen, filtered; // `chosen` by -k and --filter; `filtered` by --filter only
@@ -55,7 +55,7 @@ bool gpt_is_selecting(void) { return asked.probes; }
 
 bool gpt_is_choosing(void) { return asked.kernels || asked.filter; }
 
-// Once the table is full, names count as old: messages show the first few only.
+// Once the table is full, all names count as old. Messages show only the first few anyway.
 static bool is_new(const char *name, size_t size) {
     uint64_t hash = 1469598103934665603u;
     for (size_t i = 0; i < size; i++)
@@ -123,7 +123,7 @@ static void say(const char *fact, const struct list *list) {
     gpt_write_line(line);
 }
 
-// Names the parts of -k that are in no name of a kernel.
+// Reports the parts of -k that no kernel's name contains.
 static void say_unused_parts(void) {
     char unused[512] = "", fact[1024];
     size_t length, part = 0;
@@ -159,7 +159,7 @@ void gpt_say_names(void) {
 void gpt_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed, uint64_t left_out) {
     gpt_say_names();
     if (chosen.count && launches && !probed && !unprobed && (asked.kernels || asked.filter))
-        say("no kernel that -k and --filter choose was launched; the program looked up, of these: ", &chosen);
+        say("no kernel that -k and --filter choose was launched; of these, the program looked up: ", &chosen);
     if (left_out && !probed)
         say_left_out();
 }

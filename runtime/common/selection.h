@@ -1,4 +1,4 @@
-// What -k, --filter, --launch-skip and the like leave of a run's launches, for the report at its end.
+// How -k, --filter, --launch-skip and the like affected a run, for the report at its end.
 
 #ifndef GPT_SELECTION_H
 #define GPT_SELECTION_H
@@ -15,8 +15,8 @@ bool gpt_is_choosing(void);  // whether -k or --filter was given
 bool gpt_is_selecting(void); // the run was started with probes
 void gpt_add_kernel(const char *name, size_t size);
 
-// What matched no name, which is all that is known of a live stream; and with counts of launches, of which
-// `left_out` by --launch-skip and the like.
+// Report names that matched nothing, which is all we know for a live stream; and the same with counts of
+// launches, `left_out` of them left out by --launch-skip and the like.
 void gpt_say_names(void);
 void gpt_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed, uint64_t left_out);
 

@@ -1,9 +1,7 @@
 // The broker's helper process. It sleeps until somebody asks, gives each request to a pipeline that is free,
 // or a new one, and passes on the answer. A request whose pipeline is killed is given to another one, once.
-// It ends when nobody is left who could ask: the command has ended, and so have all processes that were
-// started with the folder of its socket in their environment.
-//
-// What pipelines leave behind becomes its child, so that nothing outlives it.
+// It ends when nobody is left to ask: the command has ended, and so have all processes started with the
+// socket's folder in their environment. Orphans of pipelines become its children, so nothing outlives it.
 
 #include <ctype.h>
 #include <errno.h>
@@ -27,20 +25,20 @@ enum {
     MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
     MOST_CLIENTS = 1024, // beyond these, a new client replaces a silent one or waits to be accepted
     LEAST_FILES = 256,
-    SEARCH = 100,       // ms between two looks at all processes at first, and
+    SEARCH = 100,       // ms between scans of all processes, at first and
     SEARCH_MOST = 1600, // later
     FAREWELL = 5000,    // ms from ending a process to killing it
 };
 
-struct client { // one request, and the image that it is about, if that is not in it
+struct client { // a request, and its image if that's in a file of its own
     int socket, files[GPT_FILES];
     enum gpt_pipeline which;
     char arch[GPT_ARCH_BYTES];
     const char *probe;     // the pipeline that weaves probes; NULL: it needs none
-    uint64_t came;         // its place among all that have connected
+    uint64_t came;         // its position in the order of connections
     uint64_t turn;         // 0: it has not asked yet
-    struct worker *worker; // that answers; NULL: none does
-    bool again;            // a worker was killed over it
+    struct worker *worker; // the worker that answers; NULL: none yet
+    bool again;            // its worker was killed, so this is the second try
 };
 
 static char *stages[GPT_STAGES];
@@ -62,8 +60,8 @@ static uint64_t turns;
 // Clients
 
 static void drop(struct client *client) {
-    close(client->socket);
-    gpt_close(client->files);
+    gpt_hang_up(client->socket);
+    gpt_discard(client->files);
     *client = (struct client){.socket = -1, .files = {-1, -1}};
     client_count--;
 }
@@ -107,7 +105,7 @@ static void accept_one(void) {
     client_count++;
 }
 
-// Pipelines have it as a word of the shell, which may be without quotes.
+// Pipelines use it as a word of the shell, perhaps without quotes.
 static bool is_arch(const char *arch) {
     while (isalnum((unsigned char)*arch) || *arch == '_')
         arch++;
@@ -122,7 +120,7 @@ static const char *take(struct client *client, const struct gpt_question *questi
         return "not an architecture";
     client->probe = client->which == GPT_PROBE ? gpt_find_pipeline(question->digest) : NULL;
     if (client->which == GPT_PROBE && !client->probe)
-        return "the supervisor of gpt-hook was not given this pipeline";
+        return "gpt-hook's supervisor doesn't know this pipeline";
     client->turn = ++turns;
     return NULL;
 }
@@ -147,7 +145,7 @@ static void hear(struct client *client) {
     ssize_t text = size - (ssize_t)sizeof(*question);
     bool registers = text > 0 && question->pipeline == GPT_REGISTER && !message.text[text - 1];
     if (client->turn || (!registers && (text || files[0] < 0 || question->pipeline >= GPT_PIPELINES))) {
-        gpt_close(files);
+        gpt_discard(files);
         drop(client);
         return;
     }
@@ -184,7 +182,7 @@ static void answer(struct worker *worker) {
     worker_rest(worker);
 }
 
-// A worker has ended, or writes no stream, or does not answer.
+// Handles a worker that ended, wrote something other than a stream, or doesn't answer.
 static void give_up(struct worker *worker, bool late) {
     struct client *client = find_client(worker);
     char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
@@ -193,7 +191,7 @@ static void give_up(struct worker *worker, bool late) {
     int status = gpt_read_errors(worker->said, worker->said_size, fault, sizeof(fault));
     const char *who = client && client->which == GPT_PROBE ? "it" : "gpt-extract or gpt-asm";
     if (late)
-        snprintf(fault, sizeof(fault), "no answer in time from %s", who);
+        snprintf(fault, sizeof(fault), "%s didn't answer in time", who);
     else if (!*fault)
         snprintf(fault, sizeof(fault), "%s ended without an answer", who);
     if (client && !late && status > 127 && !client->again) {
@@ -208,8 +206,8 @@ static bool is_for(const struct worker *worker, const struct client *client) {
     return !strcmp(worker->arch, client->arch) && worker->probe == client->probe;
 }
 
-// A worker that is free, or a new one, if need be in place of one for something else; NULL if all are busy.
-//  Sets errno otherwise, if none can be started.
+// Finds a free worker for the request, or starts one, if necessary in place of one for another pipeline.
+// Returns NULL if all are busy, or with errno set if none can be started.
 static struct worker *find_worker(const struct client *client) {
     struct worker *room = NULL, *other = NULL, *first = workers[client->which];
     for (struct worker *worker = first; worker < first + most_workers; worker++)
@@ -249,7 +247,7 @@ static void serve(void) {
         else if (worker_give(worker, next->files))
             next->worker = worker;
         else
-            reply(next, GPT_MISSING, errno ? strerror(errno) : "not a request, or too large a one", NULL);
+            reply(next, GPT_MISSING, errno ? strerror(errno) : "not a request, or too large", NULL);
     }
 }
 
@@ -259,7 +257,7 @@ static void reap(int children) {
     if (read(children, &ignored, sizeof(ignored)) < 0)
         return;
     while (info.si_pid = 0, !waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) && info.si_pid) {
-        kill(-info.si_pid, SIGTERM); // the rest of a pipeline whose shell has ended
+        kill(-info.si_pid, SIGTERM); // end the rest of a pipeline whose shell has ended
         EACH_WORKER(worker)
         if (worker->pid == info.si_pid)
             worker->pid = 0; // the number is free now
@@ -269,7 +267,7 @@ static void reap(int children) {
 
 // The loop
 
-// Ends what takes too long or is not needed; returns the ms until the next look at that, -1 for never.
+// Ends workers that take too long or aren't needed. Returns the ms until the next check, -1 for never.
 static int look_at_clock(void) {
     uint64_t now = gpt_now(), next = UINT64_MAX;
     EACH_WORKER(worker) {
@@ -285,7 +283,7 @@ static int look_at_clock(void) {
     return next == UINT64_MAX ? -1 : (int)(next - now);
 }
 
-// What does not end when asked to, or was not asked as it has a session of its own.
+// Kills processes that didn't end when asked to, or weren't asked because they have their own session.
 static void kill_rest(void) {
     FILE *file = fopen("/proc/thread-self/children", "re");
     for (int pid; file && fscanf(file, "%d", &pid) == 1;)
@@ -364,7 +362,8 @@ static void supervise(pid_t root, int root_file) {
         signal(number, number == SIGPIPE || number == SIGXFSZ ? SIG_IGN : SIG_DFL);
     sigprocmask(SIG_SETMASK, &of_children, NULL);
     gpt_let_go(false, (int[]){server, root_file, folder}, 3);
-    listen(server, SOMAXCONN); // clients look at the process that did this last: it must not be the command
+    listen(server,
+           SOMAXCONN); // clients check the process that called listen last: it must not be the command
     prctl(PR_SET_NAME, "gpt-broker");
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     int children = signalfd(-1, &of_children, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -378,7 +377,7 @@ static void supervise(pid_t root, int root_file) {
     for (size_t i = 0; i < most_clients; i++)
         clients[i].socket = -1;
     bool ended = false;
-    int absent = 0, wait = -1; // a look misses processes forked meanwhile
+    int absent = 0, wait = -1; // one scan can miss a process forked during it
     while (absent < 2) {
         wait_and_do(children, ended ? -1 : root_file, client_count ? -1 : wait);
         serve();
@@ -394,8 +393,8 @@ static void supervise(pid_t root, int root_file) {
 void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool control) {
     struct rlimit files;
     int subreaper = 0;
-    // The helper would become a child of a command that is the init process, or acts as it; poll takes no
-    // more than the limit of files.
+    // If the command is the init process, or a subreaper, the helper would become its child. poll takes no
+    // more descriptors than the limit of open files.
     if (getpid() == 1 || getrlimit(RLIMIT_NOFILE, &files) || files.rlim_max < LEAST_FILES ||
         prctl(PR_GET_CHILD_SUBREAPER, &subreaper) || subreaper || (probe && gpt_add_pipeline(digest, probe)))
         return;

@@ -1,4 +1,4 @@
-// Programs that a preloaded library cannot enter.
+// Recognize programs that can't be watched by preloading a library.
 
 #include <fcntl.h>
 #include <string.h>
@@ -11,9 +11,9 @@
 #include "arch_elf.h"
 #include "unwatchable.h"
 
-enum { MOST_SCRIPTS = 5 }; // as the kernel: a script may name another as its interpreter
+enum { MOST_SCRIPTS = 5 }; // the kernel's limit: a script's interpreter may be another script
 
-// Return whether the program asks for the dynamic linker of musl: the driver is a library of glibc.
+// Return whether the program uses musl's dynamic linker: the driver needs glibc.
 static bool is_of_musl(int file, const Elf64_Phdr *segment) {
     char linker[256] = "";
     size_t size = segment->p_filesz < sizeof(linker) - 1 ? segment->p_filesz : sizeof(linker) - 1;
@@ -24,7 +24,7 @@ static const char *check_elf(int file) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) < (ssize_t)sizeof(Elf32_Ehdr) ||
         memcmp(head.e_ident, ELFMAG, SELFMAG))
-        return NULL; // the kernel will say what it thinks of it
+        return NULL; // leave the error to the kernel
     if (head.e_ident[EI_CLASS] != ELFCLASS64)
         return "a 32-bit program";
     if (head.e_machine != ARCH_ELF_MACHINE)
@@ -40,8 +40,8 @@ static const char *check_elf(int file) {
     return "a statically linked program";
 }
 
-// The dynamic linker ignores LD_PRELOAD where the kernel sets AT_SECURE: if a program has another effective
-// user or group than the real one, whether its file or who starts it brings that about, or more capabilities.
+// The dynamic linker ignores LD_PRELOAD if the kernel sets AT_SECURE: when the effective user or group isn't
+// the real one, whether because of the file or of the caller, or when the program gets more capabilities.
 static const char *check_rights(int file, const struct stat *status) {
     struct statvfs system;
     bool gives =

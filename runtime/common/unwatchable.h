@@ -1,4 +1,4 @@
-// Programs that a preloaded library cannot enter.
+// Programs that can't be watched by preloading a library.
 
 #ifndef GPT_UNWATCHABLE_H
 #define GPT_UNWATCHABLE_H

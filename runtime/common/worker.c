@@ -48,8 +48,8 @@ bool worker_start(struct worker *worker, char **words) {
     return worker->begun;
 }
 
-// Whether a request has no other keys than ours have. A path in it would be opened for somebody who perhaps
-// can't open it.
+// Return whether a request has only the keys that ours have. A path in it would be opened on behalf of a
+// client who may not be allowed to open it.
 static bool are_keys_known(struct cursor cursor) {
     static const char *const known[] = {"kind", "id",   "type",      "offset", "size", "data",
                                         "only", "arch", "registers", "want",   "of"};
@@ -65,7 +65,7 @@ static bool are_keys_known(struct cursor cursor) {
     return true;
 }
 
-// Whether these bytes are one request. More or less than that would mix answers.
+// Return whether these bytes are exactly one request. Anything else would mix up answers.
 static bool is_request(const char *data, size_t size) {
     struct cursor start = {(const unsigned char *)data, (const unsigned char *)data + size, false};
     struct cursor cursor = start;
@@ -73,8 +73,8 @@ static bool is_request(const char *data, size_t size) {
     return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module") && are_keys_known(start);
 }
 
-// Whether a client that has this file open may read it: the stages open it anew, with the rights of this
-// user.
+// Return whether a client that has this file open may read it: the stages open it anew, with the rights of
+// this user.
 static bool is_readable(int file) {
     struct stat status;
     int flags = fcntl(file, F_GETFL);
@@ -87,7 +87,7 @@ bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
     char path[64];
     bool good = is_readable(files[0]) && (files[1] < 0 || is_readable(files[1])) &&
                 !fstat(files[0], &status) && status.st_size <= GPT_MOST;
-    errno = 0; // from here on it says that there is no memory, or that the file can't be read
+    errno = 0; // from here on, errno set means out of memory, or an unreadable file
     if (!good)
         return false;
     size_t before = worker->input.size, size = (size_t)status.st_size;
@@ -113,7 +113,7 @@ bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
 void worker_send(struct worker *worker) {
     ssize_t sent = write(worker->in, worker->input.data + worker->sent, worker->input.size - worker->sent);
     if (sent < 0 && errno != EAGAIN && errno != EINTR)
-        close_file(&worker->in); // it has ended, or will: what it says of that is to come
+        close_file(&worker->in); // it has ended or will; its last words are still to come
     worker->sent += sent > 0 ? (size_t)sent : 0;
     if (worker->in < 0 || worker->sent == worker->input.size)
         gpt_empty(&worker->input), worker->sent = 0;
@@ -143,7 +143,7 @@ void worker_hear(struct worker *worker) {
     worker->said_size += (size_t)got;
 }
 
-// Whether there are only marks, none of them in part.
+// Return whether there are only complete `sync` records.
 static bool are_marks(struct cursor cursor) {
     bool good = true;
     while (good && cursor.at < cursor.end)
@@ -151,8 +151,8 @@ static bool are_marks(struct cursor cursor) {
     return good;
 }
 
-// Looks for the mark of the request among the records that are there. Others may come after it, nothing else:
-// what nobody asked for would mix with the next answer.
+// Looks for the `sync` of the request among the records so far. Only other `sync` records may follow it:
+// anything else would mix with the next answer.
 static enum worker_state find_sync(struct worker *worker) {
     const unsigned char *data = (const unsigned char *)worker->output.data;
     struct cursor cursor = {data + worker->seen, data + worker->output.size, false};
@@ -162,7 +162,7 @@ static enum worker_state find_sync(struct worker *worker) {
             return WORKER_BROKEN; // no map: this is not a stream
         struct gpt_record record = gpt_read_record(&cursor);
         if (cursor.bad)
-            return WORKER_WAITS; // for the rest of it
+            return WORKER_WAITS; // wait for the rest
         worker->seen = (size_t)(cursor.at - data);
         if (is(record.kind, "sync") && record.id.type == UNSIGNED && record.id.number == worker->asked) {
             worker->output.size = start;

@@ -12,23 +12,23 @@ struct worker {
     size_t said_size;
     bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
-    const char *probe;              // the pipeline that weaves probes, the same as its clients'
-    struct gpt_bytes input, output; // what it is to read, what it has written
-    size_t sent, seen;              // bytes of these that have gone out, and that records were found in
-    uint64_t syncs, asked;          // that it was sent; which of them ends its answer
-    uint64_t until;                 // CLOCK_MONOTONIC, ms: it is ended then
-    uint64_t beat, pause;           // the same: it is sent another mark then; ms to the one after that
+    const char *probe;              // its pipeline that weaves probes, the same as its clients'
+    struct gpt_bytes input, output; // data to write to it; data read from it
+    size_t sent, seen;              // bytes sent so far; bytes already searched for records
+    uint64_t syncs, asked;          // `sync` records sent so far; its answer ends with this one
+    uint64_t until;                 // CLOCK_MONOTONIC, ms: end the worker then
+    uint64_t beat, pause;           // CLOCK_MONOTONIC, ms: send another `sync` then; ms to the next one
 };
 
 enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
-// Gives it a request: a file with one module record, and perhaps one with the image. False if it is not that,
-// or names files itself; with errno set if there is no memory for it.
+// Gives it a request: a file with one module record, and perhaps one with the image. Returns false if it's
+// something else or names files itself, or with errno set if out of memory.
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
-void worker_send(struct worker *worker); // more of the request, when it can be written to
+void worker_send(struct worker *worker); // writes more of the request when the pipe has room
 void worker_beat(struct worker *worker); // another mark
 void worker_hear(struct worker *worker); // reads what it has written to standard error
 

@@ -9,7 +9,7 @@
 
 static __thread struct {
     int device, error;
-    unsigned ready; // the number of resets when its context was made current, 0: never
+    unsigned ready; // the number of resets when its context was last made current; 0: never
 } thread;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -31,14 +31,14 @@ static void load(void) {
     *ready = 1;
 }
 
-// 0, or the error that each call returns without a driver, or in a forked child.
+// Return 0, or the error that every call returns without a driver or in a forked child.
 static int need_driver(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
     return *ready ? loaded : cudaErrorInitializationError;
 }
 
-// Where other threads of the parent's may hold any lock, for ever.
+// In a forked child, other threads of the parent may have left any lock held for ever.
 bool cudart_is_forked(void) { return library && !*ready; }
 
 void *cudart_driver(const char *name, void **found) {
@@ -61,7 +61,7 @@ int cudart_begin(void) {
     pthread_mutex_lock(&lock);
     void *context = NULL;
     unsigned now = resets;
-    if (thread.ready || cudart_context(&context) || !context) { // the program's own is taken
+    if (thread.ready || cudart_context(&context) || !context) { // use the program's own context
         status = DRIVER(cuDevicePrimaryCtxRetain, (void **, int), &context, thread.device);
         if (!status)
             status = DRIVER(cuCtxSetCurrent, (void *), context);
@@ -81,7 +81,7 @@ int cudart_end(int status) {
     return status;
 }
 
-// What breaks a context stays.
+// Errors that break the context stay.
 static bool is_sticky(int error) {
     return error == 214 || error == 700 || error == 702 || error == 710 || (error >= 714 && error <= 719);
 }
@@ -99,7 +99,7 @@ API cudaGetLastError(void) {
 
 static const struct {
     int value;
-    const char *name, *text; // no text: the driver has it
+    const char *name, *text; // no text: the driver has one
 } errors[] = {
 #define X(value, name, text) {value, #name, text},
 #include "errors.h"
@@ -207,7 +207,7 @@ API cudaSetDeviceFlags(unsigned flags) {
                              : DRIVER(cuDevicePrimaryCtxSetFlags_v2, (int, unsigned), thread.device, flags));
 }
 
-// Those that name the device need no context.
+// Functions that name a device need no context.
 
 #define OF_DEVICE(name, driver, parameters, ...)                                                             \
     API name parameters {                                                                                    \
@@ -231,7 +231,7 @@ OF_DEVICE(cudaDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute,
 OF_DEVICE(cudaDeviceSetGraphMemAttribute, cuDeviceSetGraphMemAttribute,
           (int device, int attribute, void *value), device, attribute, value)
 
-// struct cudaDeviceProp, from the attributes of the driver.
+// struct cudaDeviceProp, filled from the driver's attributes.
 
 struct properties {
 #define X(type, name, count, attribute) type name[count];

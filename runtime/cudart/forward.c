@@ -1,11 +1,11 @@
-// What the driver has with the same meaning and the same parameters: the context's settings, streams, events,
-// pools, graphs. graph.c has the nodes of graphs whose parameters are others.
+// Functions that the driver has with the same meaning and parameters: settings of contexts, streams, events,
+// pools, graphs. Graph nodes with different parameters are in graph.c.
 
 #include "cudart.h"
 
 #define FORWARD(name, driver, parameters, ...)                                                               \
     DEFINE(name, parameters, DRIVER(driver, parameters, __VA_ARGS__))
-// Also with the thread's default stream.
+// Also defines the variant for the per-thread default stream.
 #define STREAMED(name, driver, parameters, ...)                                                              \
     FORWARD(name, driver, parameters, __VA_ARGS__)                                                           \
     FORWARD(name##_ptsz, driver##_ptsz, parameters, __VA_ARGS__)

@@ -74,7 +74,7 @@ DEFINE(cudaGraphExecKernelNodeSetParams, (void *exec, void *node, const struct k
 
 // Copies
 
-// The box, and the context that it is copied in.
+// Convert the box, and find the context to copy it in.
 static int box_here(struct driver_box *made, const struct box *box, void **context) {
     int status = cudart_box(made, box);
     return status ? status : cudart_context(context);

@@ -23,11 +23,11 @@ struct image {
 };
 
 struct named {
-    const void *symbol; // the key: an address in the program, or a kernel that it was given
+    const void *symbol; // the key: an address in the program, or a kernel handle that the program got
     struct image *image;
     struct named *next; // of the image
     const char *name;
-    void **managed; // where the program keeps the address of a variable of managed memory
+    void **managed; // where the program keeps the address of a managed variable
     size_t size;
     void *kernel;
     bool is_kernel;
@@ -55,7 +55,7 @@ static void add(struct named named) {
     *kept = named;
     pthread_mutex_lock(&lock);
     struct named *before = find(named.symbol);
-    if (before) { // of a library that was unloaded, without a word
+    if (before) { // left by a library that was unloaded without unregistering
         tdelete(before, &symbols, compare);
         before->symbol = NULL;
     }
@@ -205,7 +205,7 @@ int cudart_give_kernel(void *kernel) {
     return cudaSuccess;
 }
 
-// What nvcc's code says for a managed variable is where it lies.
+// nvcc's code names a managed variable by its address.
 static struct named *find_variable(const void *symbol) {
     struct named *named = find(symbol);
     for (struct image *image = images; !named && image; image = image->next)

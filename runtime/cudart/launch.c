@@ -2,7 +2,7 @@
 
 #include "cudart.h"
 
-// What <<<>>> says, until the stub of the kernel takes it.
+// The launch configuration in <<<>>>, kept until the kernel's stub takes it.
 
 enum { NESTED = 16 };
 static __thread struct {
@@ -160,7 +160,7 @@ static int get_parameter(const void *function, size_t index, size_t *offset, siz
                            size);
 }
 
-// The function of a kernel in this context.
+// Find the function of a kernel in this context.
 static int function_of(void **found, const void *function) {
     void *kernel;
     int status = found ? cudart_kernel(function, &kernel) : cudaErrorInvalidValue;

@@ -1,4 +1,4 @@
-// Memory: allocation, copies, values, and where an address lies.
+// Memory: allocation, copies, memsets, and attributes of addresses.
 
 #include "box.h"
 
@@ -95,7 +95,7 @@ DEFINE(cudaMemcpyAsync, (void *to, const void *from, size_t size, int kind, void
 DEFINE(cudaMemcpyAsync_ptsz, (void *to, const void *from, size_t size, int kind, void *stream),
        copy_async(to, from, size, kind, PER_THREAD(stream)))
 
-// There is one address space.
+// Host and device share one address space.
 
 static int check_peers(int one, int other) {
     int count, status = DRIVER(cuDeviceGetCount, (int *), &count);
@@ -120,7 +120,8 @@ DEFINE(cudaMemcpyPeerAsync,
        (void *to, int to_device, const void *from, int from_device, size_t size, void *stream),
        copy_peer_async(to, to_device, from, from_device, size, stream))
 
-// Of variables: `place` is `offset` bytes into the variable, if `count` bytes from there are within it.
+// Variables: `place` is `offset` bytes into the variable, provided that `count` bytes from there are inside
+// it.
 
 static int place_in(const void *symbol, size_t offset, size_t count, bool right_direction, void **place) {
     uint64_t address;
@@ -273,7 +274,7 @@ DEFINE(cudaMemset3DAsync, (struct pitched to, int value, struct extent extent, v
 DEFINE(cudaMemset3DAsync_ptsz, (struct pitched to, int value, struct extent extent, void *stream),
        set_box(to, value, extent, PER_THREAD(stream)))
 
-// Where an address lies
+// Attributes of addresses
 
 struct where { // struct cudaPointerAttributes
     int type, device;

@@ -1,5 +1,5 @@
-// The members of struct cudaDeviceProp of CUDA 13: type, name, how many, and the attribute of the driver that
-// is the first of them, 0: none. X is the includer's.
+// The members of struct cudaDeviceProp in CUDA 13: type, name, count, and the driver's attribute for the
+// first one, or 0. X is the includer's.
 
 // clang-format off
 X(char, name, 256, 0)

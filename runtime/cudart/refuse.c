@@ -1,5 +1,5 @@
-// All functions, for the dynamic linker. One that is defined nowhere else is only a name here: it returns
-// cudaErrorNotSupported and says so, once.
+// Every function, so that programs link. A function that's defined nowhere else is only a name here: it
+// returns cudaErrorNotSupported, and prints a message once.
 
 #include <stdio.h>
 

@@ -32,7 +32,7 @@
 #define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
-static int folder = -1; // open, since in a shared TMPDIR somebody may put a link in its place
+static int folder = -1; // held open, because in a shared TMPDIR somebody could replace it with a link
 static struct output output;
 static uint64_t syncs;
 static volatile sig_atomic_t stopped;
@@ -50,7 +50,7 @@ static DIR *open_entries(void) {
     return again >= 0 ? fdopendir(again) : NULL;
 }
 
-// An output that can't be written any more ends the helper only: quietly if its reader went away.
+// If the output can't be written any more, only the helper ends: quietly if its reader went away.
 static _Noreturn void leave(int error) {
     folder_empty(folder);
     rmdir(self->folder);
@@ -68,12 +68,12 @@ static _Noreturn void leave(int error) {
 struct trace {
     struct trace *next;
     struct segment *segment;
-    uint64_t begun;   // how many headers the stream had with its own; 0 before that
+    uint64_t begun;   // position of its header among all headers in the stream; 0: not written yet
     uint64_t records; // that were passed on
     char name[NAME_MAX + 1];
 };
 
-static struct trace *traces;        // in the order of their beginning
+static struct trace *traces;        // in the order in which they began
 static struct trace *current;       // whose records came last
 static uint64_t headers;            // in the stream
 static uint64_t until = UINT64_MAX; // CLOCK_MONOTONIC: traces that begin later are not passed on
@@ -130,7 +130,7 @@ static void put_sync(void) {
     output.records++;
 }
 
-// Says which process comes next. Its header says it the first time.
+// Writes a record that says whose records follow. The first time, that's the process's header.
 static void put_turn(const struct trace *trace) {
     unsigned char room[32];
     struct gpt_packer buffer = {room, room + sizeof(room), false};
@@ -149,14 +149,14 @@ static enum step follow_one(struct trace *trace, bool last) {
     if (step == STEP_FAILED)
         leave(errno);
     if (output.flushed + output.bytes.size == before && step != STEP_DONE) {
-        output.bytes.size = 0; // it is not its turn
+        output.bytes.size = 0; // not its turn yet
         return step;
     }
     current = trace;
     if (!trace->begun)
         trace->begun = ++headers;
     if (step != STEP_DONE && output.records != trace->records)
-        put_sync(); // filters do not hold back what stands before it
+        put_sync(); // filters pass on everything before a `sync` at once
     trace->records = output.records;
     if (!output_flush(&output))
         leave(errno);
@@ -177,7 +177,7 @@ static bool follow_all(bool last) {
     return any;
 }
 
-// A source writes a segment, whatever happens. One that isn't `whole` has no end.
+// A source always writes a segment, even without a trace. One that isn't `whole` has no `end` record.
 static void put_empty_segment(pid_t pid, bool whole) {
     static unsigned char room[128 << 10];
     struct gpt_packer buffer = {room, room + sizeof(room), false};
@@ -204,13 +204,13 @@ static void put_empty_segment(pid_t pid, bool whole) {
     output_put(&output.bytes, room, (size_t)(buffer.at - room));
 }
 
-// Whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
+// Return whether the folder has lost its name: programs can't add to their traces any more, nor begin any.
 static bool is_removed(void) {
     struct stat own, found;
     if (fstat(folder, &own))
         return false;
     if (lstat(self->folder, &found))
-        return errno == ENOENT || errno == ENOTDIR; // else it's out of reach
+        return errno == ENOENT || errno == ENOTDIR; // otherwise we just can't reach it
     return own.st_dev != found.st_dev || own.st_ino != found.st_ino;
 }
 
@@ -227,7 +227,7 @@ static bool any_lives(void) {
     return trace;
 }
 
-// Says the same as the report at the end of a run that writes a file (../hook/write/report.c).
+// Warns in the same words as the report of a run that writes a file (../hook/write/report.c).
 static void say_nothing(void) {
     char line[PATH_MAX + 128];
     snprintf(
@@ -239,11 +239,10 @@ static void say_nothing(void) {
 
 static _Noreturn void follow(pid_t root, int root_file) {
     uint64_t searched = 0;
-    unsigned absent = 0; // how often in a row nobody was left: a look misses processes forked meanwhile
+    unsigned absent = 0; // scans in a row that found nobody; one scan can miss a process forked during it
     bool ended = false, nothing = true, removed = false;
     while (!stopped) {
-        // Once every process has ended, its trace is complete, and it's no loss if somebody removes the
-        // folder.
+        // Once every process has ended, all traces are complete, and removing the folder loses nothing.
         if (!removed && is_removed() && (any_lives() || !gpt_wait_for(root_file, 0))) {
             say_removed();
             removed = true;
@@ -254,8 +253,7 @@ static _Noreturn void follow(pid_t root, int root_file) {
                                                                          : absent + 1;
             searched = now();
         }
-        bool last =
-            absent == 2; // a process that is gone now wrote nothing later than this look at the folder
+        bool last = absent == 2; // everything that a dead process wrote was in the folder before this look
         if (last && self->ends_with_root && until == UINT64_MAX)
             until = now();
         find_traces();
@@ -318,5 +316,8 @@ static void helper(pid_t root, int root_file) {
 bool follow_start(const struct follow *follow) {
     self = follow;
     folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return folder >= 0 && gpt_start_apart(helper);
+    // Another user who can rename folders in TMPDIR may have put their own in its place.
+    bool own = folder >= 0 && gpt_owns_folder(folder, geteuid());
+    errno = folder >= 0 && !own ? EACCES : errno;
+    return own && gpt_start_apart(helper);
 }

@@ -18,12 +18,12 @@
 // follow.c
 
 struct follow {
-    const char *folder;  // absolute; goes away with the helper
+    const char *folder;  // absolute; the helper removes it when it ends
     const char *where;   // of the output, for messages
     int output;          // where the stream goes
     int lock;            // of the folder, held while the helper lives; -1: none
-    bool ends_with_root; // and not with the last process that the command leaves behind
-    bool quiet;          // says nothing of a stream without records
+    bool ends_with_root; // end with the command, even if it leaves processes behind
+    bool quiet;          // no warning for a stream without records
     char **argv;         // of the command that is watched
 };
 
@@ -42,7 +42,7 @@ struct output {
     uint64_t records; // of the segment
 };
 
-bool output_flush(struct output *output); // false with errno set: nobody reads any more, or worse
+bool output_flush(struct output *output); // false with errno set: the reader is gone, or writing failed
 
 // rows.c
 

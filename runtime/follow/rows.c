@@ -15,14 +15,14 @@ struct place {
 
 struct rows { // of one record
     struct rows *next;
-    const unsigned char *at;       // in the file, which the program goes on to write
-    uint64_t count, stride, first; // the first that was not passed on
+    const unsigned char *at;       // in the file, to which the program keeps writing
+    uint64_t count, stride, first; // the first row that wasn't passed on yet
     enum { CALLS, COUNTS, OTHER } way;
-    bool at_once; // a row is whole from its start on
+    bool at_once; // rows are complete as soon as they start
     struct place start, duration, number;
-    uint64_t *passed; // of each row: whether, or what count
+    uint64_t *passed; // for each row: whether it was passed on, or with which count
     size_t head_size;
-    unsigned char head[]; // of the record, up to the length of the rows
+    unsigned char head[]; // the record's bytes before the length of the rows
 };
 
 bool output_put(struct bytes *bytes, const void *data, size_t size) {
@@ -132,18 +132,18 @@ static void begin_rows(struct bytes *bytes, const struct rows *rows, size_t size
 
 enum { PICKED = 512 }; // rows of a record at most
 
-// Rows that are passed on together: their numbers, and what each counts now.
+// Rows that are passed on together: their numbers and current counts.
 struct picked {
     uint32_t count;
     uint64_t row[PICKED], counts[PICKED];
 };
 
-// Whether a call may be passed on: it has ended, or nothing more will be known of it.
+// Return whether a call may be passed on: it has ended, or its end will never be recorded.
 static bool is_call_ready(const struct rows *rows, uint64_t row, bool last) {
     return !rows->passed[row] && (last || rows->at_once || load(row_at(rows, row), rows->duration));
 }
 
-// Whether a row may be passed on now, which it counts as from then on; of counts that is done once they are
+// Return whether a row may be passed on now, and mark it as passed on. Counts are marked once they are
 // written.
 static bool pick(struct rows *rows, uint64_t row, bool last, uint64_t *count) {
     switch (rows->way) {
@@ -156,7 +156,7 @@ static bool pick(struct rows *rows, uint64_t row, bool last, uint64_t *count) {
     }
 }
 
-// Picks rows from one on; returns where the next search begins.
+// Picks rows, starting at `row`; returns where the next search begins.
 static uint64_t pick_rows(struct rows *rows, uint64_t row, bool last, struct picked *picked) {
     for (picked->count = 0; row < rows->count && picked->count < PICKED; row++) {
         if (rows->way == CALLS && !load(row_at(rows, row), rows->start))

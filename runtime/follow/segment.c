@@ -35,9 +35,9 @@ struct chunk {
     unsigned char *data; // mapped
     uint64_t at;         // in the file
     uint32_t size;
-    uint32_t taken; // bytes of records that were passed on
+    uint32_t taken; // bytes of records passed on so far
     struct rows *rows;
-    bool over; // ignore the rest: written by a process that began after the end, or not to be trusted
+    bool over; // ignore the rest: its process began after the end, or it can't be trusted
 };
 
 struct segment {
@@ -46,7 +46,7 @@ struct segment {
     struct tail *tail;
     struct chunk *chunks;
     uint64_t known; // bytes of the file whose chunks were mapped
-    uint64_t end;   // once its process counts as dead: nothing beyond is passed on, though it may still write
+    uint64_t end; // set once its process counts as dead: nothing beyond is passed on, even if it still writes
     unsigned mapped;
     struct bytes rows;
     uint64_t row_records; // in it
@@ -76,7 +76,7 @@ bool output_flush(struct output *output) {
 
 // Records
 
-// A record without one of its keys: what `path` names in a `child` goes away with the folder.
+// Writes a record without one of its keys: in a `child`, `path` names a file that is removed with the folder.
 static bool put_without(struct bytes *bytes, struct cursor body, uint64_t keys, const char *without) {
     size_t start = bytes->size;
     unsigned char head = 0x80;
@@ -102,7 +102,7 @@ static void take_end(struct segment *segment, struct cursor body, uint64_t keys)
     segment->ended = true;
 }
 
-// A kernel that the program looked up.
+// Remembers a kernel that the program looked up.
 static void note_function(struct cursor body, uint64_t keys) {
     for (uint64_t i = 0; i < keys && !body.bad; i++) {
         struct value key = take_value(&body), value = take_value(&body);
@@ -121,7 +121,7 @@ static void take_record(struct segment *segment, struct chunk *chunk, struct cur
     cursor->at = start;
     skip_value(cursor);
     if (map.type != MAP || !map.number || !is(key, "kind") || cursor->bad) {
-        cursor->bad = true; // the program wrote into its own trace
+        cursor->bad = true; // the program overwrote its own trace
         return;
     }
     body.end = cursor->at;
@@ -174,7 +174,7 @@ static struct tail *tail_of(const struct chunk *chunk) {
     return (void *)(chunk->data + chunk->size - CHUNK_TAIL);
 }
 
-// The chunk at an offset of the file, if it is there by now.
+// Maps the chunk at an offset of the file. Returns NULL if it isn't there yet.
 static struct chunk *map_chunk(int file, uint64_t at) {
     struct stat status;
     _Alignas(8) unsigned char head[CHUNK_HEAD];
@@ -203,8 +203,8 @@ static void set_end(struct segment *segment) {
         segment->end = (uint64_t)status.st_size;
 }
 
-// Maps chunks that the process took meanwhile. One that is not there yet comes the next time; if the process
-// is `dead` it never does, and what follows it is looked for.
+// Maps chunks that the process has reserved since. A chunk that isn't written yet is tried again the next
+// time. If the process is `dead`, it'll never be written, so we look for chunks after it.
 static void find_chunks(struct segment *segment, bool dead) {
     uint64_t end = segment->end ? segment->end : ticket_of(segment);
     struct chunk **at = &segment->chunks;
@@ -297,7 +297,7 @@ bool segment_lives(const struct segment *segment) {
     return at && (!segment->born || strtoull(at, NULL, 10) == segment->born);
 }
 
-// The rest of it: the process, or at least its trace, has come to an end.
+// Passes on the rest: the process has ended, or at least its trace has.
 static enum step finish(struct segment *segment, struct output *output, bool dead) {
     uint64_t known;
     do {
@@ -336,7 +336,7 @@ enum step segment_step(struct segment *segment, struct output *output, bool dead
         struct chunk *chunk = *at;
         bool closed = atomic_load_explicit(&tail_of(chunk)->closed, memory_order_acquire);
         uint32_t used = atomic_load((_Atomic uint32_t *)(chunk->data + CHUNK_USED));
-        bool whole = chunk->taken == be32toh(used); // before that, rows of later records are unknown
+        bool whole = chunk->taken == be32toh(used); // until then, we don't know the rows of later records
         segment->row_records += rows_take(&chunk->rows, &segment->rows, closed && whole, &segment->failed);
         if (closed && whole && chunk->at) {
             *at = chunk->next;

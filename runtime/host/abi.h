@@ -1,9 +1,10 @@
-// What code made by `gpt-asm --arch host` and what runs it (runtime/sim) share.
+// The interface between code made by `gpt-asm --arch host` and the simulated device that runs it
+// (runtime/sim).
 //
 // A PTX function becomes a C function whose first argument is the simulated thread. Each thread has a stack
-// of its own: where threads must meet, the code calls a service, which lets other threads run and returns
-// when it may go on. Between such calls a thread of the simulated device is never interrupted by one of its
-// own block; blocks run on several threads of the host at once.
+// of its own: where threads have to wait for each other, the code calls a service, which runs other threads
+// and returns when this one can go on. Between such calls, no other thread of the same block runs; different
+// blocks run on several host threads at once.
 //
 // Addresses: .global, .param and generic ones are host addresses. Those of .shared, .local and .const are
 // offsets from the beginning of a window: of the block, of the thread, of the module.
@@ -15,18 +16,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Of barriers PTX has 16; the last one is the cluster's, whose only block this is.
+// PTX has 16 barriers; the last one here is the cluster's, which has only this block.
 enum { HOST_ABI = 4, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 
-// The bytes around the address that an instruction used last: it may use any of them again.
+// The bytes around an instruction's last address. All of them may be accessed, so nearby accesses need no
+// check.
 struct host_place {
     uint64_t start, size;
 };
 
-// What threads that meet do once all are there: `data` has a pointer for each lane of `mask`, to what it gave
-// and what it gets. Called once for all of them, on the stack of one.
+// Combines the values of lanes that have met. `data` has a pointer for each lane of `mask` to its operands,
+// where its result goes too. Called once for all lanes, on the stack of one of them.
 typedef void host_combine(void *const data[HOST_WARP], uint32_t mask);
 
 enum host_barrier {
@@ -45,52 +47,52 @@ enum host_fault {
     HOST_FAULT_STACK,       // calls too deep
     HOST_FAULT_TRAP,        // trap, brkpt
     HOST_FAULT_FUNCTION,    // a call to an address that isn't a function's
-    HOST_FAULT_INSTRUCTION, // operands that no such instruction has: a mask without the thread itself
+    HOST_FAULT_INSTRUCTION, // invalid operands, such as a mask without the thread itself
     HOST_FAULT_ASSERT,
     HOST_FAULT_CLUSTER, // st.async, red.async: the launch has no clusters
 };
 
-// Functions of the program that runs the code. `site` says which instruction calls: its index in
+// Functions of the program that runs the code. `site` is the calling instruction's index in
 // host_kernel.sites.
 struct host_services {
-    // Lets others run: a thread calls it after `budget` backward branches, and where it waits for memory to
+    // Lets other threads run. Called after `budget` backward branches, and in loops that wait for memory to
     // change.
     void (*turn)(struct host_thread *, uint32_t site);
     // Waits until every lane of `mask` that hasn't exited has called meet with this mask and function; calls
     // the function once and returns the mask of the lanes that met. With mask 0 it waits until no other lane
     // of the warp can advance; the lanes that are then at this site meet.
     uint32_t (*meet)(struct host_thread *, uint32_t site, uint32_t mask, host_combine *, void *data);
-    // bar and barrier: `threads` is a multiple of the warp's size, 0 for all of the block that have not
-    // exited.
+    // bar and barrier: `threads` is a multiple of the warp's size, 0 for all threads of the block that
+    // haven't exited.
     uint32_t (*barrier)(struct host_thread *, uint32_t site, enum host_barrier, uint32_t id, uint32_t threads,
                         bool value);
-    // For a global or generic address that is not in the instruction's place, nor in the thread's windows:
-    // returns if the bytes may be accessed, having set the place.
+    // Checks a global or generic address outside the instruction's place and the thread's windows. If the
+    // bytes may be accessed, sets the place and returns.
     void (*see)(struct host_thread *, uint32_t site, uint64_t address, uint64_t size);
     // Ends the launch: does not return.
     void (*fault)(struct host_thread *, uint32_t site, enum host_fault, uint64_t address)
         __attribute__((noreturn));
-    // vprintf: device addresses. Returns what it returns.
+    // vprintf, with device addresses and the same result.
     int (*print)(struct host_thread *, uint32_t site, uint64_t format, uint64_t arguments);
-    // __assertfail: device addresses of texts.
+    // __assertfail, with the device addresses of its texts.
     void (*fail)(struct host_thread *, uint32_t site, uint64_t message, uint64_t file, uint32_t line,
                  uint64_t function) __attribute__((noreturn));
-    // exit of a device function: the thread ends, as if its kernel returned.
+    // exit in a device function: ends the thread as if its kernel had returned.
     void (*exit)(struct host_thread *) __attribute__((noreturn));
-    // malloc and free of device code; 0 if there is no memory.
+    // malloc and free for device code; 0 if out of memory.
     uint64_t (*allocate)(struct host_thread *, uint32_t site, uint64_t size);
     void (*release)(struct host_thread *, uint32_t site, uint64_t address);
 };
 
 struct host_thread {
     const struct host_services *services;
-    // Where the windows begin, at multiples of 1024. That of local memory is the thread's stack, for code
-    // keeps .local variables in its frames. That of shared memory has the static variables, then at a
-    // multiple of host_kernel.shared_align the dynamic ones, and ends with them.
+    // Where the windows begin, at multiples of 1024. The local window is the thread's stack, since code keeps
+    // .local variables in its frames. The shared window has the static variables, then, at a multiple of
+    // host_kernel.shared_align, the dynamic ones up to its end.
     unsigned char *shared, *local;
     const unsigned char *constant;
     uint32_t shared_size, local_size, constant_size; // bytes
-    int32_t budget;            // backward branches until it calls turn, which sets it anew
+    int32_t budget;            // backward branches until the code calls turn, which resets it
     struct host_place *places; // by site
     const uint64_t *variables; // addresses of the variables, in the order of host_kernel.variables
     uint64_t *clock;           // instructions that the multiprocessor has executed
@@ -98,8 +100,9 @@ struct host_thread {
     uint32_t laneid, warpid, nwarpid, smid, nsmid;
     uint32_t dynamic_shared; // bytes, after the static ones
     uint64_t gridid;
-    uint64_t workspace; // of a cooperative grid: address of its size and of the barrier's count; else 0
-    uint32_t cluster;   // the launch has clusters, of one block each; else 0
+    uint64_t
+        workspace;    // for a cooperative grid, the address of its size and the barrier's count; otherwise 0
+    uint32_t cluster; // the launch has clusters, of one block each; else 0
 };
 
 typedef void host_entry(struct host_thread *, const unsigned char *parameters);
@@ -114,8 +117,8 @@ struct host_address {
     const char *symbol;
     int64_t addend;
     uint8_t size;    // bytes that are stored
-    uint8_t shift;   // bits that the address is shifted right by first: 0xff00(x) takes its second byte
-    uint8_t generic; // else it is an address of the variable's own space
+    uint8_t shift;   // shift the address right by this many bits first: 0xff00(x) is its second byte
+    uint8_t generic; // otherwise an address in the variable's own space
 };
 
 enum host_space { HOST_GLOBAL, HOST_CONST };
@@ -130,18 +133,18 @@ struct host_variable {
     uint8_t external;
 };
 
-// A shared object has `const struct host_module host_module`.
+// Each shared object defines `const struct host_module host_module`.
 struct host_kernel {
     const char *name;
     host_entry *run;
     const struct host_parameter *parameters;
     uint32_t parameter_count, parameter_size; // bytes of all
     uint32_t shared_size, shared_align;       // static; dynamic shared memory begins at the next multiple
-    uint32_t local_size;                      // bytes of .local of it and all that it calls, each once
-    uint32_t max_threads;                     // of .maxntid and .reqntid; 0: not said
-    uint32_t required[3];                     // .reqntid, or 0
+    uint32_t local_size;  // bytes of .local in the kernel and all functions it calls, each counted once
+    uint32_t max_threads; // from .maxntid or .reqntid; 0: neither given
+    uint32_t required[3]; // .reqntid, or 0
     uint32_t barriers;
-    uint32_t registers; // of .maxnreg; 0: not said
+    uint32_t registers; // from .maxnreg; 0: not given
     uint32_t cluster;   // .explicitcluster, .reqnctapercluster: each launch has clusters
 };
 
@@ -150,11 +153,10 @@ struct host_module {
     uint32_t kernel_count, variable_count, site_count;
     const struct host_kernel *kernels;
     const struct host_variable *variables;
-    const char *const *sites; // "LINE: INSTRUCTION" of the PTX it was made of
+    const char *const *sites; // "LINE: INSTRUCTION" in the original PTX
 };
 
-// The address of a device function, the same in every module: what mov, and an initializer, give for its
-// name.
+// Return the address of a device function, as mov and initializers see it. It's the same in every module.
 static inline uint64_t host_address_of(const char *name) {
     uint64_t digest = 0xcbf29ce484222325;
     for (; *name; name++)

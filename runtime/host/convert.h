@@ -1,5 +1,5 @@
-// cvt: what stands between the formats and integers of formats.h and the rows of gpt/asm/host/floating.py.
-// .ftz flushes f32 alone, as operand and as result.
+// cvt, for the rows of gpt/asm/host/floating.py, with the conversions of formats.h. .ftz flushes only f32, as
+// operand and as result.
 
 #ifndef GPT_HOST_CONVERT_H
 #define GPT_HOST_CONVERT_H
@@ -12,7 +12,7 @@
 #define NAN_INTEGER(type, source)                                                                            \
     (sizeof(type) == 8 || sizeof(source) == 8 ? 1ull << (8 * sizeof(type) - 1) : 0)
 
-// Operands, in double. FLAG_payload: a NaN keeps its payload.
+// Convert operands to double. FLAG_payload: a NaN keeps its payload.
 enum { KEEP_f16 = 0, KEEP_bf16 = 0, KEEP_f32 = 0, KEEP_f64 = FLAG_payload };
 INLINE double read_f16(uint16_t value, unsigned flags) { return (void)flags, host_widen_f16(value); }
 INLINE double read_bf16(uint16_t value, unsigned flags) {
@@ -47,7 +47,7 @@ INLINE double write_f64(double value, enum host_round round, unsigned flags) {
     return !(flags & FLAG_sat) ? value : value > 0 ? value < 1 ? value : 1 : 0;
 }
 
-// Of a NaN, .rna cuts off the lower bits, on an H200.
+// On an H200, .rna cuts off the lower bits of a NaN.
 CALLED uint32_t write_tf32(float value, enum host_round round, unsigned flags) {
     if (round == ROUND_rna && value != value)
         return bits_f32(value) & 0xffffe000;
@@ -70,21 +70,21 @@ INLINE double integer_f64(uint64_t value, bool is_signed, enum host_round round,
     return as_f64(host_from_integer(FORMAT_f64, value, is_signed, round, flags));
 }
 
-// Two numbers of 8, 6 or 4 bits; `width` is what each takes. The first is the upper one.
+// Return two numbers of 8, 6 or 4 bits, each in `width` bits. The first is the upper one.
 CALLED uint16_t narrow_two(enum host_format format, int width, double a, double b, unsigned flags) {
     flags |= FLAG_satfinite;
     return (uint16_t)(host_narrow(format, a, ROUND_rn, flags) << width |
                       host_narrow(format, b, ROUND_rn, flags));
 }
 
-// To a pair of f16; NaN becomes the canonical one.
+// Convert to a pair of f16; NaN becomes the canonical one.
 CALLED uint32_t widen_two(enum host_format format, int width, uint32_t value, unsigned flags) {
     uint32_t mask = (1u << width) - 1;
     return PAIR(host_narrow(FORMAT_f16, host_widen(format, value & mask), ROUND_rn, flags),
                 host_narrow(FORMAT_f16, host_widen(format, value >> width & mask), ROUND_rn, flags));
 }
 
-// ue8m0: 2^(encoding - 127), 0xff is NaN. The sign is lost, and smaller numbers become the least, 2^-127.
+// ue8m0: 2^(encoding - 127), 0xff is NaN. The sign is dropped, and numbers below 2^-127 become 2^-127.
 CALLED uint8_t host_ue8m0(double value, enum host_round round, unsigned flags) {
     if (value != value)
         return 0xff;

@@ -1,5 +1,5 @@
-// What code made by `gpt-asm --arch host` is made of besides its own lines: control, accesses to memory,
-// mbarriers. integers.h and math.h beside it have arithmetic.
+// Included by code that `gpt-asm --arch host` makes: control, memory accesses, mbarriers. Arithmetic is in
+// integers.h and math.h.
 
 #ifndef GPT_HOST_DEVICE_H
 #define GPT_HOST_DEVICE_H
@@ -15,7 +15,7 @@
 #define OUTLINE static __attribute__((noinline, cold, unused))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-// Modifiers, as rows of tables name them: FLAG, then the modifier if it is there.
+// Modifiers, named as in the tables' rows: FLAG, then the modifier, if any.
 enum {
     FLAG = 0,
     FLAG_ftz = 1,
@@ -26,7 +26,7 @@ enum {
     FLAG_abs = 32,
     FLAG_xorsign = 64,
     FLAG_oob = 128,
-    FLAG_payload = 256, // of no modifier: a NaN keeps its upper bits
+    FLAG_payload = 256, // no modifier's: a NaN keeps its upper bits
 };
 
 // The bits of registers
@@ -57,7 +57,7 @@ INLINE uint64_t bits_f64(double value) {
 
 // Control
 
-// Bytes of stack that code of ours and of services needs beyond a function's own.
+// Bytes of stack that our own code and the services need on top of a function's frame.
 enum { HOST_RESERVE = 16384 };
 
 INLINE void host_enter(struct host_thread *t, uint32_t site, uint64_t size) {
@@ -71,7 +71,7 @@ INLINE void host_back(struct host_thread *t, uint32_t site) {
         t->services->turn(t, site);
 }
 
-// A device function whose address something takes; a list of them ends with one without code.
+// A device function whose address is taken. A list of them ends with an entry without code.
 struct host_target {
     uint64_t address;
     void *code;
@@ -85,8 +85,8 @@ static __attribute__((unused)) void *host_function(struct host_thread *t, uint32
     t->services->fault(t, site, HOST_FAULT_FUNCTION, address);
 }
 
-// alloca: `top` becomes the address of `size` bytes, of what stackrestore gave back if that is enough. The
-// stack of a function grows downwards: `high` is where it began, `low` how far C has given it.
+// alloca: sets `top` to the address of `size` bytes, reusing bytes that stackrestore released if there are
+// enough. The stack grows down from `high`; C has reserved it down to `low`.
 #define HOST_ALLOCATE(site, size, align)                                                                     \
     do {                                                                                                     \
         uint64_t most_ = (size) + 2 * (align) + 16;                                                          \
@@ -102,8 +102,9 @@ static __attribute__((unused)) void *host_function(struct host_thread *t, uint32
         top = (unsigned char *)((uint64_t)(top - (size)) & -(uint64_t)(align));                              \
     } while (0)
 
-// The address of a frame's variable in the window of local memory. The compiler can't see that an access
-// through the window may reach the variable, so the empty asm statement hides where the address comes from.
+// Return the address of a frame's variable in the window of local memory. The compiler can't see that an
+// access through the window may reach the variable, so the empty asm statement hides where the address comes
+// from.
 INLINE uint64_t host_offset(const struct host_thread *t, const unsigned char *place) {
     __asm__("" : "+r"(place) : : "memory");
     return (uint64_t)(place - t->local);
@@ -115,7 +116,7 @@ INLINE uint64_t host_time(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-// Memory: each returns the address in the host of `size` bytes, a power of two, that may be accessed.
+// Memory: each returns the host address of `size` accessible bytes; `size` is a power of two.
 
 OUTLINE _Noreturn void host_outside(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size,
                                     enum host_fault fault) {
@@ -179,7 +180,7 @@ INLINE void *host_constant(struct host_thread *t, uint32_t site, uint64_t addres
     return (void *)(t->constant + address);
 }
 
-// An address in the parameters of a kernel, which take `total` bytes
+// Return an address in a kernel's parameters, which take `total` bytes
 INLINE const void *host_parameter(struct host_thread *t, uint32_t site, const unsigned char *parameters,
                                   uint64_t total, uint64_t address, uint64_t size) {
     if (UNLIKELY(address & (size - 1)) || UNLIKELY(host_is_outside(address, size, total)))
@@ -192,7 +193,7 @@ INLINE uint64_t host_to_shared(const struct host_thread *t, uint64_t address) {
     return address >> 32 ? address - (uint64_t)t->shared : address;
 }
 
-// The range of a bulk copy: its size comes from a register and must be a multiple of 16
+// Check the range of a bulk copy. Its size comes from a register and must be a multiple of 16
 INLINE unsigned char *host_range_shared(struct host_thread *t, uint32_t site, uint64_t address,
                                         uint64_t size) {
     if (UNLIKELY((address | size) & 15) || UNLIKELY(host_is_outside(address, size, t->shared_size)))
@@ -210,7 +211,7 @@ INLINE unsigned char *host_range_global(struct host_thread *t, uint32_t site, ui
     return (unsigned char *)address;
 }
 
-// The first `given` of `size` bytes of global memory; zeros become the rest.
+// Copy the first `given` of `size` bytes of global memory, and fill the rest with zeros.
 INLINE void host_copy_part(struct host_thread *t, uint32_t site, unsigned char *to, uint64_t address,
                            uint64_t given, uint64_t size) {
     if (UNLIKELY(address & (size - 1)))
@@ -222,8 +223,8 @@ INLINE void host_copy_part(struct host_thread *t, uint32_t site, unsigned char *
     }
 }
 
-// mbarriers. Bit 63 is the phase; bits 43 to 62 are how many arrivals a phase expects, 23 to 42 how many it
-// still does, 0 to 22 the bytes that it waits for, signed.
+// mbarriers. Bit 63 is the phase; bits 43 to 62 are how many arrivals a phase expects, 23 to 42 how many are
+// still missing, and bits 0 to 22 the bytes still to arrive, signed.
 enum { HOST_PENDING = 23, HOST_EXPECTED = 43, HOST_COUNT = 0xfffff };
 
 INLINE uint64_t host_mbarrier(uint64_t count) {
@@ -232,7 +233,7 @@ INLINE uint64_t host_mbarrier(uint64_t count) {
 
 INLINE uint32_t host_pending(uint64_t state) { return state >> HOST_PENDING & HOST_COUNT; }
 
-// The next phase, if nothing is waited for in this one.
+// Begin the next phase if this one waits for nothing more.
 INLINE void host_complete(uint64_t *barrier) {
     uint64_t expected = *barrier >> HOST_EXPECTED & HOST_COUNT;
     if ((*barrier & ((1ull << HOST_EXPECTED) - 1)) == 0)

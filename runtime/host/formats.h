@@ -8,10 +8,10 @@
 
 #include "integers.h"
 
-// A function too large to be in every place that calls it: half of the compiler's time.
+// A function too large to inline: inlining these would double compile time.
 #define CALLED static __attribute__((noinline, unused))
 
-// Rounding, as rows of tables name it: ROUND, then the modifier if it is there.
+// Rounding modes, named as in the tables' rows: ROUND, then the modifier, if any.
 enum host_round {
     ROUND,
     ROUND_rn = ROUND,
@@ -67,8 +67,8 @@ static const struct {
 
 INLINE uint64_t host_sign(enum host_format format) { return 1ull << (host_formats[format].size - 1); }
 
-// Whether the bits cut off round the magnitude up: `rest` is 0 for none, 1 for less than half, 2 for half, 3
-// for more.
+// Return whether the bits cut off round the magnitude up: `rest` is 0 for none, 1 for less than half, 2 for
+// half, 3 for more.
 INLINE bool host_rounds_up(enum host_round round, bool negative, bool odd, unsigned rest) {
     switch (round) {
     case ROUND_rz:
@@ -84,13 +84,13 @@ INLINE bool host_rounds_up(enum host_round round, bool negative, bool odd, unsig
     }
 }
 
-// value >> shift, in whose lowest bit are all bits that were cut off.
+// Return value >> shift, with all bits that were cut off ORed into its lowest bit.
 INLINE uint64_t host_shift_right(uint64_t value, int shift) {
     return shift > 63 ? value != 0 : shift > 0 ? value >> shift | (value << (64 - shift) != 0) : value;
 }
 
-// The encoding, with its sign, of significand * 2^exponent. .ftz: a result below the least normal number is
-// 0, judged after rounding as if the exponent had no bound, as an H200 does.
+// Return the encoding, with its sign, of significand * 2^exponent. .ftz: a result below the least normal
+// number is 0, judged after rounding as if the exponent had no bound, as an H200 does.
 CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int exponent, bool negative,
                             enum host_round round, unsigned flags) {
     int fraction = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;
@@ -112,7 +112,8 @@ CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int e
     return sign | (greatest + !(finite || flags & FLAG_satfinite || !host_formats[format].infinity));
 }
 
-// From double, and so from every format. Flags: .relu, .satfinite, .sat, .ftz (flushes the result).
+// Convert from double. Every format is converted to double first. Flags: .relu, .satfinite, .sat, .ftz
+// (flushes the result).
 CALLED uint64_t host_narrow(enum host_format format, double value, enum host_round round, unsigned flags) {
     uint64_t bits = bits_f64(value), fraction = bits << 12 >> 12;
     int exponent = (int)(bits >> 52 & 0x7ff);
@@ -134,7 +135,8 @@ CALLED uint64_t host_narrow(enum host_format format, double value, enum host_rou
                        exponent ? exponent - 1075 : -1074, negative, round, flags);
 }
 
-// To double, exactly. A NaN becomes quiet and keeps its payload, which stays at the top of the fraction.
+// Convert to double, exactly. A NaN becomes quiet and keeps its payload, which stays at the top of the
+// fraction.
 CALLED double host_widen(enum host_format format, uint64_t encoding) {
     int bits = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;
     uint64_t sign = encoding & host_sign(format) ? 1ull << 63 : 0,
@@ -161,7 +163,7 @@ INLINE double host_widen_f16(uint16_t encoding) {
 #endif
 }
 
-// A subnormal number as 0 of its sign.
+// Return a subnormal number as 0 with the same sign.
 INLINE uint64_t host_flush(enum host_format format, uint64_t encoding) {
     uint64_t sign = host_sign(format);
     return (encoding & (sign - 1)) >> host_formats[format].fraction ? encoding : encoding & sign;
@@ -181,8 +183,8 @@ INLINE double host_quiet(double value) {
     return value == value ? value : as_f64(bits_f64(value) | 1ull << 51);
 }
 
-// To integer, as `cvt` does: numbers outside the integer's range become its least or greatest value. A NaN
-// becomes 0, but 1 << (bits - 1) if it is an f64 or the integer has 64 bits.
+// Convert to an integer, as `cvt` does: numbers outside the integer's range become its minimum or maximum. A
+// NaN becomes 0, but 1 << (bits - 1) if it is an f64 or the integer has 64 bits.
 CALLED uint64_t host_to_integer(double value, enum host_round round, int bits, bool is_signed, uint64_t nan) {
     uint64_t raw = bits_f64(value), fraction = raw << 12 >> 12;
     int exponent = (int)(raw >> 52 & 0x7ff);
@@ -211,7 +213,7 @@ INLINE uint64_t host_from_integer(enum host_format format, uint64_t value, bool 
     return host_encode(format, negative && value ? -value : value, 0, negative && value, round, flags);
 }
 
-// The nearest integer to a number in the direction of a rounding mode, as a number.
+// Round to an integer in the given mode; return it as a double.
 CALLED double host_integral(double value, enum host_round round) {
     if (!(__builtin_fabs(value) < 0x1p52))
         return host_quiet(value);
@@ -219,8 +221,8 @@ CALLED double host_integral(double value, enum host_round round) {
     return __builtin_copysign((double)(int64_t)integer, value);
 }
 
-// a + b, of doubles, rounded to odd: rounded once more, to any format of at most 51 bits, it is as if it had
-// been rounded once (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+// Return a + b, rounded to odd. Rounding that again to a format of at most 51 bits gives the same as rounding
+// once (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
 CALLED double host_add_odd(double a, double b) {
     double sum = a + b, part = sum - a, error = (a - (sum - part)) + (b - part);
     uint64_t bits = bits_f64(sum);

@@ -8,7 +8,7 @@
 
 #include "formats.h"
 
-// An operand in double, flushed by .ftz.
+// Return an operand as double, flushed by .ftz.
 INLINE double host_half(enum host_format format, uint16_t value, unsigned flags) {
     value = flags & FLAG_ftz ? (uint16_t)host_flush(format, value) : value;
     return format == FORMAT_f16 ? host_widen_f16(value) : (double)as_f32((uint32_t)value << 16);

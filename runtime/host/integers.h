@@ -13,7 +13,7 @@ INLINE int32_t saturate_s32(int64_t value) {
     return (int32_t)(value > INT32_MAX ? INT32_MAX : value < INT32_MIN ? INT32_MIN : value);
 }
 
-// The nearest integer that fits in `bits`
+// Clamp to the integers that fit in `bits`
 INLINE int128_t saturate(int128_t value, unsigned bits, bool is_signed) {
     int128_t most = (int128_t)(~0ull >> (64 - bits + is_signed)), least = is_signed ? -most - 1 : 0;
     return value > most ? most : value < least ? least : value;
@@ -51,7 +51,7 @@ DIVISION(u64, uint64_t)
 DIVISION(s64, int64_t)
 #undef DIVISION
 
-// The halves of words, one by one
+// Operations on each half of a word
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define ADD(a, b) ((a) + (b))
@@ -94,7 +94,7 @@ INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t c) {
            prmt_byte(bytes, c >> 12) << 24;
 }
 
-// The selectors of prmt's modes, by the two lowest bits of c
+// Return the selectors of prmt's modes for the two lowest bits of c
 INLINE uint32_t prmt_f4e(uint32_t c) { return 0x3210 + 0x1111 * c; }
 INLINE uint32_t prmt_b4e(uint32_t c) { return (0x5670 + 0x1111 * c) & 0x7777; }
 INLINE uint32_t prmt_rc8(uint32_t c) { return 0x1111 * c; }
@@ -177,7 +177,7 @@ INLINE uint32_t bmsk(uint32_t a, uint32_t b, bool clamp) {
     return first & (over ? ~0u : ~(~0u << end));
 }
 
-// Video instructions: of parts of words, in 64 bits
+// Video instructions: operations on parts of words, computed in 64 bits
 INLINE int64_t vadd(int64_t a, int64_t b, bool clamp) { return (void)clamp, a + b; }
 INLINE int64_t vsub(int64_t a, int64_t b, bool clamp) { return (void)clamp, a - b; }
 INLINE int64_t vabsdiff(int64_t a, int64_t b, bool clamp) { return (void)clamp, a < b ? b - a : a - b; }
@@ -186,9 +186,8 @@ INLINE int64_t vmax(int64_t a, int64_t b, bool clamp) { return (void)clamp, MAX(
 INLINE int64_t host_shift(int64_t b, bool clamp) {
     return !clamp ? b & 31 : (uint32_t)b < 32 ? (uint32_t)b : 32;
 }
-// Of 34 bits with a sign, as every scalar video operation's intermediate result
 INLINE int64_t vshl(int64_t a, int64_t b, bool clamp) {
-    return (int64_t)((uint64_t)a << host_shift(b, clamp) << 30) >> 30;
+    return (int64_t)((uint64_t)a << host_shift(b, clamp));
 }
 INLINE int64_t vshr(int64_t a, int64_t b, bool clamp) { return a >> host_shift(b, clamp); }
 INLINE int64_t vavrg(int64_t a, int64_t b, bool clamp) { return (void)clamp, (a + b + (a + b >= 0)) >> 1; }
@@ -202,12 +201,19 @@ VSET(_gt, >)
 VSET(_ge, >=)
 #undef VSET
 
+// The lowest 34 bits, with a sign: what `vshl.sat` limits
+INLINE int64_t video_34(int64_t value) { return (int64_t)((uint64_t)value << 30) >> 30; }
+// `.sat` of a part of the result: its upper limit only, so that a negative value becomes the largest
+INLINE uint64_t video_saturate(int64_t value, unsigned bits) {
+    return MIN((uint64_t)value, ((uint64_t)1 << bits) - 1);
+}
+
 INLINE int64_t video_part(uint64_t words, uint32_t number, unsigned bits, bool is_signed) {
     uint64_t part = words >> bits * number << (64 - bits);
     return is_signed ? (int64_t)part >> (64 - bits) : (int64_t)(part >> (64 - bits));
 }
 
-// `select_a` and `select_b` have the number of a part of b:a for each lane, as hex digits.
+// The hex digits of `select_a` and `select_b` select a part of b:a for each lane.
 INLINE uint32_t video_lanes(int64_t (*operate)(int64_t, int64_t, bool), unsigned lanes, uint32_t a,
                             uint32_t b, uint32_t c, uint32_t select_a, uint32_t select_b, uint32_t mask,
                             bool a_signed, bool b_signed, bool is_signed, bool saturates, bool sums) {

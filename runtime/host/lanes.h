@@ -1,5 +1,5 @@
-// What lanes of a warp do when they meet: each function is called once for all lanes of the mask, with what
-// each of them gave.
+// Operations across the lanes of a warp. Each function is called once for all lanes of the mask, with every
+// lane's operands.
 
 #ifndef GPT_HOST_LANES_H
 #define GPT_HOST_LANES_H
@@ -22,7 +22,7 @@ struct host_shuffle {
     bool valid;
 };
 
-// As the PTX manual writes it. A source that is not there gives the lane its own value.
+// Written as in the PTX manual. If the source lane isn't there, the lane gets its own value.
 static __attribute__((unused)) void host_shuffle(void *const data[HOST_WARP], uint32_t mask) {
     EACH_LANE(lane, mask) {
         struct host_shuffle *own = data[lane];
@@ -102,10 +102,11 @@ REDUCE(xor_b32, uint32_t, all ^ own)
 // ldmatrix, stmatrix, movmatrix: matrices of eight rows of 16 bytes
 
 struct host_matrix {
-    unsigned char *row;   // that this lane says: of matrix lane / 8
+    unsigned char *row;   // address that this lane gives: a row of matrix lane / 8
     uint32_t count;       // matrices: 1, 2 or 4
-    bool transposed;      // then what a lane holds is of columns
-    uint32_t elements[4]; // what it holds of each: elements 2 * (lane % 4) and the next one of row lane / 4
+    bool transposed;      // lanes hold elements of columns instead of rows
+    uint32_t elements[4]; // this lane's part of each matrix: elements 2 * (lane % 4) and the next one of row
+                          // lane / 4
 };
 
 // Return an element, or `nothing` if the lane that names its row has exited: PTX doesn't define which it is.
@@ -137,7 +138,7 @@ static __attribute__((unused)) void host_store_matrix(void *const data[HOST_WARP
     }
 }
 
-// A lane's column `lane / 4` of what the lanes hold is its row after.
+// Transpose: column `lane / 4` becomes row `lane / 4`.
 static __attribute__((unused)) void host_move_matrix(void *const data[HOST_WARP], uint32_t mask) {
     uint16_t all[8][8] = {0};
     EACH_LANE(lane, mask)

@@ -3,8 +3,8 @@
 // linked with -lm.
 //
 // NaN: an f32 result is the canonical 0x7fffffff. PTX doesn't say which NaN an f64 result is. We do what an
-// H200 does: it's the operand that is a NaN, made quiet, or 0xfff8000000000000 if none is. If several are,
-// the second wins, in fma before the third; in div the first wins. .ftz flushes operands and result.
+// H200 does: the result is the NaN operand, made quiet, or 0xfff8000000000000 without one. If several are
+// NaN, the second wins, then (in fma) the third; in div the first wins. .ftz flushes operands and result.
 // Approximate functions are computed in double and rounded: they keep every bound in the manual, but their
 // bits differ from hardware's.
 //
@@ -22,7 +22,7 @@
 
 #define NAN_F32 as_f32(0x7fffffff)
 
-// What modifiers make of a result: .sat has no NaN and no -0.
+// Apply modifiers to a result: .sat gives neither NaN nor -0.
 INLINE float host_f32_result(float value, unsigned flags) {
     if (flags & FLAG_sat)
         return value > 0 ? value < 1 ? value : 1 : 0;
@@ -33,8 +33,8 @@ INLINE float host_f32_flushed(float value, unsigned flags) {
     return flags & FLAG_ftz ? host_f32_flush(value) : value;
 }
 
-// Whether C's own operator gives the result: not so near the least normal number, where only the processor
-// knows whether what it rounded was below.
+// True if C's own operator gives the right result. It may not near the smallest normal number, where only the
+// processor knows whether the unrounded value was below it.
 #define HOST_IS_PLAIN(result)                                                                                \
     (round == ROUND_rn && (!(flags & FLAG_ftz) || !(__builtin_fabsf(result) <= 0x1p-126f)))
 
@@ -78,7 +78,7 @@ INLINE double f64_fma(double a, double b, double c, enum host_round round, unsig
 INLINE float f32_rcp(float a, enum host_round round, unsigned flags) { return f32_div(1, a, round, flags); }
 INLINE double f64_rcp(double a, enum host_round round, unsigned flags) { return f64_div(1, a, round, flags); }
 
-// A root is never near the least normal number.
+// A square root is never near the smallest normal number.
 INLINE float f32_sqrt(float a, enum host_round round, unsigned flags) {
     a = host_f32_flushed(a, flags);
     return host_f32_result(round == ROUND_rn ? __builtin_sqrtf(a) : host_f32_sqrt(a, a, round, 0), flags);
@@ -97,7 +97,7 @@ INLINE double f64_abs(double a, unsigned flags) {
 }
 INLINE double f64_neg(double a, unsigned flags) { return (void)flags, a == a ? -a : host_quiet(a); }
 
-// The sign of the first, the rest of the second.
+// Return the second operand with the sign of the first.
 INLINE float f32_copysign(float a, float b) { return __builtin_copysignf(b, a); }
 INLINE double f64_copysign(double a, double b) { return __builtin_copysign(b, a); }
 
@@ -134,7 +134,7 @@ CALLED uint64_t host_extreme(enum host_format format, uint64_t a, uint64_t b, bo
 HOST_EXTREMES(float, f32, uint32_t)
 HOST_EXTREMES(double, f64, uint64_t)
 
-// Of three: of a NaN's sign and of which NaN nothing is left to be seen.
+// For three operands. If the result is NaN, neither its sign nor which operand it was shows.
 INLINE float f32_min_3(float a, float b, float c, unsigned flags) {
     return f32_min(f32_min(a, b, flags), c, flags);
 }
@@ -142,7 +142,7 @@ INLINE float f32_max_3(float a, float b, float c, unsigned flags) {
     return f32_max(f32_max(a, b, flags), c, flags);
 }
 
-// redux of f32: all lanes have the same operation.
+// redux on f32: all lanes have the same operation.
 struct host_extreme_f32 {
     float value;
     bool greatest;
@@ -182,7 +182,7 @@ INLINE bool host_is(enum host_class class, enum host_format format, uint64_t enc
     }
 }
 
-// Comparisons: false if there is a NaN; those with a u are then true.
+// Comparisons: false if an operand is NaN, or true with a u in their name.
 enum host_comparison {
     COMPARE_eq,
     COMPARE_ne,
@@ -241,7 +241,7 @@ INLINE bool f32_compare(enum host_comparison how, float a, float b, unsigned fla
     return host_compare(how, (double)host_f32_flushed(a, flags), (double)host_f32_flushed(b, flags));
 }
 
-// What set writes if it is true, and in each half of a pair.
+// The values that set writes for true, also in each half of a pair.
 enum {
     TRUE_u16 = 0xffff,
     TRUE_s16 = -1,
@@ -279,7 +279,7 @@ INLINE float f32_div_approx(float a, float b, unsigned flags) {
     return f32_div(a, b, ROUND_rn, flags);
 }
 
-// rcp.approx.ftz.f64 and rsqrt.approx(.ftz).f64: of the upper 32 bits, and in them.
+// rcp.approx.ftz.f64 and rsqrt.approx(.ftz).f64 read and write only the upper 32 bits.
 INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
 
 INLINE double host_f64_flush(double value) { return as_f64(host_flush(FORMAT_f64, bits_f64(value))); }

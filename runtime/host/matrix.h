@@ -1,20 +1,23 @@
 // mma and wmma: a warp's product of matrices, D = A * B + C ("Warp Level Matrix Multiply-Accumulate
 // Instructions").
 //
-// Of floats the products are exact and are added in double, to the element of C, from k = 0 up; the sum is
-// rounded once, to nearest, to D's type. (Hardware adds in an order and with a precision of its own.) Of f64
-// each step is an fma. Integers are added exactly, and wrap, or with .satfinite are clamped at the end.
+// For floats, the products are exact and are added in double to the element of C, from k = 0 up; the sum is
+// rounded once, to nearest, to D's type. (Hardware adds in its own order and precision.) For f64, each step
+// is an fma. Integers are added exactly; the sum wraps, or is clamped at the end with .satfinite.
 //
-// Fragments of mma are as the manual has them. Those of wmma are opaque: here the elements in the order of
-// rows (A, C, D) or columns (B), as many to each lane; where a fragment has more room than that, they begin
-// anew.
+// mma's fragments are laid out as in the manual. wmma's are opaque: here each lane has an equal share of the
+// elements, in the order of rows (A, C, D) or columns (B), repeated if a fragment has room for more.
 
 #ifndef GPT_HOST_MATRIX_H
 #define GPT_HOST_MATRIX_H
 
 #include "formats.h"
 
-enum host_layout { LAYOUT_mma, LAYOUT_quarters, LAYOUT_wmma }; // quarters: mma.m8n8k4 of f16, four at once
+enum host_layout {
+    LAYOUT_mma,
+    LAYOUT_quarters,
+    LAYOUT_wmma
+}; // quarters: mma.m8n8k4 on f16, four products at once
 
 // Types of elements: formats of formats.h, then these.
 enum {
@@ -32,7 +35,7 @@ struct host_shape {
     uint16_t k;
     uint8_t layout, a, b, c, d;                 // types
     bool column_a, column_b;                    // of quarters
-    bool clamps, conjunction;                   // .satfinite; .and of bits, not .xor
+    bool clamps, conjunction;                   // .satfinite; .and instead of .xor on bits
     uint8_t elements_a, elements_b, elements_c; // of a lane's fragment
 };
 
@@ -52,15 +55,15 @@ static const uint8_t host_element_bits[] = {
     [ELEMENT_u4] = 4,  [ELEMENT_b1] = 1,   [ELEMENT_s32] = 32,
 };
 
-// Elements of a word, as a power of 2.
+// Return the number of elements in a word, as a power of 2.
 INLINE unsigned host_each(unsigned type) {
     return type == FORMAT_f64 ? 0 : (unsigned)__builtin_ctz(32u / host_element_bits[type]);
 }
 
-// Numbers divided by a size, which is a power of 2.
+// Division by a size that is a power of 2.
 INLINE unsigned host_over(unsigned a, unsigned size) { return a >> __builtin_ctz(size); }
 
-// Where element i of a lane's fragment of A, B, or C or D of a type, is in its matrix.
+// Return the position in its matrix of element i of a lane's fragment of A, B, C or D.
 static struct host_at host_at_a(const struct host_shape *s, unsigned lane, unsigned i) {
     if (s->layout == LAYOUT_wmma) {
         unsigned at = lane * s->elements_a + i;
@@ -135,7 +138,7 @@ static int16_t host_integer_of(unsigned type, uint64_t bits) {
     }
 }
 
-// The matrices, while the lanes of a warp meet: all by rows. Too large for a thread's stack.
+// The matrices of the warp being processed, all by rows. They're too large for a thread's stack.
 typedef double host_four __attribute__((vector_size(32)));
 union host_matrices {
     struct {
@@ -259,8 +262,8 @@ static __attribute__((unused)) void host_multiply(void *const data[HOST_WARP], u
     }
 }
 
-// Where element i of a lane's fragment of `matrix` (a, b, c) is in memory, in elements: rows or columns are
-// `stride` elements apart.
+// Return the offset in memory, in elements, of element i of a lane's fragment of `matrix` (a, b, c). Rows or
+// columns are `stride` elements apart.
 INLINE uint64_t host_wmma_at(const struct host_shape *s, char matrix, bool by_rows, unsigned lane, unsigned i,
                              uint64_t stride) {
     struct host_at at = matrix == 'a'   ? host_at_a(s, lane, i)

@@ -1,4 +1,4 @@
-// The words of --calls and --stacks. A misspelt one would record nothing, without a message.
+// Checks the words of --calls and --stacks. Otherwise a misspelt one would silently record nothing.
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const char *const symbols[] = {
 
 static size_t smaller(size_t one, size_t two) { return one < two ? one : two; }
 
-// How many characters have to be put in, taken out or changed to make one name of the other.
+// Return how many characters have to be inserted, removed or changed to turn one name into the other.
 static size_t distance(const char *one, const char *two) {
     size_t row[NAME_SIZE + 1], size = smaller(strlen(two), NAME_SIZE);
     for (size_t j = 0; j <= size; j++)
@@ -63,7 +63,7 @@ static void check_name(const char *option, const char *word) {
          count ? " (there is " : "; 'gpt-hook functions' lists them", text, count ? ")" : "");
 }
 
-// Globs may be of functions that are newer than this program.
+// Globs may match functions that are newer than this program.
 void check_calls(const char *option, const char *calls) {
     static const char *const words =
         "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "

@@ -59,8 +59,8 @@ static bool check_driver(void) {
     return count;
 }
 
-// Runs a command to its end, and returns its status as waitpid does. `answer` is the first line of what it
-// writes, or with `errors` of what it writes to standard error.
+// Runs a command to its end, and returns its status as waitpid does. `answer` is the first line of its
+// output, or with `errors` of its standard error.
 static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     int ends[2], status = -1;
     *answer = '\0';
@@ -87,7 +87,7 @@ static int ask(char *const *command, bool errors, char answer[PATH_MAX]) {
     return status;
 }
 
-// The dynamic linker is to ask libgptreplace.so, for this program.
+// Checks that the dynamic linker calls libgptreplace.so, with this program.
 static void check_replace(void) {
     char library[PATH_MAX], answer[PATH_MAX];
     if (!find_runtime("libgptreplace.so", library)) {
@@ -95,7 +95,7 @@ static void check_replace(void) {
         return;
     }
     setenv("LD_AUDIT", library, 1);
-    setenv("GPT_HOOK_REPLACE", "", 1); // it says that it was asked, and does no more
+    setenv("GPT_HOOK_REPLACE", "", 1); // it reports that it was called, and does nothing else
     ask((char *[]){"/proc/self/exe", "--version", NULL}, true, answer);
     unsetenv("LD_AUDIT");
     const char *(*version)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
@@ -111,7 +111,7 @@ static void check_replace(void) {
         row("replace", "works");
 }
 
-// gpt-asm knows all the places where ptxas may be.
+// Asks gpt-asm for ptxas, because it knows all the places to look.
 static void check_ptxas(void) {
     char tool[PATH_MAX], answer[PATH_MAX];
     if (!find_neighbour("gpt-asm", tool))

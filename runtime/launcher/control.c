@@ -1,6 +1,7 @@
-// gpt-hook ctl: asks a process that runs under gpt-hook, or all of its run, over the sockets that they listen
-// on (../common/control.h). A socket counts if the process that it is named after made it.
+// gpt-hook ctl: sends orders to a process under gpt-hook, or to all processes of its run, over the sockets
+// they listen on (../common/control.h). A socket is used only if the process in its name created it.
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -35,16 +36,16 @@ struct asking {
         char texts[GPT_MOST_ORDER];
     } message;
     size_t size;          // of the texts
-    const char *pipeline; // that the order is about; NULL: none
+    const char *pipeline; // named by the order; NULL: none
     struct probing probing;
     bool all, json, tells;
     pid_t pid;
-    char run[32]; // its number; empty: not known yet
+    char run[32]; // number of the run; empty: not known yet
     int asked;
     bool failed;
 };
 
-// Says something of one process of several.
+// Prints a line about one process of several.
 __attribute__((format(printf, 4, 5))) static void say(struct asking *asking, pid_t pid, bool failed,
                                                       const char *format, ...) {
     char text[512], line[600];
@@ -59,7 +60,7 @@ __attribute__((format(printf, 4, 5))) static void say(struct asking *asking, pid
 
 // Asking
 
-// Connects to a socket of this name, if it is that process's; another one's has errno ESRCH.
+// Connects to the socket of this name. Fails with errno ESRCH if it isn't that process's.
 static int reach(pid_t pid, const char *name, uid_t *user) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
@@ -80,7 +81,7 @@ static int reach(pid_t pid, const char *name, uid_t *user) {
     return -1;
 }
 
-// Whether it would take orders of this user, or is gone.
+// Return whether it would take orders of this user, or is gone.
 static bool is_ours(pid_t pid) {
     struct stat process;
     char path[64];
@@ -88,7 +89,7 @@ static bool is_ours(pid_t pid) {
     return !geteuid() || stat(path, &process) || gpt_is_user(process.st_uid, geteuid());
 }
 
-// Whatever answers, its texts end.
+// Terminates all texts, whatever answered.
 static void end_texts(struct gpt_state *state) {
     const struct {
         char *text;
@@ -101,12 +102,12 @@ static void end_texts(struct gpt_state *state) {
         texts[i].text[texts[i].size - 1] = 0;
 }
 
-// Sends a message to a process and reads its state. Says why, and returns false, if it doesn't follow.
+// Sends a message to a process and reads its state. Prints why and returns false if the process doesn't obey.
 static bool exchange(struct asking *asking, pid_t pid, const char *name, const void *message, size_t size,
                      struct gpt_state *state, uid_t *user) {
     int file = reach(pid, name, user);
     if (file < 0 && errno == ESRCH)
-        return false; // somebody else took the name
+        return false; // another process took the name
     asking->asked++;
     bool good = false;
     ssize_t got = file < 0 ? -1 : send(file, message, size, MSG_NOSIGNAL);
@@ -130,8 +131,8 @@ static bool exchange(struct asking *asking, pid_t pid, const char *name, const v
     return good;
 }
 
-// Passes the pipeline of an order to the supervisor of the process. Without one there still are results of
-// earlier runs.
+// Passes the pipeline of an order to the supervisor of the process. Without a supervisor, only cached results
+// of earlier runs can be used.
 static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
     static struct gpt_state state;
     const struct gpt_order status = {GPT_CONTROL_VERSION, GPT_STATUS};
@@ -149,7 +150,7 @@ static bool pass_pipeline(struct asking *asking, pid_t pid, const char *name) {
     return !*fault;
 }
 
-// The order means no kernel that the process knows; it may know more later.
+// Warns that the order matches no kernel that the process has looked up so far.
 static void warn_of_none(const struct gpt_state *state, pid_t pid) {
     char line[2048];
     snprintf(line, sizeof(line),
@@ -173,7 +174,7 @@ static void ask(struct asking *asking, pid_t pid, const char *name) {
         warn_of_none(&state, pid);
 }
 
-// The run of a process that wrote over its environment, as those do that change their name in ps(1).
+// Finds the run of a process that overwrote its environment, as processes do to change their name in ps(1).
 static void find_run(struct asking *asking, pid_t pid, const char *name, const char *run) {
     uid_t user;
     int file = pid == asking->pid ? reach(pid, name, &user) : -1;
@@ -195,7 +196,8 @@ static void each_socket(struct asking *asking, see_socket *see) {
     char line[512], run[32], name[108];
     FILE *sockets = fopen("/proc/net/unix", "re");
     while (sockets && fgets(line, sizeof(line), sockets)) {
-        const char *at = strstr(line, " @gpt-control."); // that listens: connections have the name too
+        const char *at =
+            strstr(line, " @gpt-control."); // the listening socket: connections have the name too
         int pid;
         if (!at || !strstr(line, " 00010000 ") || sscanf(at, " @" GPT_CONTROL_FORMAT, &pid, run) != 2)
             continue;
@@ -206,7 +208,8 @@ static void each_socket(struct asking *asking, see_socket *see) {
         fclose(sockets);
 }
 
-// A variable in the environment that a process was started with; false if it had none, or that is not known.
+// Finds a variable in the environment that a process was started with. Returns false if it's not there or
+// can't be read.
 static bool find_variable(pid_t pid, const char *name, char *value, size_t size) {
     static char text[1 << 20];
     char path[64];
@@ -221,7 +224,7 @@ static bool find_variable(pid_t pid, const char *name, char *value, size_t size)
     return false;
 }
 
-// Where gpt-hook stays the parent of the program, that is meant: the child of it that has the variable.
+// If `pid` is a gpt-hook that stayed as the program's parent, returns the child that has the variable.
 static pid_t find_program(pid_t pid) {
     char path[64], value[32];
     struct stat own, other;
@@ -241,7 +244,7 @@ static pid_t find_program(pid_t pid) {
     return found ? found : pid;
 }
 
-// A process that ends closes its socket before it is gone; it is given a second.
+// Gives the process a second to end: an exiting process closes its socket first.
 static bool ends(pid_t pid) {
     struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
     bool ended = process.fd >= 0 && poll(&process, 1, 1000) > 0;
@@ -250,7 +253,7 @@ static bool ends(pid_t pid) {
     return ended;
 }
 
-// Nobody was asked: why not.
+// Explains why no process was asked, and exits.
 __attribute__((noreturn)) static void explain(const struct asking *asking) {
     char where[32], path[64];
     struct stat process;
@@ -277,7 +280,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Probes are read here, before the process hears of them.
+// Reads the probes here, before telling the process about them.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;
@@ -337,7 +340,8 @@ static void read_words(struct asking *asking, int argc, char **argv) {
     long pid = *words ? strtol(*words, &end, 10) : 0;
     if (!*words || !words[1])
         fail(USAGE, "ctl", "needs a process id and one of enable, disable, probe and status");
-    if (*end || pid <= 0 || pid > INT_MAX)
+    if (*end || !isdigit((unsigned char)**words) || pid <= 0 ||
+        pid > INT_MAX) // not even with a blank or a plus
         fail(USAGE, *words, "not a process id");
     asking->pid = find_program((pid_t)pid);
     size_t i = 0, count = sizeof(commands) / sizeof(*commands);

@@ -1,4 +1,4 @@
-// Where things are: files of the runtime, and the command.
+// Finds files: the runtime's, and the command's.
 
 #include <errno.h>
 #include <glob.h>
@@ -34,7 +34,7 @@ static bool find_packaged(const char *folder, const char *name, char path[PATH_M
     return any;
 }
 
-// Finds a file in one of some places, which are relative to this program's folder: `self`.
+// Finds a file in one of several folders relative to `self`, this program's folder.
 static bool find_near(const char *name, const char *const *places, char self[PATH_MAX], char path[PATH_MAX]) {
     ssize_t size = readlink("/proc/self/exe", self, PATH_MAX - 1);
     self[size > 0 ? size : 0] = '\0';
@@ -57,12 +57,12 @@ bool find_runtime(const char *name, char path[PATH_MAX]) {
     char self[PATH_MAX], near[PATH_MAX];
     if (find_near(name, (const char *[]){"", "../lib/gpt/", "../gpt/_runtime/", NULL}, self, near))
         return realpath(near, path);
-    strcpy(path, near); // where it was looked for last, for a message
+    strcpy(path, near); // the last place tried, for a message
     return *self && find_packaged(self, name, path);
 }
 
-// Finds another tool: beside this program, beside what started it under its own name (an editable package has
-// a script in another environment), or in its checkout.
+// Finds another tool: next to this program, next to the script that started it (in an editable install,
+// that's in another environment), or in the checkout.
 bool find_neighbour(const char *name, char path[PATH_MAX]) {
     char self[PATH_MAX];
     if (find_near(name, (const char *[]){"", NULL}, self, path))
@@ -91,14 +91,13 @@ bool is_command(const char *name, char path[PATH_MAX]) {
     return false;
 }
 
-// The file that execvp would run.
+// Finds the file that execvp would run.
 void find_command(const char *name, char path[PATH_MAX]) {
     if (is_command(name, path))
         return;
     if (strchr(name, '/'))
         fail(NOT_FOUND, name, "%s", strerror(errno));
-    fail(NOT_FOUND, name,
-         *name == '-' ? "command not found: options stand before '--'" : "command not found");
+    fail(NOT_FOUND, name, *name == '-' ? "command not found: options go before '--'" : "command not found");
 }
 
 const char *absolute(const char *path) {

@@ -17,7 +17,7 @@ static const char *symbols[] = {
 #include "abi/driver.h"
 };
 
-// How arguments are read that are not values.
+// How to read arguments that aren't plain values.
 static const char *const specials[] = {
     [SPECIAL_LAUNCH] = "launch",       [SPECIAL_LAUNCH_COOPERATIVE] = "launch_cooperative",
     [SPECIAL_LAUNCH_EX] = "launch_ex", [SPECIAL_LAUNCH_OLD] = "launch_old",
@@ -36,13 +36,13 @@ static void print(const char *symbol, const char *calls) {
     char name[NAME_BYTES], op[NAME_BYTES];
     snprintf(name, sizeof(name), "%s", symbol);
     bool versioned = gpt_cut_suffixes(name);
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     const char *type = known ? known->type : types[find_type(name)].type;
     if (!is_meant(calls, name, type))
         return;
     name_op(name, op);
     printf("%s %s %s %s", symbol, name, type, known ? known->op : op);
-    if (known && (versioned || !known->v2)) { // else it is an older one, with other arguments
+    if (known && (versioned || !known->v2)) { // otherwise it's an older one, with other arguments
         for (size_t i = 0; i < 4; i++)
             if (columns[known->layout][i] && known->values[i])
                 printf(" %s=%s%d", columns[known->layout][i], known->values[i] & ARG_OUT ? "*" : "",

@@ -49,12 +49,11 @@ void begin_trace(const char *output, bool force, bool quiet, bool call_back, cha
 // becomes the command to watch; this process waits for both and never returns. Fails if there's no such
 // command. We exit with the program's status or, if `counts` is set, the reader's.
 int start_reader(const char *command, int output, bool counts);
-void name_folder(
-    const char *folder); // of the stream: the parent of the command tidies up if nobody else is left
+void name_folder(const char *folder); // the stream's; the command's parent removes it if nobody else is left
 
 // options.c
 __attribute__((noreturn)) void help(void);
-// For what getopt_long refused: ':' or '?'.
+// Fails for an option that getopt_long refused with ':' or '?'.
 __attribute__((noreturn)) void fail_option(int option, char **argv);
 
 // check.c

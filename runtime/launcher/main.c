@@ -47,8 +47,8 @@ static void prepend_folder(const char *name, const char *path) {
     prepend(name, folder);
 }
 
-// LD_PRELOAD is split at blanks too, and takes no quotes: below a folder with one, the library has to be
-// found by its name alone.
+// LD_PRELOAD is split at blanks too, and knows no quotes. If the folder's name has a blank, the library has
+// to be found by its name alone.
 static void preload(const char *library) {
     bool is_split = library[strcspn(library, " \t\n")];
     prepend("LD_PRELOAD", is_split ? strrchr(library, '/') + 1 : library);
@@ -56,7 +56,7 @@ static void preload(const char *library) {
         prepend_folder("LD_LIBRARY_PATH", library);
 }
 
-// The absolute name of a folder.
+// Returns the absolute name of a folder.
 static const char *find_folder(const char *name) {
     struct stat status;
     char *folder = realpath(name, NULL);
@@ -83,7 +83,7 @@ static void set_report(bool wanted) {
         set("GPT_HOOK_NOTES", NULL);
         return;
     }
-    // If the program closes its standard error, as coreutils do at exit, a terminal or file can be opened
+    // The program may close its standard error, as coreutils do at exit. A terminal or file can be opened
     // again.
     if ((S_ISCHR(error.st_mode) || S_ISREG(error.st_mode)) &&
         readlink("/proc/self/fd/2", path, sizeof(path) - 1) < 0)
@@ -98,7 +98,7 @@ static void set_report(bool wanted) {
     set("GPT_HOOK_NOTES", notes);
 }
 
-// Fails for a program that cannot be watched.
+// Fails if gpt-hook can't watch the program.
 static void check_command(const char *path) {
     char program[PATH_MAX];
     strcpy(program, path);
@@ -107,12 +107,12 @@ static void check_command(const char *path) {
         fail(MISSING, program, "%s: it cannot be watched", found);
 }
 
-// A stage, as a shell would run it where it is not beside this program.
+// Finds a stage next to this program, otherwise as a shell would.
 static char *find_stage(const char *name, char path[PATH_MAX]) {
     return find_neighbour(name, path) ? path : (char *)name;
 }
 
-// gpt-hook attach: a program in Python, which asks this one for its table of functions.
+// gpt-hook attach: runs gpt-attach, a Python program that asks this one for its table of functions.
 static int attach(char **argv) {
     char path[PATH_MAX], self[PATH_MAX] = "";
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0)
@@ -174,9 +174,10 @@ static int run(int argc, char **argv) {
     if (request.modules)
         save_modules(request.modules);
     preload(library);
-    // That of gcc ends a program whose first library is another one.
+    // gcc's ASan ends a program if another library is loaded first.
     prepend("ASAN_OPTIONS", "verify_asan_link_order=0");
-    const char *injection = getenv("NVTX_INJECTION64_PATH"); // of another tool, which gets the ranges too
+    const char *injection =
+        getenv("NVTX_INJECTION64_PATH"); // another tool's library; the hook passes ranges on to it
     if (!injection || !*injection || strcmp(injection, library))
         set("GPT_HOOK_NVTX", injection);
     set("NVTX_INJECTION64_PATH", library);
@@ -191,9 +192,9 @@ static int run(int argc, char **argv) {
         prepend("PYTHONPATH", tensors);
     }
     execv(path, request.command);
-    if (errno == ENOEXEC) { // as execvp does: a script without its first line
+    if (errno == ENOEXEC) { // as execvp does, for a script without a #! line
         request.command[0] = path;
-        *--request.command = "sh"; // in place of `run`, or of an option
+        *--request.command = "sh"; // this slot held `run` or an option
         execv("/bin/sh", request.command);
     }
     fail(errno == ENOENT ? NOT_FOUND : CANNOT_RUN, path, "%s", strerror(errno));

@@ -212,7 +212,7 @@ void fail_without_command(char **words) {
     if (!first || !*first)
         fail(USAGE, "arguments", "none; see gpt-hook --help");
     if (!strcmp(first, "--") && words[1])
-        fail(USAGE, first, "no command before it: 'gpt-hook run -- %s' runs a program", words[1]);
+        fail(USAGE, first, "no gpt-hook command before it; to run a program: gpt-hook run -- %s", words[1]);
     if (*first == '-') {
         for (char **word = words; *word && strcmp(*word, "--"); word++)
             for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
@@ -225,8 +225,8 @@ void fail_without_command(char **words) {
              first);
     }
     if (is_command(first, unused))
-        fail(USAGE, first, "no command of gpt-hook: 'gpt-hook run -- %s' runs a program", first);
+        fail(USAGE, first, "not a gpt-hook command; to run a program: gpt-hook run -- %s", first);
     if (!access(first, X_OK)) // a file here, which isn't in PATH
-        fail(USAGE, first, "no command of gpt-hook: 'gpt-hook run -- ./%s' runs a program", first);
+        fail(USAGE, first, "not a gpt-hook command; to run a program: gpt-hook run -- ./%s", first);
     fail(USAGE, first, "no such command; see gpt-hook --help");
 }

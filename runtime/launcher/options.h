@@ -1,4 +1,4 @@
-// What the command line of gpt-hook run asks for.
+// The command line of gpt-hook run.
 
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
@@ -17,7 +17,7 @@ struct request {
 // Fails if the options make no sense, before anything is written.
 void read_options(struct request *request, int argc, char **argv);
 
-// Says how the words of a command line without a command of gpt-hook's may have been meant.
+// Fails, and suggests what a command line without one of gpt-hook's commands may have meant.
 __attribute__((noreturn)) void fail_without_command(char **words);
 
 #endif

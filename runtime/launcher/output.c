@@ -8,8 +8,10 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "../common/broker.h"
 #include "../common/daemonize.h"
 #include "../common/own.h"
 #include "../follow/follow.h"
@@ -17,7 +19,7 @@
 #include "hook/write/template.h"
 #include "launcher.h"
 
-// The name as this process will expand it.
+// Expands a name as this process will.
 static void expand(const char *from, char path[PATH_MAX]) {
     for (const char *c = from; *c; c++)
         if (*c == '%' && c[1] && !strchr("phr%", *++c))
@@ -47,10 +49,10 @@ static void refuse_written(const char *path) {
         fail(BAD, path, "another run writes to it; wait for its end, or choose another file");
 }
 
-// -f as root leaves what other users have in a shared folder, whatever it is called.
+// Even as root, -f doesn't remove other users' files in a shared folder.
 static bool is_own(const char *path) { return gpt_is_own(AT_FDCWD, path, NULL); }
 
-// With the file of its buffers, or several if runs left them.
+// Removes a trace and the files of its buffers, including any that earlier runs left.
 static void remove_one(const char *path) {
     char beside[2 * PATH_MAX + 32];
     if (unlink(path) && errno != ENOENT)
@@ -82,8 +84,8 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
         closedir(entries);
 }
 
-// Whether the output may replace `path`: a regular file, or a link to one or to nothing. Devices and other
-// links stay, among them links to open files such as /dev/stdout: as root, we'd remove it for the whole
+// Return whether the output may replace `path`: a regular file, or a link to one or to nothing. Devices and
+// other links stay, among them links to open files such as /dev/stdout: as root, we'd remove it for the whole
 // machine.
 static bool is_replaceable(const char *path, const struct stat *found) {
     struct stat target;
@@ -108,7 +110,7 @@ static void prepare_output(const char *output, bool force) {
         each_old(path, refuse_written);
         each_old(path, remove_one);
     }
-    // Better to say it now than from within the command.
+    // better to fail now than inside the command
     char *slash = strrchr(path, '/'), kept = slash[1];
     slash[1] = '\0';
     if (access(path, W_OK | X_OK))
@@ -116,20 +118,20 @@ static void prepare_output(const char *output, bool force) {
     slash[1] = kept;
 }
 
-// Others announce theirs in the trace of the command, if it has one.
+// Sets where the trace goes. Other processes announce theirs in the command's trace, if it has one.
 static void set_output(const char *template) {
     char path[PATH_MAX];
     expand(template, path);
     setenv("GPT_HOOK_OUTPUT", template, 1);
     setenv("GPT_HOOK_ROOT", path, 1);
-    uint64_t run = 0; // processes of one run share FILE, others keep away
+    uint64_t run = 0; // processes of one run share FILE; other runs don't touch it
     if (getrandom(&run, sizeof(run), 0) != sizeof(run))
         run = (uint64_t)getpid();
     snprintf(path, sizeof(path), "%016lx", run);
     setenv("GPT_HOOK_RUN", path, 1);
 }
 
-// Whether others may have put a file of this owner at a path, and it's none of this user's.
+// Return whether others may have put a file of this owner at a path, and it's none of this user's.
 static bool is_planted(const char *path, uid_t owner) {
     struct stat folder;
     char parent[PATH_MAX + 1];
@@ -139,8 +141,8 @@ static bool is_planted(const char *path, uid_t owner) {
            (stat(parent, &folder) || (folder.st_mode & (S_IWGRP | S_IWOTH) && owner != folder.st_uid));
 }
 
-// Opens a named pipe, and waits for its reader, as a shell does. In a folder that others may write to,
-// another file can have its name by now, or it's theirs, and so would the trace be.
+// Opens a named pipe, and waits for its reader, as a shell does. In a folder that others may write to, the
+// name may belong to another file by now, or the pipe to another user, who would get the trace.
 static int open_pipe(const char *path) {
     struct stat status;
     int file = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
@@ -151,7 +153,37 @@ static int open_pipe(const char *path) {
     return file;
 }
 
-// The traces go to a private folder, and a helper makes them one stream.
+// Return whether a live stream's folder is ours, and nobody holds its lock: all its processes were killed.
+// One that was made just now may be locked in a moment.
+static bool is_left(int folder) {
+    enum { YOUNG = 60 }; // seconds
+    struct stat status;
+    int lock = openat(folder, FOLDER_LOCK, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    bool left = lock >= 0 && gpt_owns_folder(folder, geteuid()) && !fstat(lock, &status) &&
+                S_ISREG(status.st_mode) && time(NULL) - status.st_mtime > YOUNG && folder_is_left(lock);
+    if (lock >= 0)
+        close(lock);
+    return left;
+}
+
+static void remove_left(const char *parent, const char *prefix) {
+    DIR *entries = opendir(parent);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+        if (gpt_has_prefix(entry->d_name, prefix))
+            folder = openat(dirfd(entries), entry->d_name, flags);
+        if (folder >= 0 && is_left(folder)) {
+            folder_empty(folder);
+            unlinkat(dirfd(entries), entry->d_name, AT_REMOVEDIR);
+        }
+        if (folder >= 0)
+            close(folder);
+    }
+    if (entries)
+        closedir(entries);
+}
+
+// Lets the traces go to a private folder, where a helper merges them into one stream.
 static void begin_stream(const char *where, const char *pipe_path, const char *reader, bool quiet,
                          char **argv) {
     struct follow follow = {
@@ -169,15 +201,18 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
         follow.output = start_reader(reader, pipe, *where == '|');
     else if (!standard)
         follow.output = pipe;
-    // As perf does: the program's own output goes to standard error.
+    // as perf does, send the program's own output to standard error
     if (standard && follow.output >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
         fail(BAD, "standard error", "%s", strerror(errno));
     if (follow.output < 0)
         fail(BAD, where, "%s", strerror(errno));
 
     static char folder[PATH_MAX], traces[2 * PATH_MAX];
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, PATH_MAX - 8, "%s/gpt-hook.XXXXXX", parent && *parent == '/' ? parent : "/tmp");
+    const char *given = getenv("TMPDIR"), *parent = given && *given == '/' ? given : "/tmp";
+    char prefix[64];
+    gpt_make_prefix("gpt-hook", prefix);
+    remove_left(parent, prefix);
+    snprintf(folder, PATH_MAX - 8, "%s/%sXXXXXX", parent, prefix);
     if (!mkdtemp(folder))
         fail(BAD, folder, "%s", strerror(errno));
     follow.folder = folder;
@@ -198,7 +233,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
-// A word as the shell reads it back.
+// Adds a word, quoted for the shell.
 static void add_quoted(char *to, size_t size, const char *word) {
     size_t at = strlen(to);
     at += (size_t)snprintf(to + at, size - at, " '");

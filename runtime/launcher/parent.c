@@ -22,15 +22,16 @@
 #include "launcher.h"
 
 static bool reader_counts;
-static char *shared_folder;                   // of the stream, PATH_MAX bytes: the command's side makes it
+static char *shared_folder; // the stream's folder, PATH_MAX bytes; created on the command's side
 static volatile sig_atomic_t program, reader; // pids; `program` is 0 once the program has ended
-static volatile sig_atomic_t ended_reader;    // by a signal to us, when the program had ended
+static volatile sig_atomic_t
+    ended_reader; // the reader was ended by a signal to us, after the program had ended
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
     (void)context;
     int error = errno;
     if (!program && signal != SIGCONT && signal != SIGWINCH)
-        ended_reader = !kill(reader, SIGTERM); // the stream has ended, and it has not
+        ended_reader = !kill(reader, SIGTERM); // the stream has ended, but the reader hasn't
     else if (program && info->si_code <= 0)    // the kernel sends to the whole group
         kill(program, signal);
     errno = error;
@@ -55,9 +56,9 @@ static int wait_for_program(void) {
         }
         if (info.si_code != CLD_STOPPED && info.si_code != CLD_TRAPPED)
             break;
-        info.si_pid = 0; // it may have been continued by now
+        info.si_pid = 0; // it may be running again by now
         if (!waitid(P_PID, (id_t)program, &info, WSTOPPED | WNOHANG) && info.si_pid)
-            raise(SIGSTOP); // SIGCONT, which ends this, is passed on
+            raise(SIGSTOP); // SIGCONT wakes us, and is passed on
     }
     pid_t ended = program;
     program = 0; // before its id is free
@@ -71,7 +72,7 @@ void name_folder(const char *folder) {
         snprintf(shared_folder, PATH_MAX, "%s", folder);
 }
 
-// The helper and all who would have noticed that it is gone may have been killed.
+// Removes the stream's folder, in case the helper was killed along with everybody who'd have noticed.
 static void tidy_folder(void) {
     char path[PATH_MAX + 16];
     if (!shared_folder || !*shared_folder)
@@ -105,7 +106,7 @@ static _Noreturn void end_as(int status, int reader_status) {
 }
 
 static _Noreturn void supervise(const sigset_t *passed) {
-    signal(SIGCHLD, SIG_DFL); // ignored, it would take their statuses from us
+    signal(SIGCHLD, SIG_DFL); // if it were ignored, we couldn't wait for their statuses
     struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART};
     for (int signal = 1; signal < NSIG; signal++)
         if (sigismember(passed, signal) == 1)
@@ -135,7 +136,8 @@ static _Noreturn void become_reader(const char *command, int stream, int output,
     _exit(NOT_FOUND);
 }
 
-// The shell says whether it has the command, if its name is plain: quotes, variables and lists are its own.
+// Asks the shell whether the command exists, if its name is plain. Quotes, variables and lists are left to
+// the shell.
 static void check_reader(const char *command) {
     char word[PATH_MAX];
     command += strspn(command, " \t\n");
@@ -178,7 +180,7 @@ int start_reader(const char *command, int output, bool counts) {
         fail(BAD, command, "%s", strerror(errno));
     if (program)
         supervise(&passed);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); // the one signal that cannot be passed on
+    prctl(PR_SET_PDEATHSIG, SIGKILL); // the one signal that can't be passed on
     if (getppid() != self)
         raise(SIGKILL);
     sigprocmask(SIG_SETMASK, &mask, NULL);

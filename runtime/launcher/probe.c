@@ -35,7 +35,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, c
     free(text);
 }
 
-// A word as the shell reads it back.
+// Adds a word, quoted for the shell.
 static void add_quoted(struct gpt_bytes *bytes, const char *word) {
     add(bytes, " '");
     for (; *word; word++)
@@ -64,7 +64,7 @@ static void read_output(FILE *stream, struct gpt_bytes *output) {
         exit(WEXITSTATUS(status) < CANNOT_RUN ? WEXITSTATUS(status) : MISSING);
 }
 
-// What ptxas and compilers there are, which are looked for while the probes are read.
+// Starts looking for ptxas and compilers, in parallel with reading the probes.
 static FILE *begin_tools(void) {
     char path[PATH_MAX];
     struct gpt_bytes command = {0};
@@ -76,7 +76,7 @@ static FILE *begin_tools(void) {
     return stream;
 }
 
-// Without gpt-asm, or any ptxas, nothing is known of them.
+// Reads the result. Without gpt-asm or any ptxas there's none.
 static void end_tools(FILE *stream) {
     char block[4096];
     size_t size;
@@ -86,8 +86,8 @@ static void end_tools(FILE *stream) {
         pclose(stream);
 }
 
-// A text as it stands between quotes in TOML, up to the quote that ends it. Of characters that --show escapes
-// by their number, those below 128 are known.
+// Reads a quoted TOML text up to its closing quote. Supports \u escapes only below 128: --show writes
+// no others.
 static void read_string(const char *at, char text[PATH_MAX]) {
     static const char escapes[] = "\"\\bfnrt", values[] = "\"\\\b\f\n\r\t";
     size_t size = 0;
@@ -107,7 +107,7 @@ static void read_string(const char *at, char text[PATH_MAX]) {
     text[size] = '\0';
 }
 
-// Whether a probe names a file that is to be run on its results. One that is absent ends here.
+// Return whether a probe names a callback to run on its results. Fails if the callback doesn't exist.
 static bool check_callbacks(const char *shown) {
     static const char key[] = "\ncallback = \"";
     bool any = false;
@@ -138,13 +138,14 @@ static bool digest_file(const char *path, char digest[65]) {
     return data != NULL;
 }
 
-// Else it is a built-in one, also where a folder has its name.
+// Otherwise it's a built-in probe, even if a folder has that name.
 static bool is_file(const char *probe) {
     struct stat status;
     return strchr(probe, '/') || (!stat(probe, &status) && !S_ISDIR(status.st_mode));
 }
 
-// A pipeline begins when it is needed, and may again: results are kept under what a file holds now.
+// Lets the pipeline check that the files haven't changed: it starts later, perhaps several times, and results
+// are cached under a digest of the files as they are now.
 static void add_checks(const struct probing *probing) {
     char digest[65];
     for (size_t i = 0; i < probing->probe_count; i++) {
@@ -195,7 +196,7 @@ static bool add_digest(const char *path) {
     return there;
 }
 
-// The contents of the files that a command names, wherever in it: as they are named, as -pFILE, or in PATH.
+// Adds the digests of the files that a command names anywhere: by a path, as -pFILE, or found in PATH.
 static void add_files(const char *command) {
     for (const char *at = command; *at;) {
         char word[PATH_MAX], path[2 * PATH_MAX];
@@ -226,12 +227,12 @@ static void use_pipeline(const char *command) {
     free(here);
 }
 
-// A number that an option needs.
+// Checks an option's number.
 static const char *check_number(const char *option, const char *text, bool fraction) {
     char *end;
     double value = strtod(text, &end);
-    if (!isdigit((unsigned char)*text) || *end || value < 0 || value > 1e18 ||
-        (!fraction && strspn(text, "0123456789") != strlen(text)))
+    const char *digits = fraction ? "0123456789." : "0123456789"; // strtod() takes hexadecimal and exponents
+    if (!isdigit((unsigned char)*text) || *end || value > 1e18 || text[strspn(text, digits)])
         fail(USAGE, option, "not a number: '%s'", text);
     return text;
 }
@@ -243,7 +244,7 @@ static const char *check_size(const char *text) {
     char *end;
     double value = strtod(text, &end);
     const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    bool is_plain = text + strspn(text, "0123456789.") == end; // neither hexadecimal nor with an exponent
+    bool is_plain = text + strspn(text, "0123456789.") == end; // no hexadecimal, no exponent
     for (size_t i = 0; unit && i <= (size_t)(unit - units); i++)
         value *= 1024;
     if (!isdigit((unsigned char)*text) || !is_plain || (*end && (!unit || end[1])) || value < 1 ||
@@ -275,7 +276,7 @@ const char *add_parts(const char *option, const char *known, const char *parts) 
 const char *make_pipeline(const struct probing *probing, char digest[65]) {
     if (probing->probe_count && probing->jit)
         fail(USAGE, "--jit", "names its probes itself: no -p beside it");
-    struct sigaction before; // who ignores it cannot wait for children
+    struct sigaction before; // a process that ignores it can't wait for children
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
     FILE *tools = begin_tools();
     if (probing->jit)
@@ -300,7 +301,7 @@ const char *name_probes(const struct probing *probing) {
     return names.data;
 }
 
-// Nothing of an outer gpt-hook is left in it.
+// Sets or removes a variable, so that nothing of an outer gpt-hook is left.
 void set(const char *name, const char *value) {
     if (value)
         setenv(name, value, 1);
@@ -349,7 +350,7 @@ const char *use_probing(const struct probing *probing) {
     if (!on)
         return NULL;
     const char *keep = getenv("GPT_KEEP");
-    if (keep && *keep) { // the stages are in another folder, and nobody sees what they say
+    if (keep && *keep) { // the stages run in another folder, and nobody sees their messages
         setenv("GPT_KEEP", keep = absolute(keep), 1);
         if ((mkdir(keep, 0700) && errno != EEXIST) || access(keep, W_OK | X_OK))
             fail(BAD, "GPT_KEEP", "'%s': %s", keep, strerror(errno));

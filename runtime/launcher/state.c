@@ -1,4 +1,4 @@
-// What a process says of itself, as gpt-hook ctl prints it: a table, or a line of JSON.
+// Prints the state of a process for gpt-hook ctl: as a table, or as a line of JSON.
 
 #include <stdio.h>
 #include <time.h>

@@ -19,11 +19,11 @@ struct identity {
 
 struct file { // of the folder
     const char *path, *name;
-    size_t stem; // bytes of the name that stand before a version
+    size_t stem; // bytes of the name before a version
     enum { UNREAD, GOOD, BAD } state;
     bool warned, used;
     struct identity identity, original; // its own, and the replaced library's
-    const char *asked;                  // the name with a slash that it was last loaded for
+    const char *asked;                  // the name, with a slash, that it was last loaded for
 };
 
 static inline const char *base_name(const char *path) {

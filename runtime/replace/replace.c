@@ -4,7 +4,7 @@
 //
 // A file replaces the library with its name, whatever version follows `.so`, and its build id; a symbolic
 // link to the library may have another name. If several files in subfolders have one name, the build id
-// decides, and among equal ones the path with the longest end in common with the library's.
+// decides, and if that's equal too, the path that shares the longest end with the library's.
 //
 // The linker asks in two ways:
 //
@@ -45,8 +45,8 @@ struct object { // that is loaded
     struct object *next;
     dev_t device;
     ino_t inode;
-    char *name;         // the linker's own, if the object got another one
-    const char *origin; // and then what $ORIGIN means
+    char *name;         // the linker's own name, if the object got another one
+    const char *origin; // and in that case the meaning of $ORIGIN
 };
 
 static struct object *objects;
@@ -62,7 +62,7 @@ static void warn(const char *where, const char *format, ...) {
     gpt_write_line(line);
 }
 
-// What stands for a library
+// Choosing the file that replaces a library
 
 static bool same_file(const struct identity *one, const struct identity *two) {
     return one->device == two->device && one->inode == two->inode;
@@ -79,7 +79,7 @@ static struct object *find_object(const struct link_map *map) {
     return object;
 }
 
-// Whether the file is loaded in the namespace of the asking object.
+// Return whether the file is loaded in the namespace of the asking object.
 static bool is_loaded(const struct identity *identity, const struct link_map *asker) {
     const struct object *from = find_object(asker);
     for (const struct object *object = objects; object; object = object->next)
@@ -89,7 +89,7 @@ static bool is_loaded(const struct identity *identity, const struct link_map *as
     return false;
 }
 
-// How many parts at the end of two paths are the same.
+// Return how many parts at the end of two paths are the same.
 static int common_end(const char *one, const char *two) {
     size_t a = strlen(one), b = strlen(two);
     int parts = 0;
@@ -108,7 +108,7 @@ static struct file *choose(const char *path, const char *name, struct identity *
     size_t count;
     struct file **found = replace_find_files(name, &count), *best = NULL, *other = NULL;
     if (!count || replace_identify(path, original))
-        return NULL; // the linker reports what cannot be read there
+        return NULL; // leave unreadable files to the linker, which reports them
     for (size_t i = 0; i < count; i++) {
         struct file *file = found[i];
         const char *fault = file->state == UNREAD ? replace_identify(file->path, &file->identity) : NULL;
@@ -157,7 +157,7 @@ static struct file *find_replacement(const char *path, const struct link_map *as
 
 // Names with a slash
 
-// The folder of a path, absolute.
+// Find the absolute folder of a path.
 static bool folder_of(const char *path, char folder[PATH_MAX]) {
     size_t size = 0;
     if (*path != '/') {
@@ -187,7 +187,7 @@ static bool origin_of(const struct link_map *map, char origin[PATH_MAX]) {
     return size > 0 && folder_of(program, origin);
 }
 
-// Writes out $ORIGIN. False if it is not in the text, or the result is too long.
+// Expands $ORIGIN. Returns false if the text doesn't have it, or if the result is too long.
 static bool expand_origin(const char *text, const char *origin, char *into, size_t room) {
     bool found = false;
     size_t at = 0, size = strlen(origin);
@@ -205,7 +205,7 @@ static bool expand_origin(const char *text, const char *origin, char *into, size
     return found && !*text;
 }
 
-// Writes out $ORIGIN in what the linker will read of the object: names and search paths.
+// Expands $ORIGIN in the object's names and search paths, before the linker reads them.
 static void set_origin(const struct link_map *map, const char *origin) {
     const char *strings = NULL;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++)
@@ -220,7 +220,7 @@ static void set_origin(const struct link_map *map, const char *origin) {
         char *kept;
         if (!expand_origin(strings + entry->d_un.d_val, origin, text, sizeof(text)) || !(kept = strdup(text)))
             continue;
-        // The section may be in memory that is only read.
+        // the section may be in read-only memory
         uintptr_t page = (uintptr_t)entry & -4096ul, end = (uintptr_t)(entry + 1);
         if (!mprotect((void *)page, end - page, PROT_READ | PROT_WRITE))
             entry->d_un.d_val = (ElfW(Xword))((uintptr_t)kept - (uintptr_t)strings);
@@ -239,12 +239,12 @@ EXPORT unsigned la_version(unsigned version) {
     if (!folder || !*folder)
         return 0;
     if (!replace_read_folder(folder))
-        return 0;   // the linker goes on without this library
+        return 0;   // the linker continues without this library
     return version; // la_objsearch, la_objopen and la_objclose are the same in each
 }
 
 EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag) {
-    bool whole = flag == LA_SER_ORIG; // as the program names it, not a path that is tried
+    bool whole = flag == LA_SER_ORIG; // the name that the program gave, not a path that's tried
     if (whole && !strchr(name, '/'))
         return (char *)name;
     char expanded[PATH_MAX], origin[PATH_MAX];

@@ -51,13 +51,13 @@ static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
 };
 
-// Those that depend on the compute capability: the last row that is not above it.
+// Attributes that depend on the compute capability: use the last row that isn't above it.
 static const struct family {
     int capability;
     int threads, blocks;      // that a multiprocessor holds
-    int shared, shared_block; // KiB: of a multiprocessor, that a block may be given
-    int reserved;             // bytes of a block's that are the system's
-    int doubles;              // float operations in the time of one in double
+    int shared, shared_block; // KiB of a multiprocessor; KiB that a block may have
+    int reserved;             // bytes in each block reserved for the system
+    int doubles;              // float operations in the time of one double operation
 } families[] = {
     {10, 1024, 8, 16, 16, 0, 8},         {20, 1536, 8, 48, 48, 0, 2},
     {30, 2048, 16, 48, 48, 0, 24},       {50, 2048, 32, 64, 48, 0, 32},

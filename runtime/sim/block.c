@@ -28,8 +28,8 @@ static unsigned count_ready(const struct resident *block) {
     return count;
 }
 
-// Once all had their turn other blocks do. It does not matter what else happened: lanes may meet, or pass
-// barriers, to find out together whether another block has done what they wait for.
+// Once all lanes had their turn, other blocks get one. That doesn't depend on progress: lanes may meet, or
+// pass barriers, just to check together whether another block has done what they wait for.
 //
 // If a warp's only running lanes are waiting for memory, lanes that wait for those wait forever.
 void sim_turn(struct host_thread *thread, uint32_t site) {
@@ -62,7 +62,7 @@ static bool complete(struct resident *block, uint32_t id) {
     for (unsigned i = 0; i < block->warp_count; i++) {
         struct warp *warp = &block->warps[i];
         warp->ready |= barrier->waiting[i];
-        warp->last = HOST_WARP - 1; // lanes go on in their order
+        warp->last = HOST_WARP - 1; // lanes continue in order
         for (uint32_t rest = barrier->reduces ? barrier->waiting[i] : 0; rest; rest &= rest - 1) {
             struct lane *lane = &warp->lanes[__builtin_ctz(rest)];
             lane->result = lane->mask == HOST_BARRIER_POPC  ? barrier->count

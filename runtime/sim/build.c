@@ -1,5 +1,5 @@
-// Host code of kernels that an image holds as PTX: made on a kernel's first launch, by whichever thread comes
-// first; looked for in the cache (../common/cache.c) before stages are asked (../common/broker.h).
+// Makes host code for kernels in PTX, at a kernel's first launch, in whichever thread comes first. It looks
+// in the cache (../common/cache.c) before it asks stages (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
 
-// What decides which code is made of a text. Names of kernels can be longer than any buffer.
+// Digest everything that determines the code made from a text. Names of kernels can be longer than any
+// buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
     const char *compiler = getenv("CC") ? getenv("CC") : "";
     char of_text[65], of_kernel[65], of_compiler[65], all[512];

@@ -1,4 +1,4 @@
-// How code is made of PTX, and kept.
+// Makes code from PTX, and caches it.
 
 #ifndef GPT_BUILD_H
 #define GPT_BUILD_H

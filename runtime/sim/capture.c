@@ -1,6 +1,6 @@
 // Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for an
-// event of it, and all have to be joined again when it ends. What a thread may not call meanwhile makes it
-// invalid.
+// event of it, and all have to be joined again when it ends. A call that isn't allowed during a capture
+// invalidates it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,7 +151,7 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Of a stream that is captured, or for an event that was.
+// Wait in a stream that is captured, or for an event of one.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -195,7 +195,7 @@ bool sim_is_captured(const struct event *event) { return event->capture && find(
 
 // Beginning and end
 
-// Whether these are nodes of a graph.
+// Return whether these are nodes of a graph.
 static bool are_of(void *const *nodes, size_t count, const struct graph *graph) {
     for (size_t i = 0; i < count; i++)
         if (!nodes || !is_kind(nodes[i], NODE) || ((struct object *)nodes[i])->owner != &graph->object)
@@ -251,7 +251,7 @@ static bool are_marked(const struct nodes *nodes) {
     return i == nodes->count;
 }
 
-// Whether all that other streams captured is what the first one waits for.
+// Return whether all that other streams captured is what the first one waits for.
 static bool is_joined(const struct capture *capture) {
     const struct graph *graph = capture->graph;
     for (size_t i = 0; i < graph->count; i++)

@@ -1,4 +1,4 @@
-// What device code may access, and how a launch ends that does something else: with one message, and the
+// Checks memory accesses of device code. A launch that makes an invalid one ends with one message, and the
 // error that hardware gives.
 
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 #include "run.h"
 #include "say.h"
 
-// As an H200 answers (tests/asm/host/h200.json), where it notices.
+// Errors as on an H200 (tests/asm/host/h200.json), if that notices the fault.
 static const struct {
     CUresult status;
     const char *fact; // with the address
@@ -73,7 +73,7 @@ static bool within(uint64_t address, uint64_t size, const void *start, uint64_t 
     return address - (uint64_t)start <= room && size <= room - (address - (uint64_t)start);
 }
 
-// What instructions may access without asking.
+// Return whether this is memory that needs no check.
 static bool is_own(const struct lane *lane, uint64_t address, uint64_t size) {
     const struct host_thread *t = &lane->thread;
     return within(address, size, t->shared, t->shared_size) || within(address, size, t->local, t->local_size);
@@ -91,7 +91,7 @@ static bool find(const struct lane *lane, uint64_t address, uint64_t size, struc
     }
     if (sim_find_memory(address, size, run->number, &place->start, &place->size))
         return true;
-    *place = (struct host_place){0}; // to be looked for each time: device code may have freed it
+    *place = (struct host_place){0}; // look it up each time, since device code may free it
     return sim_heap_has(run->context, address, size) || sim_find_freed(address, size, run->number);
 }
 
@@ -116,7 +116,7 @@ void sim_read_text(struct lane *lane, uint32_t site, uint64_t address, char *to,
     to[size] = '\0';
 }
 
-// Lanes that wait for ever
+// Deadlocks
 
 static bool waits(const struct resident *block, const struct lane *lane) {
     const struct warp *warp = lane->warp;

@@ -50,7 +50,7 @@ void sim_set_sizes(struct entry *entry, size_t shared, size_t local) {
     attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = dynamic > 0 ? dynamic : 0;
 }
 
-// A block has no more threads than there are registers for.
+// Limit the threads of a block to what the registers allow.
 void sim_set_registers(struct entry *entry, unsigned long registers) {
     enum { WARP = 32, UNIT = 256, MOST = 255 };
     registers = registers > MOST ? MOST : registers;

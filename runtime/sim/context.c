@@ -1,5 +1,5 @@
-// Contexts. One that is destroyed, or the primary one when it is released by all or reset, takes its modules,
-// streams, events, memory and executable graphs along.
+// Contexts. Destroying one, or releasing or resetting the primary one, frees its modules, streams, events,
+// memory and executable graphs.
 
 #include <string.h>
 
@@ -62,7 +62,7 @@ bool sim_note_fault(CUresult status) {
     }
 }
 
-// Whether flags of a context are such: one way to wait at most.
+// Return whether flags of a context are such: one way to wait at most.
 static bool are_flags(unsigned flags) {
     enum { SCHEDULING = 7, ALL = 255 };
     unsigned way = flags & SCHEDULING;
@@ -71,7 +71,7 @@ static bool are_flags(unsigned flags) {
 
 // The primary context
 
-// Waits for its work, and forgets all that is in it; unless it is used again meanwhile.
+// Waits for its work and frees everything in it, unless it's used again meanwhile.
 static void end_primary(void) {
     active = false;
     primary->references = 0;

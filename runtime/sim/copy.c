@@ -6,7 +6,7 @@
 
 #include "sim.h"
 
-// Bytes from the first that is touched to the last, SIZE_MAX if that overflows.
+// Return the number of bytes from the first one touched to the last, or SIZE_MAX if that overflows.
 static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
     size_t rows, bytes;
     if (__builtin_mul_overflow(c->Depth - 1, height ? height : c->Height, &rows) ||
@@ -63,7 +63,7 @@ void sim_run_copy(const CUDA_MEMCPY3D *c) {
                     c->WidthInBytes);
 }
 
-// Where one end of a copy is.
+// The place of one end of a copy.
 enum place { ON_DEVICE, IN_PINNED, IN_PAGEABLE };
 
 static enum place place_of(uint32_t type, const void *host, uint64_t device) {

@@ -1,4 +1,4 @@
-// Cubins, of which only those count that a device of this kind would take; they run nothing.
+// Cubins. They can't run here; we only keep ones for a device of this kind.
 
 #include <elf.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ void sim_read_cubin(struct code *code, const char *start, size_t size) {
     }
 }
 
-// How many of the bytes can be read: a header may claim more than there is.
+// Return how many of the bytes can be read: a header may claim more than there is.
 static size_t read_what_is_there(char *to, const char *from, size_t size) {
     struct iovec here = {to, size}, there = {(void *)(uintptr_t)from, size};
     ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);

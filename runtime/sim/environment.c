@@ -1,5 +1,5 @@
-// The variables that set up the device. One that means nothing is refused as a whole: a device that ignores
-// what it was asked for looks as if it did it.
+// The variables that set up the device. A value that makes no sense is an error, because a device that
+// ignored it would seem to obey it.
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,6 +11,8 @@
 // "9.0" or "sm_90".
 static bool read_arch(const char *text) {
     int end = 0, both;
+    if (text[strspn(text, "sm_.0123456789")]) // sscanf() takes blanks and signs before a number
+        return false;
     if (sscanf(text, "%2d.%1d%n", &sim_major, &sim_minor, &end) == 2 && !text[end])
         return *text > '0' && *text <= '9';
     if (sscanf(text, "sm_%3d%n", &both, &end) != 1 || text[end] || text[3] <= '0' || text[3] > '9' ||
@@ -20,7 +22,7 @@ static bool read_arch(const char *text) {
     return true;
 }
 
-// A variable that is empty counts as absent.
+// An empty variable counts as absent.
 static const char *find(const char *name) {
     const char *text = getenv(name);
     return text && *text ? text : NULL;

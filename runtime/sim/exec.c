@@ -1,4 +1,4 @@
-// Executable graphs: a copy of the graph that one was made from, in the order in which its nodes are run.
+// Executable graphs: a copy of the source graph, in the order in which its nodes run.
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +9,11 @@ struct exec {
     struct object object;
     struct graph *graph;
     uint64_t flags;
-    struct event *ran;      // after the last launch: the next one waits for it
-    struct reference where; // the stream that was in
+    struct event *ran;      // recorded after the last launch; the next one waits for it
+    struct reference where; // the stream of the last launch
 };
 
-// The node of an executable graph for the node that it was made from.
+// Find the node of an executable graph that was copied from `node`.
 struct node *sim_exec_node(void *exec, void *node) {
     return is_kind(exec, EXEC) && find_node(node)
                ? sim_find_copy(((struct exec *)exec)->graph, ((struct object *)node)->serial)
@@ -174,7 +174,7 @@ API cuGraphNodeGetEnabled(void *exec, void *handle, unsigned *enabled) {
     return CUDA_SUCCESS;
 }
 
-// Whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
+// Return whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
 static int compare(const struct graph *graph, const struct graph *with, void **error, void **from) {
     if (graph->count != with->count)
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -269,8 +269,8 @@ struct operations {
     bool endless;
 };
 
-// What the nodes do, in order. No kernel can set a condition: each has the value that it begins with, and a
-// loop whose condition holds has no end. If kernels are not run, such a loop is run once.
+// List the operations of the nodes, in order. Kernels can't set conditions here, so each keeps its initial
+// value, and a loop whose condition holds never ends. If kernels aren't run, such a loop runs once.
 static void flatten(const struct graph *graph, struct operations *list) {
     if (list->all && !sim_copy_held(list->held, graph))
         list->failed = true;
@@ -337,7 +337,7 @@ static CUresult list_operations(struct exec *exec, struct operations *list) {
     return CUDA_SUCCESS;
 }
 
-// What an executable graph does, on a stream that it may be launched on.
+// Prepare an executable graph for a stream that it may be launched on.
 static CUresult prepare(struct context *context, struct exec *exec, void *handle, struct stream **stream,
                         struct operations *list) {
     *stream = sim_stream(context, handle);

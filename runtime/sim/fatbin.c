@@ -8,7 +8,7 @@
 #include "common/broker.h"
 #include "image.h"
 
-// How well an element suits the device, as a driver chooses: a cubin of the same major version and the
+// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
 // highest minor one, else PTX with the highest target; 0: not at all.
 unsigned sim_suits(const struct fatbin_element *element) {
     unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
@@ -27,7 +27,7 @@ unsigned sim_arch_of_cubin(const void *cubin) {
     return (newer ? head->e_flags >> 8 : head->e_flags) & 0xff;
 }
 
-// Whether a cubin is for the device.
+// Return whether a cubin is for the device.
 bool sim_is_for_device(const void *cubin) {
     struct fatbin_element element = {.kind = FATBIN_CUBIN, .arch = (uint16_t)sim_arch_of_cubin(cubin)};
     return sim_suits(&element);
@@ -80,13 +80,18 @@ void sim_say_unsuitable(const struct fatbin_region *region) {
         return;
     }
     list_archs(region, FATBIN_CUBIN, archs);
+    const char *has = "";
+    for (const struct fatbin_element *at = NULL; (at = next_element(region, at));)
+        if (at->kind != FATBIN_DEAD)
+            has = ", with intermediate code of another kind (LTO)";
+        else if (!*has)
+            has = ", of which gpt-patch cut code";
     if (*archs)
         sim_say_only_cubins(archs);
     else
         sim_say_once("a fatbin without PTX%s; --device sim runs PTX (nvcc: -arch=compute_%d%d; others: see "
                      "gpt-sim(7))",
-                     next_element(region, NULL) ? ", with intermediate code of another kind (LTO)" : "",
-                     sim_major, sim_minor);
+                     has, sim_major, sim_minor);
 }
 
 CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, size_t room) {

@@ -109,7 +109,7 @@ static bool copy_nodes(struct graph *to, const struct graph *from) {
     return true;
 }
 
-// The copy of a node in a graph or in those inside of it.
+// Find the copy of a node in a graph or in the graphs inside it.
 struct node *sim_find_copy(const struct graph *graph, uint64_t origin) {
     for (size_t i = 0; i < graph->count; i++) {
         struct node *node = graph->nodes[i];
@@ -200,7 +200,7 @@ API cuGraphNodeGetType(void *node, int *type) {
     return CUDA_SUCCESS;
 }
 
-// What all lists do: `nodes` NULL asks for their number; places that are too many become NULL.
+// Fills in a list for a program: with `nodes` NULL it only wants the number; extra places become NULL.
 struct list {
     void **nodes, **others;
     size_t room, count;

@@ -13,7 +13,7 @@ struct allocation {
     CUmemPoolProps props;
     uint64_t start, size;
     unsigned references;
-    unsigned launches; // whose memory is there: more than one if a free is still to be run
+    unsigned launches; // launches whose memory exists; more than one if a free hasn't run yet
     uint64_t until;    // as its range, while it isn't live
     bool live;         // allocated, in the order in which the program issues its work
 };
@@ -89,7 +89,7 @@ void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *param
         .poolProps = allocation->props, .bytesize = allocation->size, .dptr = allocation->start};
 }
 
-// A graph frees memory once, of its own or of another one.
+// A graph may free memory only once, its own or another graph's.
 CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory) {
     if (!find(memory))
         return CUDA_ERROR_INVALID_VALUE;
@@ -154,7 +154,7 @@ static void set_freed(struct allocation *allocation, uint64_t until, bool frees_
     sim_set_until(allocation->start, until, frees_itself);
 }
 
-// Graphs have their memory one after the other: a launch needs the most that is there at once.
+// Graphs allocate and free in order: a launch needs the maximum that exists at once.
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count) {
     uint64_t now = live_bytes, most = 0;
     for (size_t i = 0; i < count; i++) {
@@ -253,7 +253,7 @@ static CUresult check_attribute(int attribute, const void *value, CUdevice devic
                : CUDA_SUCCESS;
 }
 
-// An H200 counts in such units, and says the same of used and of reserved memory.
+// An H200 counts in these units, and reports the same numbers for used and reserved memory.
 static uint64_t in_units(uint64_t bytes) {
     enum { UNIT = 32 << 20 };
     return (bytes + UNIT - 1) / UNIT * UNIT;

@@ -1,7 +1,7 @@
 // malloc of device code. The heap of a context is made of pages; a page has blocks of one size, a power of
 // two, or one block that is larger. A block is known by its page and its number there, so that each access
-// can be checked against the size that was asked for. Freed blocks wait in a queue, by size, and come again
-// when 64 MiB of them wait: until then an access to one is found.
+// can be checked against the size that was asked for. Freed blocks wait in a queue, by size, and are reused
+// only when 64 MiB of them wait; until then an access to one is detected.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static void unlock(const int *unused) {
 
 // Pages
 
-// The first page that begins above.
+// Find the first page that begins above an address.
 static size_t find_above(const struct heap *heap, uint64_t address) {
     size_t low = 0, high = heap->count;
     while (low < high) {

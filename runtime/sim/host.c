@@ -22,8 +22,8 @@ static void name_file(int file, char name[128]) {
     sprintf(at, "%d", file);
 }
 
-// Loads an object. Not with the lock: the linker has one of its own. Returns NULL, having said why, if it is
-// not one.
+// Loads an object. Call it without the lock, since the linker has one of its own. Reports the fault and
+// returns NULL if it isn't one.
 void *sim_open_object(const char *bytes, size_t size) {
     int file = gpt_make_file(bytes, size);
     if (file < 0) {

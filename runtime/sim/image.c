@@ -43,8 +43,8 @@ static void read_object(struct code *code, const struct host_module *module) {
 
 // Images
 
-// A fatbin that is in memory. Of relocatable code there are cubins only, which nvlink made; what it made them
-// of is in a list, and has PTX.
+// A fatbin that is in memory. For relocatable code it has only cubins that nvlink made; nvlink's inputs are
+// in a list, and have PTX.
 static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wrapper) {
     const struct fatbin_region *region = wrapper->data;
     if (region->magic != FATBIN_MAGIC)

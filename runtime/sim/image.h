@@ -1,4 +1,4 @@
-// What the readers of images share.
+// Shared by the readers of images.
 
 #ifndef SIM_IMAGE_H
 #define SIM_IMAGE_H
@@ -26,7 +26,7 @@ void sim_read_cubin(struct code *code, const char *start, size_t size);
 extern const char sim_device_runtime[]; // PTX
 
 // fatbin.c
-unsigned sim_suits(const struct fatbin_element *element); // how well, for the device; 0: not at all
+unsigned sim_suits(const struct fatbin_element *element); // how well it suits the device; 0: not at all
 bool sim_is_for_device(const void *cubin);
 unsigned sim_arch_of_cubin(const void *cubin);
 void sim_say_only_cubins(const char *archs);                 // "sm_80, sm_90"

@@ -1,5 +1,5 @@
-// Lanes have stacks, which they are given when they begin. One that has exited hands its stack to the next: a
-// kernel whose threads never wait needs one stack a worker. Memory is touched as it is used.
+// A lane gets a stack when it begins, and hands it to the next one when it exits. So a kernel whose threads
+// never wait needs only one stack per worker. Stack memory is touched only as it's used.
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@ enum {
     RESERVE = 31 << 10, // for services, below
     PAGE = 4096,
     SLAB = 16,          // stacks
-    STEP = 1024 / SLAB, // their tops do not meet in the same lines of a cache
+    STEP = 1024 / SLAB, // so that the tops of stacks don't compete for the same cache lines
 };
 
 struct stack {

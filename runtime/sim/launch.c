@@ -135,7 +135,7 @@ static CUresult make_first(void *function) {
                                                                     : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// Whether not all blocks can be resident at once.
+// Return whether not all blocks can be resident at once.
 static bool is_too_large(const struct operation *operation) {
     const uint32_t *grid = operation->kernel.grid, *block = operation->kernel.block;
     const struct function *function = operation->kernel.function.object;
@@ -203,7 +203,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
-// Whether an attribute is one of a launch, as an H200 answers.
+// Return whether an attribute is one of a launch, as an H200 answers.
 static CUresult check_attribute(const CUlaunchAttribute *at) {
     const int value = *(const int *)&at->value;
     switch (at->id) {

@@ -1,11 +1,10 @@
-// Links PTX to PTX: the result is one module that holds all of them, which loads as any other. Names that a
-// module keeps for itself get another one where two modules have the same; what one declares `.extern` and
-// another one defines loses its declaration, and of what several define as `.weak` the first stays. Cubins,
-// and files with only cubins, cannot be linked: the device runs none. A static library is taken for CUDA's
-// device runtime.
+// Links PTX to PTX: the result is one module with the contents of all, which loads like any other. If two
+// modules use the same local name, one is renamed. An `.extern` declaration is dropped if another module has
+// the definition, and the first of several `.weak` definitions stays. Cubins, and files with only cubins,
+// cannot be linked: the device runs none. A static library is taken for CUDA's device runtime.
 //
-// This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. To link is
-// to cut out and rename pieces of several texts, and a request to gpt-asm holds one.
+// This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. Linking
+// means cutting out and renaming pieces of several texts, and a request to gpt-asm holds only one.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,8 +49,8 @@ static bool is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
 }
 
-// The next token: a word (with the dot or percent sign that it begins with), or one character. Returns false
-// at the end.
+// Read the next token: a word (with the dot or percent sign that it begins with), or one character. Returns
+// false at the end.
 static bool next_token(struct text *text) {
     const char *at = text->at, *end = text->end;
     for (;;) {
@@ -169,7 +168,7 @@ static bool read_part(const struct part *part, struct symbols *symbols, const ch
     return true;
 }
 
-// Whether another symbol has the same name, for another reason than `.extern`.
+// Find another symbol with the same name that isn't `.extern`.
 static const struct symbol *find_same(const struct symbols *symbols, const struct symbol *symbol,
                                       bool before) {
     for (size_t i = 0; i < symbols->count; i++) {
@@ -183,7 +182,7 @@ static const struct symbol *find_same(const struct symbols *symbols, const struc
     return NULL;
 }
 
-// The symbol of a module that a token names.
+// Find the symbol that a token names.
 static const struct symbol *find_symbol(const struct symbols *symbols, const struct part *part,
                                         const struct text *reader) {
     for (size_t i = 0; i < symbols->count; i++) {
@@ -316,7 +315,7 @@ static CUresult check_link(const struct link *link) {
     return is_kind(link, LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// PTX may have to be unpacked, which is not done with the lock.
+// PTX may have to be unpacked, so don't hold the lock.
 static CUresult add_data(struct link *link, const char *data, size_t size) {
     struct link read = {0};
     bool library =

@@ -6,8 +6,8 @@
 
 #include "sim.h"
 
-// How much of the device's memory is taken. Managed memory may be more than the device has, and pinned memory
-// is the host's.
+// How much of the device's memory is used. Managed memory may exceed the device's, and pinned memory is the
+// host's.
 
 static uint64_t taken;
 
@@ -89,7 +89,7 @@ API cuMemAllocPitch_v2(CUdeviceptr *memory, size_t *pitch, size_t width, size_t 
     return allocate(memory, size, context, DEVICE);
 }
 
-// Whether the program may free memory, which it has then done.
+// Return an error, or begin to free memory.
 static CUresult begin_free(CUdeviceptr memory) {
     CUresult status;
     if (sim_begin_free(memory, &status))
@@ -127,12 +127,12 @@ API cuMemFreeAsync(CUdeviceptr memory, void *handle) {
     return status ? status : sim_issue(stream, &operation);
 }
 
-enum { DEVICE_MAPPED = 2 }; // of the flags of pinned memory: all of it is
+enum { DEVICE_MAPPED = 2 }; // a flag of pinned memory: all of it is mapped
 
-// All flags that there are.
+// All flags.
 enum {
     MEMHOSTALLOC_ALL = 7,     // portable, of the device's addresses, write-combined
-    MEMHOSTREGISTER_ALL = 11, // and read-only; not memory for I/O, which a program has of other devices
+    MEMHOSTREGISTER_ALL = 11, // and read-only; not I/O memory, which belongs to other devices
 };
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
@@ -152,7 +152,7 @@ API cuMemFreeHost(void *memory) {
     return !memory || sim_drop_range((uint64_t)memory, PINNED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Whether the program has all these pages.
+// Return whether the program has all these pages.
 static bool is_mapped(uint64_t start, uint64_t size) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start & -page;
     unsigned char is_in[1024];

@@ -1,5 +1,5 @@
-// Modules, libraries, kernels and functions. A module and its functions belong to a context; a library and
-// its kernels to none: it has a module in each context in which one of its kernels was used.
+// Modules, libraries, kernels and functions. A module and its functions belong to a context. A library and
+// its kernels don't: it gets a module in each context in which one of its kernels is used.
 
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static CUresult enumerate(void **handles, unsigned count, struct library *owner)
     return status;
 }
 
-// The module of a library in the context.
+// Return the module of a library in the context.
 static CUresult module_of(void **module, struct context *context, struct library *library) {
     for (struct library *at = library->modules; at; at = at->next)
         if (at->object.owner == &context->object) {
@@ -122,7 +122,7 @@ static CUresult check_context(void) {
     return CUDA_SUCCESS;
 }
 
-// An image is read without the lock: the dynamic linker has one of its own.
+// Read an image without the lock, because the dynamic linker has one of its own.
 static CUresult load(struct code **code, const void *handle, const void *image, const char *path) {
     sim_close_objects();
     if (sim_load_delay)

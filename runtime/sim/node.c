@@ -83,7 +83,8 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
     return CUDA_SUCCESS;
 }
 
-// Whether this is the graph of a child node: an H200 adds no memory to it, though to the body of a condition.
+// Return whether this is the graph of a child node: an H200 adds no memory to it, though to the body of a
+// condition.
 static bool is_child(const struct graph *graph) {
     const struct node *owner = find_graph((void *)graph) ? find_node(graph->object.owner) : NULL;
     return owner && owner->operation->type == CU_GRAPH_NODE_TYPE_GRAPH;

@@ -1,7 +1,6 @@
-// What handles point to. All objects have one size, their memory is never given back, and the last that was
-// freed is the first to be used again, whatever kind it is then: a handle kept for longer than its object
-// names another object at once, in each run at the same place. An object that is gone is known as such
-// as long as nothing else has its place.
+// The objects behind handles. All have the same size, their memory is never given back, and the last one
+// freed is the first to be reused, for any kind. So a stale handle soon names another object, at the same
+// point in every run, and until then we know that its object is gone.
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@ static size_t left;
 static struct object *unused; // by `older`
 static uint64_t serial;
 
-// By kind, or NULL: it holds nothing.
+// By kind. NULL: nothing to release.
 static void (*const ends[])(struct object *) = {
     [CONTEXT - CONTEXT] = sim_end_context,   [STREAM - CONTEXT] = sim_end_stream,
     [EVENT - CONTEXT] = sim_end_event,       [LIBRARY - CONTEXT] = sim_end_code,

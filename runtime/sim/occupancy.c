@@ -1,5 +1,5 @@
-// How many blocks a multiprocessor of the device would hold: the formulas of the CUDA occupancy calculator,
-// for the compute capabilities that it lists.
+// Computes how many blocks a multiprocessor of the device would hold, with the formulas of the CUDA occupancy
+// calculator, for the compute capabilities that it lists.
 
 #include "sim.h"
 
@@ -59,7 +59,8 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *funct
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, dynamic);
 }
 
-// The size of a block, a multiple of a warp, with the most threads at once; the largest of these.
+// Choose the block size, a multiple of a warp, with the most resident threads; if several have it, the
+// largest.
 API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t (*dynamic_of)(int),
                                      size_t dynamic, int limit) {
     if (!grid || !block || !handle)

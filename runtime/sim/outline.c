@@ -1,8 +1,7 @@
-// What PTX declares, as gpt-asm --arch host says it in an `outline` record (gpt-stream(5)): kernels with
-// their parameters and memory, and variables. It is read when PTX is loaded; code of kernels is made later.
-//
-// The record may be about hostile PTX, or from a damaged cache: no size in it is allocated before the bytes
-// are there, and what makes no sense is left out.
+// Reads the `outline` record (gpt-stream(5)) that gpt-asm --arch host makes from PTX: kernels with their
+// parameters and memory, and variables. It's needed when PTX is loaded; code for kernels is made later. The
+// record may describe hostile PTX, or come from a damaged cache: we allocate nothing by a size in it before
+// the bytes are there, and leave out anything that makes no sense.
 
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +69,8 @@ static void read_kernel(struct code *code, struct cursor kernel, const char *tex
         sim_set_registers(entry, registers);
     if (threads && threads < (uint64_t)entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK])
         entry->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = (int)threads;
-    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = target; // the target's version, not the language's
+    entry->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] =
+        target; // the version of the target, not of the PTX language
     sim_set_sizes(entry, find_number(kernel, "shared"), find_number(kernel, "local"));
 }
 

@@ -1,4 +1,4 @@
-// What nodes of graphs do: operations are made from parameters, which are read and replaced.
+// The parameters of graph nodes: makes operations from them, returns and replaces them.
 
 #include <string.h>
 
@@ -45,7 +45,7 @@ CUresult sim_make_kernel_node(struct operation *operation, const CUDA_KERNEL_NOD
     return sim_make_launch(operation, &whole, true);
 }
 
-// What any node but one with graphs inside does.
+// Make the operation of any node without graphs inside.
 CUresult sim_make_node(struct operation *operation, const CUgraphNodeParams *params) {
     switch (params->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -151,7 +151,7 @@ API cuGraphMemFreeNodeGetParams(void *node, CUdeviceptr *memory) {
     return CUDA_SUCCESS;
 }
 
-// What cuGraphAddNode was given. A node that was made of packed arguments has none, as in get_kernel.
+// Return the parameters given to cuGraphAddNode. As in get_kernel, a node with packed arguments has none.
 static CUresult describe(const struct node *node, CUgraphNodeParams *params) {
     const struct operation *operation = node->operation;
     switch (operation->type) {

@@ -9,7 +9,7 @@ struct pool {
     struct object object;
     CUmemLocation location;
     size_t most;        // bytes, 0: any number
-    uint64_t threshold; // of what it may keep; nothing is kept
+    uint64_t threshold; // bytes that it may keep; we keep nothing
     int reuse[3];       // by CU_MEMPOOL_ATTR_REUSE_*
     uint64_t high;      // the most bytes that were used
 };

@@ -1,4 +1,4 @@
-// How the functions are found: cuGetProcAddress, and the private tables that nobody gets.
+// Looking up functions: cuGetProcAddress, and the private tables, which nobody gets.
 
 #include <string.h>
 
@@ -31,7 +31,7 @@ API cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-// Programs whose default stream is the thread's ask for such variants, unless they say otherwise.
+// Programs compiled for the per-thread default stream want these variants unless they ask otherwise.
 API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uint64_t flags, int *status) {
     if (!(flags & CU_GET_PROC_ADDRESS_LEGACY_STREAM))
         flags |= CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -48,8 +48,7 @@ API cuGetExportTable(const void **table, const CUuuid *id) {
         return CUDA_ERROR_INVALID_VALUE;
     *table = NULL;
     if (!memcmp(id->bytes, runtime, sizeof(runtime)) && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        gpt_write_line("libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime runs with NVIDIA's "
-                       "driver only: link the "
-                       "program with 'nvcc -cudart shared', see gpt-sim(7)");
+        gpt_write_line("libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime needs NVIDIA's "
+                       "driver: link the program with 'nvcc -cudart shared', see gpt-sim(7)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }

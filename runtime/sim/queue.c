@@ -1,6 +1,5 @@
-// Queues of work, one for each stream. The work is done by a thread of the queue's own, in order, and later
-// than the call that issued it. What takes no time (an event) is done at once in a queue that has nothing to
-// do.
+// Queues of work, one for each stream. Each queue has a thread that does its work in order, after the call
+// that issued it has returned. Work that takes no time (an event) is done immediately if the queue is empty.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -95,7 +94,7 @@ static void do_first(struct queue *queue) {
         while (!work->before[i]->done)
             pthread_cond_wait(&finished, &sim_lock);
     struct context *context = queue->context;
-    bool broken = context && sim_error_of(context); // nothing more runs in it
+    bool broken = context && sim_error_of(context); // nothing runs in a broken context
     pthread_mutex_unlock(&sim_lock);
     if (sim_delay) {
         struct timespec due = as_timespec(work->issued + sim_delay);
@@ -121,7 +120,7 @@ static void *run(void *given) {
     return NULL;
 }
 
-// The thread gets no signal of the program's.
+// Start the thread with the program's signals blocked.
 static bool start(struct queue *queue) {
     pthread_t thread;
     sigset_t all, before;

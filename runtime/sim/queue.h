@@ -7,9 +7,9 @@
 
 struct work {
     struct work *next;   // in the queue
-    unsigned references; // of the queue, of events, of work that waits for it
+    unsigned references; // references from the queue, from events, and from waiting work
     bool done;
-    uint64_t number;       // of all work that there ever was
+    uint64_t number;       // in the order of all work ever issued
     uint64_t issued, time; // ns; when it was done
     struct operation operation;
     size_t count;

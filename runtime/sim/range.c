@@ -2,8 +2,8 @@
 //
 // Work may use memory if it was issued before the free was, whichever runs first: so a program gets the same
 // answer each time. Calls look up the ranges when they are made, kernels when they run, by the number of
-// their work. Therefore freed memory is kept as long as older work is pending; and for a while longer, so
-// that a later access is found, and harms nobody.
+// their work. Therefore we keep freed memory as long as older work is pending, and a while longer, so that a
+// later access is detected and does no harm.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ enum { FREED = 256, FREED_BYTES = 64 << 20 };
 static struct range *freed;
 static size_t freed_count, freed_room, freed_bytes;
 
-static size_t find(uint64_t address) { // the first range that begins above
+static size_t find(uint64_t address) { // find the first range that begins above an address
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -37,7 +37,7 @@ static bool may_use(const struct range *range, uint64_t number) {
     return !range->until || number < range->until || (number == range->until && range->frees_itself);
 }
 
-// Mappings beside each other are one.
+// Adjacent mappings count as one.
 static const struct range *range_for(uint64_t start, uint64_t size, uint64_t number) {
     size_t at = find(start);
     const struct range *range = at ? &ranges[at - 1] : NULL;
@@ -93,7 +93,7 @@ void sim_trim_memory(void) {
     pthread_rwlock_unlock(&change);
 }
 
-// With `change` held for writing.
+// Call it with `change` held for writing.
 static void retire(struct range range) {
     struct range *larger = sim_grow(freed, freed_count, &freed_room, sizeof(*freed));
     if (!larger)

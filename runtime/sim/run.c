@@ -1,7 +1,7 @@
 // A launch: its blocks begin in order, on the thread of the stream and on helpers that all launches share. A
-// worker is a multiprocessor with a clock; it holds several blocks, of which it runs one until that only
-// spins. It takes another one when it has none, and when all that it has spin: they may wait for it. All
-// blocks of a cooperative launch can be resident on one worker, so that no launch needs a second one.
+// worker is a multiprocessor with a clock. It holds several blocks, and runs one until that only spins. It
+// takes another block when it has none, or when all its blocks spin, as they may be waiting for it. All
+// blocks of a cooperative launch fit on one worker, so no launch needs a second one.
 
 #include <sched.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 
 #include "run.h"
 
-enum { LOOKS = 64 }; // at what happened, for one at the clock
+enum { LOOKS = 64 }; // checks for progress per look at the clock
 
 static struct worker *workers; // that do not run, by number
 static unsigned worker_count, helper_count;
@@ -169,7 +169,7 @@ static void retire(struct worker *worker) {
     worker->residents[worker->count] = done;
 }
 
-// Whether nothing has happened for too long: no lane has exited, met or passed a barrier.
+// Return whether nothing has happened for too long: no lane has exited, met or passed a barrier.
 static bool is_late(struct worker *worker) {
     if (!sim_timeout || ++worker->looks % LOOKS)
         return false;
@@ -232,7 +232,7 @@ static bool ready(struct worker *worker, struct run *run) {
     return true;
 }
 
-// With the lock, which it releases while the worker runs.
+// Called with the lock, and releases it while the worker runs.
 static void take_part(struct run *run) {
     struct worker *worker = workers;
     if (worker)
@@ -273,7 +273,7 @@ static void *help(void *unused) {
     return NULL;
 }
 
-// The thread gets no signal of the program's.
+// Start a thread with the program's signals blocked.
 static void start_helper(void) {
     pthread_t thread;
     sigset_t all, before;

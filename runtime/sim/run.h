@@ -11,7 +11,7 @@
 //
 // A *lane* is a thread of a block. A *worker* is a thread of the host that runs blocks: a multiprocessor. The
 // lanes of a block stay on its worker, where one runs at a time, until it waits. A block that has begun is
-// *resident*; a worker begins another one where all that it has only take turns, as threads that spin do.
+// *resident*. A worker begins another one when all its blocks only take turns, as spinning threads do.
 
 #ifndef GPT_RUN_H
 #define GPT_RUN_H
@@ -125,7 +125,7 @@ void sim_leave(struct lane *lane);                             // another one ru
 void sim_go_home(struct lane *lane);
 void sim_exit_early(struct host_thread *thread) __attribute__((noreturn));
 
-// What runs on a stack: one lane after the other, until one is next that has a stack.
+// Runs on a stack: one lane after another, until the next one already has a stack.
 void sim_run_lanes(struct worker *worker) __attribute__((used, noreturn, visibility("hidden")));
 
 // In runtime/arch: leave a stack, whose state goes to `from`, and go on where the other one was left.

@@ -1,5 +1,5 @@
-// Settings of contexts, functions and the device that have no effect here, and peers, which the one device
-// does not have.
+// Settings of contexts, functions and the device that have no effect here, and peers, which a single device
+// doesn't have.
 
 #include <stdio.h>
 #include <string.h>

@@ -113,7 +113,7 @@ API cuStreamDestroy_v2(void *stream) {
     return CUDA_SUCCESS;
 }
 
-// Whether a stream may be waited for.
+// Return whether a stream may be waited for.
 static CUresult check(struct stream *stream) {
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -154,7 +154,7 @@ static CUresult check_capture(const struct stream *stream) {
     return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
-// Which of these end a capture, an H200 says.
+// Which of these end a capture was found out on an H200.
 GETTER(cuStreamGetFlags, unsigned, stream->flags, sim_refuse_capture)
 GETTER(cuStreamGetPriority, int, stream->priority, check_capture)
 GETTER(cuStreamGetCtx, void *, stream->object.owner, check_capture)

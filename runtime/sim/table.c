@@ -1,6 +1,6 @@
-// Every function, as programs find it: a stub that goes on to what the function does, sim_NAME (sim.h renames
-// it), if the process has initialized the driver. The few that may be called before do so always. A function
-// that is defined nowhere else returns CUDA_ERROR_NOT_SUPPORTED and says so, once.
+// Every function, as programs find it: a stub that jumps to the implementation, sim_NAME (sim.h renames it),
+// if the process has initialized the driver. A few functions may be called before that. A function that's
+// defined nowhere else returns CUDA_ERROR_NOT_SUPPORTED, and prints a message the first time.
 
 #include <stdio.h>
 
@@ -11,8 +11,8 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
 
 // clang-format off
 
-// Those that may be called before cuInit.
-#define BEFORE_INIT(X) \
+// Functions that may be called at any time: before cuInit, and in callbacks.
+#define ANYTIME(X) \
     X(cuInit) \
     X(cuDriverGetVersion) \
     X(cuGetErrorName) \
@@ -25,26 +25,18 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     X(cuLogsDumpToFile) \
     X(cuLogsDumpToMemory) \
     X(cuLogsRegisterCallback) \
-    X(cuLogsUnregisterCallback) \
+    X(cuLogsUnregisterCallback)
+
+// Functions that may be called before cuInit.
+#define BEFORE_INIT(X) \
+    ANYTIME(X) \
     X(cuProfilerInitialize)
 
-// What a host function or callback may call: an H200 refuses the others (800). It takes work of streams
-// without looking; cuStreamQuery then says 600, for the callback is not done. Those of the second list have a
-// variant _ptsz.
+// Functions that a host function or callback may call: an H200 refuses the others (800). It accepts work for
+// streams without checking; cuStreamQuery then returns 600, since the callback isn't done. Functions in the
+// second list have a variant _ptsz.
 #define IN_CALLBACK(X) \
-    X(cuInit) \
-    X(cuDriverGetVersion) \
-    X(cuGetErrorName) \
-    X(cuGetErrorString) \
-    X(cuGetProcAddress) \
-    X(cuGetProcAddress_v2) \
-    X(cuGetProcAddress_v2_ptsz) \
-    X(cuGetExportTable) \
-    X(cuLogsCurrent) \
-    X(cuLogsDumpToFile) \
-    X(cuLogsDumpToMemory) \
-    X(cuLogsRegisterCallback) \
-    X(cuLogsUnregisterCallback) \
+    ANYTIME(X) \
     X(cuThreadExchangeStreamCaptureMode) \
     X(cuEventQuery) \
     X(cuEventDestroy) \
@@ -77,7 +69,7 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     X(cuMemsetD2D32Async)
 // clang-format on
 
-// Whether this thread runs a host function, asked only while some thread does.
+// Return whether this thread runs a host function. Called only while some thread does.
 int sim_callbacks;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 

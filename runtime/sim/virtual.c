@@ -60,7 +60,7 @@ static bool overlaps(uint64_t start, uint64_t size) {
     return false;
 }
 
-// How many bytes of these are mapped, by whole mappings.
+// Return how many bytes of these are mapped, by whole mappings.
 static uint64_t covered(uint64_t start, uint64_t size) {
     uint64_t sum = 0;
     for (size_t i = 0; i < mapped.count; i++)

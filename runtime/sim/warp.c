@@ -15,7 +15,7 @@ static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     sim_advance(warp->block);
 }
 
-// Whether all that `lane` waits for are there; then they meet.
+// Return whether all that `lane` waits for are there; then they meet.
 static bool try(struct warp *warp, const struct lane *lane) {
     uint32_t lanes = lane->mask & warp->all & ~warp->exited;
     if (lanes & ~warp->meeting)

@@ -243,7 +243,7 @@ def test_a_map_of_that_name_that_is_another(map_, fact):
     done = run("block_sched", data=forge.pack(segment))
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        f"gpt-analyze: error: <stdin>: map 'block_sched' has no {fact}: not that of the built-in probe\n"
+        f"gpt-analyze: error: <stdin>: map 'block_sched' has no {fact}, unlike the built-in probe's\n"
     )
 
 

@@ -112,7 +112,7 @@ def test_what_makes_no_sense():
     array = forge.probe_map("dmat", **FIELDS)
     wrong = forge.trace(array, forge.kernel(3, 4, "k", 1), forge.probed(0, 3, 4, 1, 32), forge.buffer(0, bytes(32)))
     done = run("dmat", data=forge.pack(wrong))
-    assert b"map 'dmat' has no log of records: not that of the built-in probe" in done.stderr
+    assert b"map 'dmat' has no log of records, unlike the built-in probe's" in done.stderr
 
 
 @pytest.mark.full

@@ -71,7 +71,7 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
 def test_what_is_not_there_is_said():
     for segment, fact in (
         ([*APIS, forge.calls([(5, 1, 2, 0)])], "no CUDA graph in the trace: the program made none"),
-        ([*APIS, made(FIRST, 5, f1=1)], "no graph was launched, as far as calls are recorded"),
+        ([*APIS, made(FIRST, 5, f1=1)], "no graph was launched while calls were recorded"),
         ([forge.probe_map("x", a="u32")], "no CUDA graph in the trace"),
     ):
         done = run("graphs", data=forge.pack(forge.trace(*segment)))
@@ -88,7 +88,7 @@ def test_launches_that_did_not_return_are_not_counted():
     (row,) = found.rows["graphs"]
     assert (row["replays"], row["call"], row["time"]) == (2, 5, 90)
     assert [row["launches"] for row in found.rows["kernels"]] == [6]
-    assert found.verdicts["graphs"][0] == "1 replay without a time on the GPU: times are of the others"
+    assert found.verdicts["graphs"][0] == "1 replay without a time on the GPU, not in the times"
 
 
 def test_launches_of_graphs_that_were_made_before_are_no_error():

@@ -187,7 +187,7 @@ def test_what_is_wrong_with_one_file_does_not_cost_the_others(name, tmp_path):
     lines = done.stderr.decode().splitlines()
     assert done.returncode == 3 and len(lines) == 3, lines
     assert "torn.mp+0x" in lines[0] and lines[1].endswith("empty.mp: empty: no segment")
-    assert lines[2] == f"gpt-analyze: warning: {copy}: process 10 is that of {paths[0]}, and counted once"
+    assert lines[2] == f"gpt-analyze: warning: {copy}: process 10 is in {paths[0]} too, and counted once"
     if name == "events":
         assert len(done.stdout.splitlines()) == 8
         return

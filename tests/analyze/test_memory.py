@@ -87,9 +87,13 @@ def test_a_context_ends_with_its_memory():
     found = answers("memory", made(*reset))
     assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (2, 0, 100, 110)
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
+    assert found.verdicts["times"] == [
+        "GPU memory of process 10",
+        "1 allocation that wasn't freed ended with the context",
+    ]
     found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
-    assert "1 allocation at an address that was taken" in found.verdicts["memory"][1]
+    assert "1 allocation at an address still in use" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
     released = [("cuDevicePrimaryCtxRelease", 3), ("cuMemFree", 5, BASE)]
     assert rows(answers("memory", made(*two, *released)))["device"]["freed"] == 1
@@ -148,6 +152,40 @@ def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
     assert picked(last, "pieces", "holes", "largest") == (len(live), len(holes), holes.max() * unit)
 
 
+def test_pieces_that_overlap_count_once():
+    """What lies where a later piece is was freed unseen: neither its bytes nor its pages count any more."""
+    unit = PAGE // 2
+    taken = [("cuMemAlloc", 0, BASE, 8 * unit), ("cuMemAlloc", 2, BASE + 16 * unit, unit)]
+    found = answers("memory", made(*taken, ("cuMemAlloc", 4, BASE + 4 * unit, 13 * unit)))
+    assert [(row["gpu"], row["held"]) for row in found.rows["live"]] == [
+        (8 * unit, 4 * PAGE), (9 * unit, 5 * PAGE), (13 * unit, 7 * PAGE),
+    ]  # fmt: skip
+    assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (3, 2, 13 * unit, 13 * unit)
+    assert "2 allocations at an address still in use" in " ".join(found.verdicts["memory"])
+    beside = [("cuMemAlloc", 4, BASE + 8 * unit, 8 * unit), ("cuMemFree", 6, BASE), ("cuMemAlloc", 8, BASE + 1, 1)]
+    found = answers("memory", made(*taken, *beside))
+    assert picked(rows(found)["device"], "freed", "left") == (1, 9 * unit + 1)
+    assert "still in use" not in " ".join(found.verdicts["memory"])
+
+
+def test_bytes_of_random_pieces_that_overlap_are_those_of_a_slow_count():
+    random = np.random.default_rng(6)
+    calls, live, told = [], {}, []
+    for time in range(2, 600, 2):
+        if live and random.random() < 0.3:
+            at = int(random.choice([*live]))
+            live.pop(at)
+            calls.append(("cuMemFree", time, BASE + at))
+        else:
+            at, size = int(random.integers(0, 1000)), int(random.integers(1, 60))
+            live = {one: end for one, end in live.items() if end <= at or at + size <= one}
+            live[at] = at + size
+            calls.append(("cuMemAlloc", time, BASE + at, size))
+        told.append(sum(end - one for one, end in live.items()))
+    found = answers("memory", made(*calls))
+    assert [row["gpu"] for row in found.rows["live"]] == told
+
+
 def stack(number, *paths):
     frames = [{"path": path, "offset": 16} for path in paths]
     return records.make("stack", id=number, frames=frames)
@@ -172,7 +210,7 @@ def test_time_without_recording_is_told():
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((1, True), (20, False), (90, True))]
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 99, BASE + PAGE, 9), more=off))
     assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == 70 * MS
-    assert "recording was off for 70.0ms: what was allocated or freed then isn't known" in found.verdicts["times"]
+    assert "recording was off for 70.0ms: allocations and frees in that time are missing" in found.verdicts["times"]
 
 
 def test_several_processes_and_one_that_was_killed():

@@ -252,7 +252,8 @@ def test_time_inside_of_graphs_is_part_of_the_time_of_the_gpu():
                                        forge.launches({1: 1}), forge.calls([(5, 8, 1, 0)])))  # fmt: skip
     assert [(row["gpu_total"], row["gpu_share"]) for row in found.rows["kernels"]] == [(300, 25)]
     assert found.verdicts["kernels"][0] == (
-        "in graphs, and not in the times of kernels: 900ns, 75.0 % of the GPU time; 'gpt-analyze graphs' lists them"
+        "in 1 launch of graphs, and not in the times of kernels: 900ns, 75.0 % of the GPU time; 'gpt-analyze graphs'"
+        " lists them"
     )
 
 

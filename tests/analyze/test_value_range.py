@@ -74,4 +74,4 @@ def test_a_map_of_another_probe(type_):
     found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
     found += [forge.probed(0, 3, 4, 1, 1), forge.buffer(0, bytes(24))]
     done = run("value_range", data=forge.pack(forge.trace(*found)))
-    assert done.returncode and b"map 'value_range' has no field 'least' of a float: not that" in done.stderr
+    assert done.returncode and b"map 'value_range' has no field 'least' of a float, unlike" in done.stderr

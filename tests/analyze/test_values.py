@@ -1,11 +1,15 @@
 """Distributions of numbers against numpy, which has all of them."""
 
+import math
+import warnings
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.analyze.lib.values import Distribution, make_histogram
+from tests.tiers import examples
 
 NUMBERS = {
     "<u1": st.integers(0, 255),
@@ -20,6 +24,7 @@ ARRAYS = st.sampled_from(sorted(NUMBERS)).flatmap(
 )
 
 
+@settings(max_examples=examples(100))
 @given(ARRAYS)
 def test_numbers_are_those_that_numpy_has(arrays):
     values = Distribution()
@@ -74,3 +79,26 @@ def test_numbers_far_below_the_first_ones_are_no_less_exact():
     assert values.percentile(0.57) == pytest.approx(630_103, rel=1 / 512)
     _, (counts,) = make_histogram([values], 20)
     assert counts.sum() == 7
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(allow_nan=False), min_size=1), st.integers(5, 50))
+def test_bins_of_numbers_far_apart(numbers, most):
+    """From the least to the greatest float, without a warning."""
+    values = Distribution()
+    values.add(np.array(numbers))
+    finite = [number for number in numbers if math.isfinite(number)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        edges, (counts,) = make_histogram([values], most)
+    assert counts.sum() == len(finite)
+    assert not finite or (len(counts) <= most + 2 and (np.diff(edges) > 0).all())
+
+
+def test_bins_of_the_least_and_the_greatest_float():
+    values, far = Distribution(), float(np.finfo(np.float64).max)
+    values.add(np.array([-far, 0.0, far]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        edges, (counts,) = make_histogram([values], 4)
+    assert counts.tolist() == [1, 0, 1, 1] and edges[2] == 0 and np.isfinite(edges).all()

@@ -1,5 +1,6 @@
 """The bpftrace program: what it has for each way in which arguments are read, and that bpftrace takes it."""
 
+import errno
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -248,6 +250,31 @@ def test_there_is_a_limit_to_what_other_users_can_have_watched(mapped):
     done = attach("--system")
     fact = f"more than {driver.MAX_DRIVERS} different files are mapped by this name: name one --library"
     assert (done.returncode, done.stderr) == (1, f"gpt-attach: error: libcuda.so.1: {fact}\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
+def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
+    """A function without a size, or of no code, made bpftrace give up the whole system."""
+    mapped(3)
+    for number in range(2):
+        os.chown(tmp_path / str(number) / "libcuda.so.1", 65534, 65534)
+    (tmp_path / "2" / "libcuda.so.1").chmod(0o757)
+    done = attach("--system")
+    assert " isn't watched; --library watches it anyway (2 more like it)\n" in done.stderr
+    assert str(tmp_path) not in done.stdout
+
+
+@pytest.mark.parametrize(("error", "fact"), [(errno.EPERM, "root lacks CAP_SYS_ADMIN"), (errno.EACCES, "")])
+def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, fact):
+    """Such as one of FUSE, which any user can map."""
+
+    def refuse(place):
+        raise PermissionError(error, os.strerror(error))
+
+    monkeypatch.setattr(driver, "_open_regular", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(MissingError, match=fact) if fact else nullcontext():
+        assert driver.files_in(7, f"{MAPS}/x/libcuda.so.1\n") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")

@@ -48,6 +48,7 @@ WHEELS = (
     "nvidia-cusparse==12.9.4.2",
     "sgl-kernel==0.3.21",
 )
+ARCH = "sm_90"  # unless a wheel has no code for it
 MOST = 600_000_000  # bytes of a wheel
 VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # of Python; the first that a wheel is for
 TIMEOUT = 120  # s of an import
@@ -159,7 +160,8 @@ def measure_all(name: str, arch: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         wheel, version = fetch(name, Path(folder))
         before = kernels_of(wheel)
-        found: dict[str, Any] = {"file": wheel.name, "shipped": wheel.stat().st_size, "kernels": before.total()}
+        found: dict[str, Any] = {"file": wheel.name, "arch": arch, "shipped": wheel.stat().st_size}
+        found["kernels"] = before.total()
         found["import"] = install(wheel, version)
         for way in WAYS:
             new, figures = measure(wheel, arch, way, Path(folder, way))
@@ -183,13 +185,14 @@ def table(figures: dict[str, Any]) -> Iterator[str]:
         cells = [human(shipped), human(again), percent(shipped - again, shipped), human(one)]
         cells += [percent(shipped - one, shipped), human(both), percent(again - both, again)]
         cpu, imported = f"{found['recompressed']['cpu']:.0f}", found["import"]
-        yield f"| {name} | {' | '.join([*cells, cpu, imported.replace('|', '/')])} |"
+        for_ = f", for {found['arch']}" if found["arch"] != ARCH else ""
+        yield f"| {name}{for_} | {' | '.join([*cells, cpu, imported.replace('|', '/')])} |"
 
 
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(prog="tests.bench.wheels")
-    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--arch", default=ARCH)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("wheels", nargs="*", default=WHEELS)
@@ -197,7 +200,6 @@ def main() -> None:
     figures = json.loads(options.output.read_text()) if options.output.exists() else {"wheels": {}}
     for name in () if options.table else options.wheels:
         figures["machine"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-        figures["arch"] = options.arch
         figures["wheels"][name] = measure_all(name, options.arch)
         ordered = sorted(figures["wheels"].items(), key=lambda item: item[1]["shipped"])
         figures["wheels"] = dict(ordered)

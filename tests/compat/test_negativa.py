@@ -1,5 +1,6 @@
 """Negativa-ML's LIB.json: written, read, and what is refused."""
 
+import io
 import json
 import os
 
@@ -7,6 +8,7 @@ import pytest
 
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.compat.negativa import path_of, read_spans, write_spans, write_trace
+from gpt.stream import wire
 from tests.stages.tools import extract, located, patch, run
 
 USED = "_Z3onePf\n"
@@ -60,12 +62,19 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.full
 def test_spans_out_and_in_give_the_same_library(sample, tmp_path):
     library = sample("none")
-    ours = patch(located(library, USED, "--spans-json", str(tmp_path / "spans")), "-o", tmp_path / "ours")
+    decided = located(library, USED, "--spans-json", str(tmp_path / "spans"))
+    ours = patch(decided, "-o", tmp_path / "ours")
     given = run("gpt-locate", "--spans-json", tmp_path / "spans", data=extract(library).out)
     assert given.status == 0, given.err
     assert {span["reason"] for span in given.kind("span")} == {"given"}
     theirs = patch(given.out, "-o", tmp_path / "theirs")
     assert {**ours, "output": ""} == {**theirs, "output": ""}
+    tallies = {tally["reason"]: tally for tally in given.kind("tally")}
+    assert list(tallies) == ["given", "kept"]
+    told = [record for record in wire.read_records(io.BytesIO(decided), "") if record["kind"] == "tally"]
+    for key in ("elements", "kernels", "bytes"):
+        assert tallies["kept"][key] == sum(tally[key] for tally in told if tally["reason"] == "kept")
+        assert tallies["given"][key] == sum(tally[key] for tally in told if tally["reason"] != "kept")
     name = library.name
     assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
 

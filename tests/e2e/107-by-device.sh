@@ -43,13 +43,13 @@ python3 pack.py
 gpt-debloat --arch sm_75,9.0 --arch 90a --recompress -r demo-1.2-py3-none-any.whl -o wheels >table
 ls wheels >names
 grep -qxF "demo-1.2+sm75.sm90-py3-none-any.whl" names
-grep -qxF "demo-1.2+sm90a-py3-none-any.whl" names
+grep -qxF "demo-1.2+sm90-py3-none-any.whl" names
 test "$(wc -l <names)" -eq 2
 test "$(archs -r wheels/demo-1.2+sm75.sm90-py3-none-any.whl)" = "2 cubin sm_75 2 cubin sm_90"
-test "$(archs -r wheels/demo-1.2+sm90a-py3-none-any.whl)" = "2 cubin sm_90"
+test "$(archs -r wheels/demo-1.2+sm90-py3-none-any.whl)" = "2 cubin sm_90"
 test "$(grep -c "^wheel written: " table)" -eq 2
-python3 -m zipfile -e wheels/demo-1.2+sm90a-py3-none-any.whl unpacked
-grep -qx "Version: 1.2+sm90a" unpacked/demo-1.2+sm90a.dist-info/METADATA
+python3 -m zipfile -e wheels/demo-1.2+sm90-py3-none-any.whl unpacked
+grep -qx "Version: 1.2+sm90" unpacked/demo-1.2+sm90.dist-info/METADATA
 
 # What makes no sense is said before anything is written.
 fails() { # STATUS TEXT OPTION...
@@ -88,5 +88,11 @@ mkdir again
 cp demo-1.2-py3-none-any.whl again
 fails 2 "two wheels have the name 'demo-1.2-py3-none-any.whl'" --arch sm_90 -r demo-1.2-py3-none-any.whl \
     -r again/demo-1.2-py3-none-any.whl -o some
-fails 1 "no code for sm_60" --arch sm_60 -r lib -o no
-test "$(sum "no$PWD/lib/libdemo.so")" = "$original"
+
+# An architecture that nothing is for: no library is written, nor replaced by one that is only packed smaller.
+fails 1 "no code for sm_60: there is cubin for sm_75, sm_90; ptx for sm_90: nothing is cut" --arch sm_60 -r lib -o no
+fails 1 "libraries that gpt-locate decided nothing about, as it said, are not written" --arch sm_60 --recompress --apply -r lib
+fails 1 "no code for sm_60" --arch sm_60 --recompress -r demo-1.2-py3-none-any.whl -o no
+test -z "$(find no -type f)"
+test ! -e lib/libdemo.so.gpt-orig
+test "$(sum lib/libdemo.so)" = "$original"

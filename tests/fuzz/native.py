@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.fuzz.engine import ROOT, Result, Sample, saved
@@ -52,6 +53,7 @@ def _run(*command: str | Path) -> str:
     return subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
 
 
+@cache
 def why_not(folder: Path, guided: bool = False) -> str | None:
     """Why no harness can be built here; None if one can."""
     compiler = "clang" if guided else os.environ.get("CC", "cc")

@@ -26,8 +26,8 @@ def test_reader(target, sample, tmp_path):
 
 
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
-def test_harness(harness, sample, tmp_path):
-    if reason := native.why_not(tmp_path):
+def test_harness(harness, sample, tmp_path, tmp_path_factory):
+    if reason := native.why_not(tmp_path_factory.getbasetemp()):
         pytest.skip(reason)
     work, failures = tmp_path / "work", tmp_path / "failures"
     result = native.run(harness, sample, work, failures, seed=SEED, count=harness.quick, guided=False)

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpt.sass.words import bits, dump_words, parse_words, with_bits, with_target
+
 SITE, ROOM = 0x12340, 0x54000  # offsets of the loads and stores that mark the site and the room
 RZ, PT, URZ = 255, 7, 63
 LANEID, TID, LTMASK, CLOCK = 0x00, 0x21, 0x39, 0x50  # special registers
@@ -75,8 +77,6 @@ WORDS = {
 
 FIELDS = {  # name: first bit, bits
     "guard": (12, 4),
-    "near": (16, 8),  # of a branch's distance the low 8 bits,
-    "far": (34, 48),  # and the others
     "d": (16, 8),
     "ud": (16, 6),
     "barrier": (16, 4),  # of BSSY and BSYNC
@@ -104,27 +104,12 @@ FIELDS = {  # name: first bit, bits
 def with_field(word: int, name: str, value: int) -> int:
     """Return the word with another value in a field, of which only the bits that fit are kept."""
     first, width = FIELDS[name]
-    mask = (1 << width) - 1
-    return word & ~(mask << first) | (value & mask) << first
+    return with_bits(word, first, width, value & (1 << width) - 1)
 
 
 def field_of(word: int, name: str) -> int:
     """Return the value of a field."""
-    first, width = FIELDS[name]
-    return word >> first & (1 << width) - 1
-
-
-def with_target(op: Op, here: int, target: int) -> int:
-    """Return the word of a branch at an address with another target."""
-    distance = target - here - 16
-    if op.name == "BSSY":
-        return with_field(op.word, "imm", distance)
-    return with_field(with_field(op.word, "near", distance >> 2), "far", distance >> 10)
-
-
-def dump_words(words: Iterable[int]) -> bytes:
-    """Return the bytes of words."""
-    return b"".join(word.to_bytes(16, "little") for word in words)
+    return bits(word, *FIELDS[name])
 
 
 @dataclass
@@ -164,7 +149,7 @@ def assemble(code: Code, start: int, outside: dict[str, int]) -> list[int]:
         elif isinstance(item, Op):
             word, here = item.word, start + 16 * len(words)
             if item.to is not None:
-                word = with_target(item, here, labels[item.to])
+                word = with_target(word, "imm32" if item.name == "BSSY" else "split", here, labels[item.to])
             if item.address is not None:
                 word = with_field(word, "imm", labels[item.address])
             words.append(word)
@@ -224,7 +209,7 @@ def read_kernels(image: bytes, listing: str) -> dict[str, Kernel]:
         name = section.removeprefix(".text.")
         if name == section or name not in counts:
             continue
-        words = [int.from_bytes(image[at : at + 16], "little") for at in range(offset, offset + size, 16)]
+        words = parse_words(image[offset : offset + size])
         (count,) = struct.unpack_from("<I", image, counts[name])
         kernel = kernels[name] = Kernel(name, words, texts[name], offset, count, counts[name])
         run = 0

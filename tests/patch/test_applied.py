@@ -1,7 +1,11 @@
 """The lists of gpt-debloat --apply: --restore deletes them, so they have to be the user's own."""
 
+import hashlib
 import os
+import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -56,3 +60,114 @@ def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
     assert (done.returncode, done.stderr) == (0, "")
     assert f"./{name}/lib.so.gpt-orig" in done.stdout and "backups: 1," in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "notes.txt"])
+
+
+# Environments as there are some.
+
+
+def apply_to(folder, state, *options, prefix=()):
+    command = [*prefix, "gpt-debloat", "--arch", "sm_90", "--apply", "--recompress", *options, "-r", folder]
+    env = os.environ | {"XDG_STATE_HOME": str(state)}
+    return subprocess.Popen(
+        list(map(str, command)), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def digests(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def environment(sample, tmp_path):
+    """Twelve libraries."""
+    for number in range(12):
+        (folder := tmp_path / "env" / f"p{number}").mkdir(parents=True)
+        shutil.copy(sample("none"), folder / f"lib{number}.so")
+    return tmp_path / "env"
+
+
+def test_links_of_an_environment(sample, tmp_path):
+    """As uv and conda make them. What an environment shares with others is replaced too, which is said."""
+    site, cache = tmp_path / "env" / "lib", tmp_path / "cache"
+    for folder in (site, cache, tmp_path / "src"):
+        folder.mkdir(parents=True)
+    shutil.copy(sample("none"), cache / "libshared.so")
+    shutil.copy(sample("none"), cache / "libhard.so")
+    shutil.copy(sample("none"), site / "libown.so.1")
+    shutil.copy(sample("none"), tmp_path / "src" / "editable.so")
+    (site / "editable.pth").write_text(str(tmp_path / "src"))  # which only Python follows
+    (site / "libshared.so").symlink_to(cache / "libshared.so")
+    (site / "libhard.so").hardlink_to(cache / "libhard.so")
+    (site / "libown.so").symlink_to("libown.so.1")
+    (site / "libnone.so").symlink_to("/nonexistent")
+    (site / "again").symlink_to(".")
+    before = digests(tmp_path)
+    done = apply_to(tmp_path / "env", tmp_path / "state")
+    said = sorted(done.communicate(timeout=120)[1].splitlines())
+    assert done.returncode == 0
+    assert said == [
+        f"gpt-patch: warning: {site}/libhard.so: has 1 more name (hard links), which keep the original",
+        f"gpt-patch: warning: {site}/libshared.so: is a link: '{cache}/libshared.so' is replaced, for whatever else"
+        " uses it too",
+    ]
+    after = digests(tmp_path)
+    assert {path for path in before if before[path] != after[path]} == {
+        str(path) for path in (site / "libhard.so", site / "libown.so.1", cache / "libshared.so")
+    }
+    assert all(path.is_symlink() for path in (site / "libshared.so", site / "libown.so"))
+    assert restore(tmp_path / "state").returncode == 0
+    assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--no-backup",)])
+def test_an_environment_that_is_read_only(environment, tmp_path, options):
+    folders = [environment, *environment.iterdir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    plain = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if not os.geteuid() else ()
+    before = digests(environment)
+    done = apply_to(environment, tmp_path / "state", *options, prefix=plain)
+    said = done.communicate(timeout=120)[1]
+    for folder in folders:
+        folder.chmod(0o755)
+    assert done.returncode in (1, 4)
+    assert said.count(": Permission denied") == len(said.splitlines()) == len(before)
+    assert "/tmp" not in said.replace(str(tmp_path), "")  # nor the name of a temporary file
+    assert digests(environment) == before
+
+
+@pytest.mark.full
+def test_two_at_once(environment, tmp_path):
+    """Each library is replaced once, and its backup is the original."""
+    before = digests(environment)
+    both = [apply_to(environment, tmp_path / "state") for _ in range(2)]
+    said = "".join(one.communicate(timeout=300)[1] for one in both)
+    assert all(" it first" in line or "extract it again" in line for line in said.splitlines())
+    after = digests(environment)
+    assert len(after) == 2 * len(before)
+    for path in before:
+        assert after[path] != before[path] == after[f"{path}.gpt-orig"]
+    assert restore(tmp_path / "state").returncode == 0
+    assert digests(environment) == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("replaced", [1, 6, 11])
+def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
+    """The next run goes on, and --restore undoes both."""
+    before = digests(environment)
+    begun = apply_to(environment, tmp_path / "state")
+    while len(list(environment.rglob("*.gpt-orig"))) < replaced and begun.poll() is None:
+        time.sleep(0.01)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.communicate()
+    found = digests(environment)
+    assert all(digest == before[path.removesuffix(".gpt-orig")] for path, digest in found.items() if ".gpt-" in path)
+    assert {path.removesuffix(".gpt-orig") for path in found} == set(before)  # no half of a file
+    done = apply_to(environment, tmp_path / "state")
+    assert (done.communicate(timeout=300)[1], done.returncode) == ("", 0)
+    assert len(digests(environment)) == 2 * len(before)
+    assert restore(tmp_path / "state").returncode == 0
+    assert digests(environment) == before

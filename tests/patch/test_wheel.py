@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -385,19 +386,20 @@ def archs_in(wheel):
 
 def test_a_wheel_is_written_for_each_arch(wheel, tmp_path):
     """It is named after it, also where there's only one, and a second cut doesn't repeat the name."""
-    done, _ = split(wheel, tmp_path / "out", "--arch", "7.5", "--arch", "sm_75,90a", "--arch", "90", "--arch", "sm_90")
+    archs = ("7.5", "90a,sm_75", "sm_75,90,75f", "90", "sm_90", "90a", "sm_90f,9.0")
+    done, _ = split(wheel, tmp_path / "out", *(f"--arch={arch}" for arch in archs))
     assert done.status == 0, done.err
     made = {path.name: archs_in(path) for path in (tmp_path / "out").iterdir()}
     assert made == {
         "pkg-1+sm75-py3-none-any.whl": {"sm_75"},
-        "pkg-1+sm75.sm90a-py3-none-any.whl": {"sm_75", "sm_90"},
+        "pkg-1+sm75.sm90-py3-none-any.whl": {"sm_75", "sm_90"},
         "pkg-1+sm90-py3-none-any.whl": {"sm_90"},
     }
     assert sorted(Path(r["output"]).name for r in done.kind("repacked")) == sorted(made)
     assert len(done.kind("patched")) == 3 * len(extract("-r", wheel).kind("library"))
     for name in made:
         assert f"pkg-1+{name.split('-')[1][2:]}.dist-info/METADATA" in check_record(tmp_path / "out" / name)
-    both = tmp_path / "out" / "pkg-1+sm75.sm90a-py3-none-any.whl"
+    both = tmp_path / "out" / "pkg-1+sm75.sm90-py3-none-any.whl"
     done, _ = split(both, tmp_path / "again", "--arch", "sm_90")
     (once,) = (tmp_path / "again").iterdir()
     assert (done.status, once.name, archs_in(once)) == (0, "pkg-1+sm90-py3-none-any.whl", {"sm_90"})
@@ -456,15 +458,83 @@ def test_a_label_stands_once(version, label, new):
     assert with_label(version, label) == new
 
 
-def test_a_label_that_would_be_wrong(wheel, tmp_path):
-    """No code is for the device, so nothing is cut: a copy isn't called sm60, nor is there one."""
+def damage(wheel, name):
+    """Change a byte of a member where it's packed, not its checksum."""
+    data = bytearray(wheel.read_bytes())
+    with zipfile.ZipFile(wheel) as file:
+        info = file.getinfo(name)
+        start, size = info.header_offset + 30 + len(name) + len(info.extra), info.compress_size
+    data[start + size // 2] ^= 0x20
+    wheel.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["pkg/lib/libplain.so", "pkg/a,b.txt", "pkg/stored.txt", "pkg-1.dist-info/WHEEL"])
+@pytest.mark.parametrize("options", [("--label", "x"), ()])
+def test_a_damaged_member(wheel, tmp_path, name, options):
+    """pip refuses the wheel. Copied into a new one, the member would seem to be damaged by gpt-patch."""
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("pkg/stored.txt", b"text" * 9)
+    located = located_in(wheel, tmp_path)
+    damage(wheel, name)
+    os.utime(wheel)  # gpt-extract reads no more of such a member than its first bytes
+    done = run("gpt-patch", "-o", tmp_path / "out", *options, data=located)
+    assert (done.status, f"{wheel.name}/{name}: zip: " in done.err) == (3, True), done.err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["Pkg-1.dist-info", "other-2.dist-info", "./x.dist-info"])
+def test_two_folders_of_metadata(wheel, tmp_path, folder):
+    """pip refuses such a wheel, and which of the two gets the new version nobody could say."""
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("pkg/_vendor/other-1.dist-info/METADATA", b"Version: 1\n")
+    located = run("gpt-locate", "--arch", "sm_90", data=extract("-r", wheel).out)
+    assert run("gpt-patch", "-o", tmp_path / "one", data=located.out).status == 0
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr(f"{folder}/METADATA", b"Version: 1\n")
+    located = run("gpt-locate", "--arch", "sm_90", data=extract("-r", wheel).out)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located.out)
+    assert (done.status, "dist-info, which pip refuses" in done.err) == (3, True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+NOT_CUT = "gpt-patch: error: libraries that gpt-locate decided nothing about, as it said, are not written\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])
+def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
+    """A copy of a wheel isn't called sm60, and a library isn't replaced by one that only takes less space."""
     located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
     assert located.status == 1
-    done = run("gpt-patch", "--label", "sm60", "--recompress", "-o", tmp_path / "out", data=located.out)
-    assert (done.status, "nothing was cut, as said before: not written" in done.err) == (1, True)
+    done = run("gpt-patch", *options, "-o", tmp_path / "out", data=located.out)
+    assert (done.status, done.err.startswith(NOT_CUT)) == (1, True)
     assert list((tmp_path / "out").iterdir()) == []
-    assert run("gpt-patch", "-o", tmp_path / "out", data=located.out).status == 1
-    assert list((tmp_path / "out").iterdir()) == []
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+    library = tmp_path / "site" / "pkg" / "lib" / "libone.so"
+    before = library.read_bytes()
+    located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", library.parent).out)
+    recompress = options[-1:]
+    for out in (("-o", tmp_path / "out"), ("--in-place",)):
+        done = run("gpt-patch", *recompress, *out, data=located.out)
+        assert (done.status, done.err) == (1, NOT_CUT)
+        assert done.kind("patched") == []
+    assert (library.read_bytes(), list((tmp_path / "out").iterdir())) == (before, [])
+    assert not list(library.parent.glob("*.gpt-orig"))
+
+
+def test_a_list_that_is_wrong_or_a_stream_that_ends_early_writes_nothing(sample, tmp_path):
+    library = sample("zstd")
+    (tmp_path / "names").write_text("nosuch")
+    listed = extract(library).out
+    for data in (listed, listed[:-20]):
+        located = run("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=data)
+        assert located.status in (1, 3)
+        done = run("gpt-patch", "--recompress", "-o", tmp_path / "out", data=located.out)
+        assert done.status >= 1
+        assert list((tmp_path / "out").iterdir()) == []
+    located = run("gpt-locate", "--spans-json", tmp_path / "nowhere", data=listed)
+    done = run("gpt-patch", "--recompress", "-o", tmp_path / "out", data=located.out)
+    assert (located.status, done.status, list((tmp_path / "out").iterdir())) == (4, 1, [])
 
 
 def pip(*args):

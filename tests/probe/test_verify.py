@@ -125,7 +125,7 @@ def test_what_computes_is_allowed(snippet):
         ("add.sat.u32 %x, %x, %x;", "'add.sat.u32' is not allowed in a probe"),
         ("div.f32 %f, %f, %f;", "'div.f32' is not allowed in a probe"),
         ("cvt.f32.u32 %f, %x;", "'cvt.f32.u32' is not allowed in a probe"),
-        ("mov.u32 %x, 5/0;", "'5 / 0' divides by 0 or by what is not a number"),
+        ("mov.u32 %x, 5/0;", "'5 / 0' divides by 0 or by something that isn't a number"),
         ("mov.u32 %x, 5%(3-3);", "'5 % (3-3)' divides by"),
         ("mov.s64 %a, (-9223372036854775807-1)/-1;", "divides by"),  # ptxas dies of it
         ("mov.f32 %f, 1.0/0.0;", "divides by"),

@@ -77,6 +77,7 @@ def build(folder: Path, *more: str) -> Path:
     return folder
 
 
+@pytest.mark.full  # compiles the whole runtime
 def test_a_program_passes_through(tmp_path):
     built = build(tmp_path / "none")
     kernels = simulated.compile_kernels(tmp_path / "kernels.so", KERNELS)

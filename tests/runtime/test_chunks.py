@@ -310,7 +310,7 @@ def test_runs_at_once_do_not_share_a_file(tmp_path):
             f"gpt-hook: error: {path}: another run writes to it; wait for its end, or choose another file\n"
         )
         assert late.communicate("go\nend\n")[1] == (
-            f"gpt-hook: error: {path}: another run of gpt-hook writes to it, or it is not a trace; "
+            f"gpt-hook: error: {path}: another run of gpt-hook is writing to it, or it isn't a trace; "
             "nothing more is recorded\n"
         )
         assert late.returncode == 0

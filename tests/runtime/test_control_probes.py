@@ -372,5 +372,5 @@ def test_the_supervisor_is_killed(tmp_path, program):
     assert state["with_probes"] == 0
     order(server.pid, "disable")
     trace = server.end()
-    reason = "gpt-hook's supervisor did not serve it: it has ended, or is out of this process's reach"
+    reason = "gpt-hook's supervisor did not serve it: it has ended, or this process can't reach it"
     assert reason in probing.unprobed(trace)

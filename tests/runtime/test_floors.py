@@ -24,18 +24,25 @@ def floor(path):
     return FLOORS.index(path.parent.name)
 
 
-def symbols(path):
-    """What an object defines for others, and what it uses of them."""
-    lines = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines()
-    words = [line.split() for line in lines]
-    defined = {word[-1] for word in words if word[-2].isupper() and word[-2] not in "UW"}
-    return defined, {word[-1] for word in words if word[-2] == "U"}
+def symbols(folder, names):
+    """Return, for each object, the symbols it defines for others, and the ones it uses of them."""
+    objects = [f"{name}.o" for name in names]
+    lines = subprocess.run(["nm", "-A", *objects], cwd=folder, capture_output=True, text=True, check=True).stdout
+    found = {name: (set(), set()) for name in names}
+    for line in lines.splitlines():
+        name, _, rest = line.partition(".o:")
+        *_, kind, symbol = rest.split()
+        if kind == "U":
+            found[name][1].add(symbol)
+        elif kind.isupper() and kind != "W":
+            found[name][0].add(symbol)
+    return found
 
 
 @pytest.mark.full
 def test_no_symbol_is_used_from_below(tmp_path):
     subprocess.run(["cc", "-c", *FLAGS, *FILES.values()], cwd=tmp_path, check=True)
-    found = {name: symbols(tmp_path / f"{name}.o") for name in FILES}
+    found = symbols(tmp_path, FILES)
     home = {symbol: path for name, path in FILES.items() for symbol in found[name][0]}
     upwards = {
         (name, symbol)
@@ -96,7 +103,7 @@ def test_no_two_files_of_a_folder_need_each_other(folder, tmp_path):
     arch = {"hook/entry": "hook", "sim": "sim", "launcher": "launcher"}.get(folder, "none of it")
     files = sorted([*(RUNTIME / folder).glob("*.c"), *hooked.ARCH.glob(f"{arch}/*.[cS]")])
     subprocess.run(["cc", "-c", *FLAGS, *VERSIONS, *files], cwd=tmp_path, check=True)
-    found = {path.stem: symbols(tmp_path / f"{path.stem}.o") for path in files}
+    found = symbols(tmp_path, [path.stem for path in files])
     home = {symbol: name for name, (defined, _) in found.items() for symbol in defined}
     needed = {name: {home[s] for s in used & home.keys()} - {name} for name, (_, used) in found.items()}
     assert circles(needed) == {frozenset(line.split()) for line in CIRCLES.get(folder, ())}

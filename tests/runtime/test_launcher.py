@@ -26,13 +26,13 @@ def gpt_hook(*args, **more):
     [
         ((), 2, "arguments: none; see gpt-hook --help"),
         (("walk",), 2, "walk: no such command; see gpt-hook --help"),
-        (("true", "x"), 2, "true: no command of gpt-hook: 'gpt-hook run -- true' runs a program"),
-        (("/bin/true",), 2, "/bin/true: no command of gpt-hook: 'gpt-hook run -- /bin/true' runs a program"),
-        (("--", "true"), 2, "--: no command before it: 'gpt-hook run -- true' runs a program"),
+        (("true", "x"), 2, "true: not a gpt-hook command; to run a program: gpt-hook run -- true"),
+        (("/bin/true",), 2, "/bin/true: not a gpt-hook command; to run a program: gpt-hook run -- /bin/true"),
+        (("--", "true"), 2, "--: no gpt-hook command before it; to run a program: gpt-hook run -- true"),
         (("-p", "x", "run", "--", "true"), 2, "-p: options follow 'run': 'gpt-hook run -p ...'; see gpt-hook --help"),
         (("-o", "x", "true"), 2, "-o: options follow 'run': 'gpt-hook run -o ...'; see gpt-hook --help"),
         (("--all", "ctl", "1"), 2, "--all: options follow 'ctl': 'gpt-hook ctl --all ...'; see gpt-hook --help"),
-        (("run", "--", "--disabled", "true"), 127, "--disabled: command not found: options stand before '--'"),
+        (("run", "--", "--disabled", "true"), 127, "--disabled: command not found: options go before '--'"),
         (("run",), 2, "run: no command; see gpt-hook --help"),
         (("run", "--fast", "true"), 2, "--fast: no such option; see gpt-hook --help"),
         (("run", "-o"), 2, "-o: needs a value"),
@@ -64,7 +64,7 @@ def test_errors(tmp_path, args, status, message):
 def test_a_file_of_this_folder(tmp_path):
     shutil.copy("/bin/true", tmp_path / "app-of-mine")
     done = gpt_hook("app-of-mine", cwd=tmp_path)
-    said = "app-of-mine: no command of gpt-hook: 'gpt-hook run -- ./app-of-mine' runs a program"
+    said = "app-of-mine: not a gpt-hook command; to run a program: gpt-hook run -- ./app-of-mine"
     assert (done.returncode, done.stderr) == (2, f"gpt-hook: error: {said}\n")
 
 
@@ -198,7 +198,7 @@ def test_programs_of_musl(tmp_path):
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", f"{tmp_path}/musl; exit $?")
     assert (done.returncode, done.stdout, done.stderr) == (3, "runs\n", "")
     said = Trace(tmp_path / "t.mp").of("diag")
-    assert [d["text"] for d in said] == ["a program of another libc than glibc: it is not watched"]
+    assert [d["text"] for d in said] == ["not linked to glibc: this program is not watched"]
 
 
 def test_programs_with_a_sanitizer_of_gcc(tmp_path):

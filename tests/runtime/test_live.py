@@ -20,6 +20,7 @@ from tests.runtime import hooked
 from tests.runtime.clients import DAEMON, FORK, LOOP, THREADS, WORK
 from tests.runtime.following import launches, live, private_folder, read, segments  # noqa: F401
 from tests.runtime.hooked import Trace
+from tests.tiers import full
 
 # Launches when it is told to by a line, and says so.
 TOLD = r"""
@@ -69,8 +70,9 @@ def test_a_stream_tells_what_a_file_does(tmp_path):
         assert sum(r["kind"] == kind for r in records) == len(trace.of(kind)), kind
 
 
-def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
-    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), "-DROUNDS=5000")
+@pytest.mark.parametrize("rounds", [1000, full(5000)])
+def test_times_on_the_gpu_and_counts_of_queries(tmp_path, rounds):
+    program = hooked.compile_c(tmp_path / "client", WORK.replace("return NULL", ASKS), f"-DROUNDS={rounds}")
     process = live("-", program, options=["--gpu-time"], stdout=subprocess.PIPE)
     records = read(process.communicate()[0])
     assert process.returncode == 0 and len(segments(records)) == 1
@@ -84,7 +86,7 @@ def test_times_on_the_gpu_and_counts_of_queries(tmp_path):
                     counted[apis[row["api"]]] += row["count"]
                 else:
                     timed[apis[row["api"]]] += 1
-    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * 5000)
+    assert timed == dict.fromkeys(("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemsetD8Async"), 4 * rounds)
     assert counted["cuDriverGetVersion"] == 4 * 1000
 
 
@@ -482,6 +484,32 @@ def test_gpt_hook_tidies_up_where_all_others_were_killed(tmp_path, private):
     os.kill(helper, signal.SIGKILL)
     os.kill(int(trace.name), signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL and not [*private.glob("gpt-hook.*")]
+
+
+def test_the_next_stream_tidies_up_where_all_were_killed(tmp_path, private):
+    program = hooked.compile_c(tmp_path / "client", "#include <signal.h>\n" + TOLD.replace("return 7", "pause()"))
+    process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"1\n"), process.stdin.close()
+    assert process.stdout.readline() == b"done\n"
+    (trace,) = private.glob("*/[0-9]*")
+    for pid in (process.pid, find_helper(private), int(trace.name)):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    (left,) = private.glob("gpt-hook.*")
+    hooked.wait_until(lambda: not os.path.exists(f"/proc/{trace.name}"))
+    names = ["AAAAAA", "BBBBBB", "CCCCCC"]  # with no lock, with a link in its place, a link themselves
+    kept = [left.with_name(left.name[:-6] + name) for name in names]
+    kept[0].mkdir(0o700), kept[1].mkdir(0o700)
+    (kept[1] / ".helper").symlink_to(left / ".helper")
+    kept[2].symlink_to(tmp_path)
+    (tmp_path / ".helper").touch(0o600)
+    os.utime(tmp_path / ".helper", (1, 1))
+    assert live("|cat >/dev/null", "true").wait() == 0 and left.exists()  # it may be about to be locked
+    os.utime(left / ".helper", (1, 1))
+    assert live("|cat >/dev/null", "true").wait() == 0
+    hooked.wait_until(lambda: sorted(private.glob("gpt-hook.*")) == kept)
+    assert (tmp_path / ".helper").exists()
+    kept[0].rmdir(), (kept[1] / ".helper").unlink(), kept[1].rmdir(), kept[2].unlink()
 
 
 @pytest.mark.full

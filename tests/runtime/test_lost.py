@@ -57,7 +57,7 @@ def said(tmp_path, *command, output=None, **more):
 )
 def test_an_environment_without_the_hook(tmp_path, folder, script, by, how):
     _, lines = said(tmp_path, "sh", "-c", script.format(f=folder))
-    what = f"nothing was recorded of {folder}/app, which {by} started {how}{BEFORE}"
+    what = f"nothing was recorded from {folder}/app, which {by} started {how}{BEFORE}"
     assert lines == [f"warning: {NOT_WRITTEN}{what}"] and not (tmp_path / "t.mp").exists()
 
 
@@ -83,14 +83,14 @@ def test_every_function_that_replaces_the_program(tmp_path, folder, function):
     program = hooked.compile_c(tmp_path / "program", source % (function, arguments))
     status, (line,) = said(tmp_path, program)
     assert status == 7
-    assert re.search(r"nothing was recorded of \S+, which program started without LD_PRELOAD;", line)
+    assert re.search(r"nothing was recorded from \S+, which program started without LD_PRELOAD;", line)
 
 
 @pytest.mark.parametrize("program", ["sh -c 'exit 3'", "env -i sh -c 'exit 3'"])
 def test_a_program_that_is_found_without_a_path(tmp_path, program):
     """env removes PATH first, and libc then looks in folders of its own."""
     status, lines = said(tmp_path, "sh", "-c", f"exec env -i {program}")
-    what = f"nothing was recorded of {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
+    what = f"nothing was recorded from {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
     assert (status, lines) == (3, [f"warning: {NOT_WRITTEN}{what}"])
 
 
@@ -108,7 +108,7 @@ def test_shells_that_libc_starts(tmp_path, call, drops):
     program = hooked.compile_c(tmp_path / "program", "#include <sys/wait.h>\n" + source % (drop, call))
     status, (line,) = said(tmp_path, program)
     assert status == 7
-    assert ("nothing was recorded of /bin/sh, which program started without LD_PRELOAD;" in line) == drops
+    assert ("nothing was recorded from /bin/sh, which program started without LD_PRELOAD;" in line) == drops
 
 
 @pytest.mark.parametrize("function", ["posix_spawn", "posix_spawnp"])
@@ -128,11 +128,11 @@ def test_spawned_programs(tmp_path, folder, function):
     """
     program = hooked.compile_c(tmp_path / "program", source % (function, function))
     status, (line,) = said(tmp_path, program)
-    assert status == 7 and "nothing was recorded of /bin/sh, which program started without LD_PRELOAD;" in line
+    assert status == 7 and "nothing was recorded from /bin/sh, which program started without LD_PRELOAD;" in line
 
 
 def test_programs_that_no_library_enters(tmp_path, folder):
-    fact = f"warning: {NOT_WRITTEN}nothing was recorded of {folder}/static, which sh started: a statically linked"
+    fact = f"warning: {NOT_WRITTEN}nothing was recorded from {folder}/static, which sh started: a statically linked"
     for script, status in ((f"exec {folder}/static", 5), (f"{folder}/static; exit 3", 3)):
         assert said(tmp_path, "sh", "-c", script) == (status, [f"{fact} program cannot be watched"])
     # Of a program that starts one as a helper, and uses the driver itself, that is no news.
@@ -146,7 +146,7 @@ def test_a_program_of_musl_has_a_trace_without_calls(tmp_path, folder):
     subprocess.run(["musl-gcc", folder / "plain.c", "-o", tmp_path / "musl"], check=True)
     status, lines = said(tmp_path, "sh", "-c", f"{tmp_path}/musl; exit 3")
     assert status == 3 and lines[0].startswith("0 calls, 0 launches, 1 process")
-    assert lines[1].endswith(f"of {tmp_path}/musl, which sh started: a program of musl cannot be watched")
+    assert lines[1].endswith(f"from {tmp_path}/musl, which sh started: a program of musl cannot be watched")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
@@ -156,7 +156,7 @@ def test_a_setuid_program(tmp_path, folder):
     os.chown(program, 2001, 2001)
     program.chmod(0o4755)
     _, lines = said(tmp_path, "sh", "-c", f"{program}; true")
-    what = f"of {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+    what = f"from {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
     assert lines == [f"warning: {NOT_WRITTEN}nothing was recorded {what}"]
 
 
@@ -181,7 +181,7 @@ def test_a_program_that_another_user_starts(tmp_path, folder, folders):
         assert not os.listdir(notes)
     finally:
         shutil.rmtree(copied)
-    fact = f"gpt-hook: warning: nothing was recorded of {copied}/true, which env started without LD_PRELOAD{BEFORE}"
+    fact = f"gpt-hook: warning: nothing was recorded from {copied}/true, which env started without LD_PRELOAD{BEFORE}"
     assert done.stderr.splitlines()[:-1] == [fact] * (1 if folders == "shared" else 2)
 
 
@@ -211,14 +211,16 @@ def test_a_setuid_program_that_gets_no_rights(tmp_path, folder):
 def test_a_part_of_the_run_is_recorded(tmp_path, folder):
     status, lines = said(tmp_path, "sh", "-c", f"{folder}/app 3; env -i {folder}/app 4; exit 9")
     assert status == 9 and " 3 launches, " in lines[0]
-    assert lines[1:] == [f"warning: nothing was recorded of {folder}/app, which env started without LD_PRELOAD{BEFORE}"]
+    assert lines[1:] == [
+        f"warning: nothing was recorded from {folder}/app, which env started without LD_PRELOAD{BEFORE}"
+    ]
 
 
 @pytest.mark.parametrize("output", ["-", "|cat"])
 def test_streams(tmp_path, folder, output):
     nothing = f"warning: {output}: nothing was recorded: no process that gpt-hook watched used the CUDA driver"
     assert said(tmp_path, "sh", "-c", "true", output=output)[1] == [nothing]
-    lost = f"warning: nothing was recorded of {folder}/app, which env started without LD_PRELOAD{BEFORE}"
+    lost = f"warning: nothing was recorded from {folder}/app, which env started without LD_PRELOAD{BEFORE}"
     assert said(tmp_path, "env", "-i", folder / "app", "3", output=output)[1] == [lost, nothing]
     assert said(tmp_path, folder / "app", "3", output=output)[1] == []
 

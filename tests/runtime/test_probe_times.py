@@ -87,7 +87,7 @@ def test_benchmark(tmp_path, program, ptx):
     """Results are the program's, although each kernel runs twice: `total` too, of which the first has a copy."""
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--benchmark", arguments=(ptx,))
     assert unprobed(trace) == {
-        "--benchmark cannot measure it: it depends on its predecessor, and nothing may come between": 1
+        "--benchmark cannot measure it: it depends on its predecessor, so nothing may come between them": 1
     }
     assert trace.launches == {"scale": 4} and len(trace.of("probed")) == len(trace.of("times")) == 3
     for times in trace.of("times"):
@@ -105,7 +105,7 @@ def test_benchmark(tmp_path, program, ptx):
 def test_benchmark_of_a_pipeline_without_the_original(tmp_path, program, ptx):
     pipeline = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
     trace = good(tmp_path, program, "--jit", pipeline, "--benchmark", arguments=(ptx,))
-    reason = "--benchmark cannot measure it: the pipeline gives no code without probes, as gpt-asm --original does"
+    reason = "--benchmark cannot measure it: the pipeline returns no code without probes, as 'gpt-asm --original' does"
     assert unprobed(trace) == {reason: 4} and not trace.of("probed")
 
 

@@ -68,10 +68,11 @@ def compile_library(path, source, *flags, which=None, build_id=BUILD_ID):
     return path
 
 
-@pytest.fixture(params=["RUNPATH", "RPATH"])
-def layout(request, tmp_path):
-    """As wheels lay libraries out: each finds those of another package by $ORIGIN, and those beside it."""
-    site = tmp_path / "site"
+@pytest.fixture(scope="module", params=["RUNPATH", "RPATH"])
+def built(request, tmp_path_factory):
+    """Libraries laid out as in wheels: each finds its neighbours, and another package's libraries, by $ORIGIN."""
+    folder = tmp_path_factory.mktemp("built")
+    site = folder / "site"
     compile_library(site / "other" / "lib" / "libneighbour.so", SMALL)
     compile_library(site / "app" / "lib" / "libbeside.so", SMALL)
     compile_library(site / "app" / "lib" / "inner" / "libinside.so", SMALL)
@@ -80,12 +81,19 @@ def layout(request, tmp_path):
     flags.append(f"-Wl,{tags},-rpath,$ORIGIN/../../other/lib:${{ORIGIN}}/inner")
     library = compile_library(site / "app" / "lib" / "libfoo.so.1", LIBRARY, *flags, which="original")
     (site / "app" / "lib" / "libfoo.so").symlink_to("libfoo.so.1")
-    compile_library(tmp_path / "slim" / "libfoo.so.1", LIBRARY, *flags, which="replaced")
-    program(tmp_path / "load")
+    compile_library(folder / "slim" / "libfoo.so.1", LIBRARY, *flags, which="replaced")
+    program(folder / "load")
     source = "void tell(void); int main(void) { tell(); }"
-    (tmp_path / "linked.c").write_text(source)
+    (folder / "linked.c").write_text(source)
     links = [library, "-Wl,-rpath,$ORIGIN/lib", f"-Wl,-rpath-link,{site}/other/lib"]
-    cuda.c_compiler(tmp_path / "linked.c", "-o", site / "app" / "linked", *links)
+    cuda.c_compiler(folder / "linked.c", "-o", site / "app" / "linked", *links)
+    return folder
+
+
+@pytest.fixture
+def layout(built, tmp_path):
+    """A copy of these libraries for one test."""
+    shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -174,7 +174,7 @@ def test_a_trace_out_of_reach_is_not_called_unwritten(tmp_path, does, fact):
     tmp_path.chmod(0o700)
     program = hooked.compile_c(tmp_path / "leaves", ends(does))
     (line,) = said(tmp_path, program, "3")
-    expected = f"cannot be read at the end ({fact}): what is in it is not counted"
+    expected = f"can't be read at the end ({fact}), so its calls aren't counted"
     assert line == f"gpt-hook: warning: {tmp_path}/t.mp: {expected}"
     assert sum(Trace(tmp_path / "t.mp").launches.values()) == 3
 
@@ -192,4 +192,4 @@ def test_a_trace_that_could_not_be_made_is_not_blamed_on_another_program(tmp_pat
     program = hooked.compile_c(tmp_path / "leaves", leaves)
     first, *_, last = said(tmp_path, program)
     assert first == f"gpt-hook: error: {tmp_path}/t.mp: Permission denied; nothing more is recorded"
-    assert last.startswith(f"gpt-hook: warning: {tmp_path}/t.mp: cannot be read at the end (")
+    assert last.startswith(f"gpt-hook: warning: {tmp_path}/t.mp: can't be read at the end (")

@@ -79,7 +79,7 @@ def test_a_library_in_a_namespace_of_its_own_is_told_of(tmp_path, source, end):
     done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", client))
     assert done.returncode == 0
     driver = hooked.runtime() / "sim" / "libcuda.so.1"
-    fact = "loaded by dlmopen: what libraries of its namespace call is not recorded"
+    fact = "loaded by dlmopen, so calls from libraries in its namespace are not recorded"
     assert done.stderr == f"gpt-hook: warning: {driver}: {fact}\n"
     trace = Trace(tmp_path / "t.mp")
     (diag,) = trace.of("diag")

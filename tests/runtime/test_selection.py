@@ -94,7 +94,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
             "foo -never",
             [
                 "0 launches with probes, 0 without, 1 of kernels that -k and --filter leave out",
-                "warning: no kernel that -k and --filter choose was launched; the program looked up, of these: never",
+                "warning: no kernel that -k and --filter choose was launched; of these, the program looked up: never",
             ],
         ),
         (
@@ -156,7 +156,7 @@ def test_another_program_takes_the_place(tmp_path, program, kernels):
 def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
     script = f"{program} {program.with_name('few.ptx')} foo foo kill; exit 3"
     lines = said(tmp_path, "sh", "-c", script, options=("--launch-skip", "7"))
-    told = "2 of processes whose trace has no end, so that nothing is known of them"
+    told = "2 of processes whose trace has no end, so nothing is known about them"
     assert lines == ["Killed", f"0 launches with probes, 0 without, {told}"]
 
 

@@ -22,7 +22,10 @@ def test_the_compute_capability(play, arch, expected):
     assert play(source, GPT_SIM_ARCH=arch) == expected
 
 
-@pytest.mark.parametrize("arch", ["foo", "9", "sm_9", "sm_90a", "sm_", "0.9", "9.0x", "-9.0", "9.10", "sm_9000"])
+WRONG = ["foo", "9", "sm_9", "sm_90a", "sm_", "0.9", "9.0x", "-9.0", "9.10", "sm_9000"]
+
+
+@pytest.mark.parametrize("arch", [*WRONG, " 9.0", "+9.0", "9. 0", "9.0 ", "sm_ 90", "sm_+90"])
 def test_no_compute_capability(tmp_path, arch):
     source = r"""
     int main(void) {

@@ -170,7 +170,14 @@ def test_a_damaged_image_is_refused_with_a_reason(sim_play):
     assert [cu.cuModuleLoadData(byref(c_void_p()), image) for image in images] == [200, 200]
     empty = bytes.fromhex("50ed55ba01001000") + bytes(64)  # a fatbin without elements
     assert cu.cuModuleLoadData(byref(c_void_p()), empty) == 209
+    def one_element(kind):
+        head = bytes.fromhex("50ed55ba01001000") + (64).to_bytes(8, "little")
+        return head + kind.to_bytes(2, "little") + bytes.fromhex("010140000000") + bytes(56)
+    assert cu.cuModuleLoadData(byref(c_void_p()), one_element(0)) == 209  # as gpt-patch leaves it
+    assert cu.cuModuleLoadData(byref(c_void_p()), one_element(8)) == 209
     """
     done = sim_play(script)
     assert done.returncode == 0, done.stderr
     assert "cut off or damaged" in done.stderr and "a fatbin without PTX;" in done.stderr
+    assert "a fatbin without PTX, of which gpt-patch cut code;" in done.stderr
+    assert "a fatbin without PTX, with intermediate code of another kind (LTO);" in done.stderr

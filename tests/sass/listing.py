@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from gpt.sass.arch import arch_of
 from gpt.sass.code import Code
-from gpt.sass.tables import Effect, Opcode, Registers, Table
-from gpt.sass.words import CONTROL, bits, dump_words, opcode_of
+from gpt.sass.masks import Masks, Registers, pack
+from gpt.sass.tables import Opcode, Table
+from gpt.sass.words import CONTROL, bits, dump_words, guard_of, opcode_of
 
 TARGETS = {0x947: "split", 0x547: "split", 0x944: "split", 0x348: "split", 0x945: "imm32"}
 FILES = {"GPR": "R", "UGPR": "UR", "PRED": "P", "UPRED": "UP"}
@@ -78,12 +79,14 @@ def _read_marks(line: str, columns: list[tuple[str, int]]) -> tuple[Registers, R
 
 def listed_code(words: list[int], rows: list[Row]) -> Code:
     """Return code whose instructions do what nvdisasm says, so that only control flow and liveness are tested."""
-    opcodes, effects = {}, {}
+    table = Table(arch_of("sm_90"), "nvdisasm", {})
     for word, row in zip(words, rows, strict=True):
         name = re.split(r"[. ]", re.sub(r"^@!?U?P\w+ ", "", row.text))[0]
         number, barrier = opcode_of(word), 1 << bits(word, 16, 4)
-        opcodes[number] = Opcode(number, name, False, TARGETS.get(number), ())
-        writes = row.writes._replace(B=barrier if name == "BSSY" else 0)
-        reads = row.reads._replace(B=barrier if name == "BSYNC" else 0)
-        effects[word & ~CONTROL] = Effect(writes, reads, True)
-    return Code(dump_words(words), Table(arch_of("sm_90"), "nvdisasm", opcodes, effects))
+        table.opcodes.setdefault(number, Opcode(number, name, False, TARGETS.get(number), ()))
+        writes = pack(row.writes._replace(B=barrier if name == "BSSY" else 0))
+        reads = pack(row.reads._replace(B=barrier if name == "BSYNC" else 0))
+        decoder = table.decoder(word)
+        decoder.relevant = ~CONTROL
+        decoder.known[word & ~CONTROL] = Masks(reads, writes, ~writes if guard_of(word).always else -1, True)
+    return Code(dump_words(words), table)

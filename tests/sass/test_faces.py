@@ -9,7 +9,8 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.sass.code import Instruction
 from gpt.sass.faces import find_face
-from gpt.sass.tables import Effect, Opcode, Registers
+from gpt.sass.masks import Masks
+from gpt.sass.tables import Opcode
 from gpt.sass.words import parse_words
 from tests import cuda
 from tests.sass.forms import FORMS, make_module
@@ -57,9 +58,7 @@ def test_an_instruction_is_shown_as_what_it_was(number, kernels):
 
 def test_a_store_has_no_sign():
     """ptxas spills with STL.S16."""
-    one = Instruction(
-        0, 0x387 | 7 << 12 | 3 << 73, Opcode(0x387, "STL", True, None, ()), Effect(*[Registers()] * 2, True)
-    )
+    one = Instruction(0, 0x387 | 7 << 12 | 3 << 73, Opcode(0x387, "STL", True, None, ()), Masks(0, 0, -1, True))
     assert find_face(one) == "st.local.u16"
 
 

@@ -53,3 +53,13 @@ def test_paths_that_are_cut_stay_apart():
         found = fit_paths([folder + name for name in names], width)
         assert len({*found}) == len(names) and max(map(len, found)) <= width
     assert fit_paths(["a/long/path/of/one.so"] * 2, 12) == ["a/lo…/one.so"] * 2  # the same one
+
+
+def test_names_of_numba_fit():
+    """The hash of the compilation's options, as a tag of the ABI, is longer than a line."""
+    tag = "[abi:v1][abi:cw51cXTLSUwv1sDUaKthqaNgoKmjgOR3W3CwAkMXLaJtQYkOIgxJU0gCqOkEJoHkbttqdVhoqlspQGNFHSgJ5BnXagIA]"
+    names = [f"saxpy{tag}(double, Array<float, 1, C, mutable, aligned>)", f"a::total{tag}(float)"]
+    assert fit_names(names, 30) == ["saxpy", "total"]
+    same = [f"k{tag}(float)", f"k{tag.replace('cw51', 'cw52')}(float)"]
+    assert len(set(fit_names(same, 20))) == 2
+    assert brief_name("_Z5saxpyB2v1B4cw51dd") == "saxpy"

@@ -39,6 +39,7 @@ PATTERNS = {
     "whoever, whereof, by whom": r"\b(?:[Ww]hoever|[Ww]hosoever|(?:[Ww]here|[Tt]here|[Hh]ere)of|(?:by|with|of) whom)\b",
     "the same as a noun": r"\b[Tt]he same, (?:of|and|but|with|for|as)\b",
     "a docstring that begins with a question": r"\"\"\"(?:Whether|How|Which|What|Where|Those|Of|Who|Why)\b",
+    "a comment that begins with whether": r"^\s*// ?Whether\b",
     "nor with a verb": r"\b[Nn]or (?:is|are|do|does|has|have|can)\b",
     "stands there": r"\bstands? (?:there|below|above|beside|in|on|at)\b",
     "for what, for whom": r"\bfor (?:what|whom|who)\b",

@@ -18,6 +18,8 @@ from tests.style import english
         ("a.c", "int that_of; // those of others\n", True),
         ("a.c", "/* A comment\n   that is said */\n", True),
         ("a.c", "int shall;\n", False),
+        ("a.c", "// Whether it ends.\n", True),
+        ("a.c", "// Return whether it ends.\n", False),
         ("a.png", "what is left", False),
     ],
 )

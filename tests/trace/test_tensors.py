@@ -146,6 +146,15 @@ def test_odd_lines_take_no_time(odd):
     assert parse_lines([odd, LINES.splitlines()[0]]).tensors
 
 
+def test_numbers_of_odd_lines():
+    """An address with a leading zero is decimal, as Neutrino would write it; digits of other scripts are none."""
+    form = "[call]  1  (4,)  8  {}  a  run  jit.py:{}"
+    (tensor,) = parse_lines(
+        [form.format("0123", 7), form.format("\u0661\u0662", 7), form.format("8", "\u0667")]
+    ).tensors
+    assert (tensor.address, tensor.size, tensor.line) == (123, 8, 7)
+
+
 def test_a_pickle_is_not_read(tmp_path):
     class Bad:
         def __reduce__(self):

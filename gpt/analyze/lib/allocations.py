@@ -5,6 +5,7 @@ Two tables list the functions that allocate and free; gpt/analyze/memory.py says
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -219,6 +220,7 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
     over = _contexts_over(process, calls)
     allocated = np.flatnonzero(kinds >= 0)
     ends, left, lost, strange = _pair(calls, times, spaces, kinds, over)
+    lost += _end_overlapped(calls, times, kinds, ends, left)
     _hold(calls, times, spaces, kinds, maps, names, which[good], ends, left)
     order = allocated[np.argsort(times[allocated], kind="stable")]
     addresses = calls["to"][order]
@@ -285,6 +287,37 @@ def _pair(
         epoch = np.searchsorted(over, times[rest], side="right")
         ends[rest] = np.append(over, NEVER)[epoch]
     return ends, left, lost, strange
+
+
+def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, ends: Whole, left: Mask) -> int:
+    """End pieces of which a later one takes a part, and return how many: they were freed unseen, too.
+
+    Otherwise their bytes and pages would count twice.
+    """
+    own = np.flatnonzero(np.isin(kinds, [n for n, kind in enumerate(KINDS) if kind.space == MEMORY]))
+    own = own[calls["bytes"][own] > 0]
+    own = own[np.argsort(times[own], kind="stable")]
+    begins = calls["to"][own]
+    lasts = begins + np.minimum(calls["bytes"][own] - np.uint64(1), ~begins)
+    by_address = np.lexsort((lasts, begins))
+    reach = np.maximum.accumulate(lasts[by_address])
+    later = begins[by_address][1:]
+    if not ((later <= reach[:-1]) & (later != begins[by_address][:-1])).any():
+        return 0  # at no time
+    lost = 0
+    starts: list[int] = []  # of live pieces, none of which overlap
+    live: dict[int, tuple[int, int]] = {}
+    for at, begin, last in zip(own.tolist(), begins.tolist(), lasts.tolist(), strict=True):
+        place = bisect_right(starts, last)
+        while place and live[starts[place - 1]][0] >= begin:
+            place -= 1
+            piece = live.pop(starts.pop(place))[1]
+            if ends[piece] > times[at]:
+                ends[piece], left[piece] = times[at], False
+                lost += 1
+        starts.insert(place, begin)
+        live[begin] = last, at
+    return lost
 
 
 def _hold(

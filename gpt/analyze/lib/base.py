@@ -240,7 +240,7 @@ class Passage:
         known = self.known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)
-            fact = f"process {header['pid']} is that of {known}, and counted once"
+            fact = f"process {header['pid']} is in {known} too, and counted once"
             self._write(self._stage.warn(self.name, fact, self.name))
 
     @property

@@ -13,7 +13,9 @@ A function gets the complete traces (gpt/trace/model.py). An analysis of more th
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from gpt.analyze.lib import base, live
 from gpt.analyze.lib.answer import Answers
 from gpt.base import cli, signals
 from gpt.base.errors import UsageError
+from gpt.base.numbers import parse_float, parse_int
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import check_folder
 from gpt.base.wrong_input import is_stream
@@ -150,11 +153,16 @@ class _Unshown:
 
 # Options
 
+_HEX = re.compile("0[xX][0-9a-fA-F]+")
+
 
 def _parse_time(text: str) -> tuple[float, float]:
     begin, comma, end = text.partition(",")
     try:
-        times = float(begin or "-inf") * 1e9, float(end or "inf") * 1e9
+        times = (
+            parse_float(begin) * 1e9 if begin else -math.inf,
+            parse_float(end) * 1e9 if end else math.inf,
+        )
     except ValueError:
         times = 0.0, 0.0
     if not comma or not times[0] < times[1]:
@@ -164,7 +172,7 @@ def _parse_time(text: str) -> tuple[float, float]:
 
 def _parse_handle(text: str) -> int:
     try:
-        return int(text, 0)
+        return int(text[2:], 16) if _HEX.fullmatch(text) else parse_int(text)
     except ValueError:
         raise UsageError(f"--cuda-stream takes a handle, as 0x7f..., not '{text}'") from None
 

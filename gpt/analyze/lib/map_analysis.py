@@ -102,7 +102,7 @@ class MapAnalysis(ABC):
         if (layout.type == "log") != self.log or not layout.capacity:
             missing.append("log of records" if self.log else "slot for each unit")
         if missing:
-            raise GptError(f"map '{layout.name}' has no {missing[0]}: not that of the built-in probe")
+            raise GptError(f"map '{layout.name}' has no {missing[0]}, unlike the built-in probe's")
 
     def _take(self, process: Process, buffer: Buffer) -> None:
         self.check(buffer.map)
@@ -174,8 +174,8 @@ class MapAnalysis(ABC):
             full, launches = self._logs["full"], self._logs["launches"]
             which = f"{full:,} of {amount(launches, 'launch')}" if launches > 1 else "the launch"
             yield (
-                f"{self.kept}: the log of {which} was too small; a later launch of the same kernel and grid "
-                "gets one that fits, within --max-memory"
+                f"{self.kept}: the log of {which} was too small; later launches of the same kernel and grid "
+                "get a larger one, within --max-memory"
             )
 
     def _lost_lines(self) -> Iterator[str]:

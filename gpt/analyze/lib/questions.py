@@ -268,7 +268,8 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         )
         return Said(question, "no single iteration", evidence=evidence)
     if main.launches:
-        evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}"
+        among = " of kernels and graphs" if _chosen(totals, ("graph",), "launch") else ""
+        evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}{among}"
         if main.launches >= REPEATS:
             evidence += ", and no sequence that comes three times, one after the other, makes up half of them"
         return Said(question, "no unit repeats itself", evidence=evidence)
@@ -316,7 +317,9 @@ def _compute(totals: Totals) -> Said:
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
     ratio = kernels / copies if copies else None
     told = f"{human_count(ratio)} : 1" if ratio is not None else "only compute"
-    evidence = f"on the GPU {human_time(kernels)} of {amount(launches, 'launch')}, "
+    graphs = _gpu_time(_chosen(totals, ("graph",), "launch"))[1]
+    among = f" ({graphs:,} of graphs)" if graphs else ""
+    evidence = f"on the GPU {human_time(kernels)} of {amount(launches, 'launch')}{among}, "
     evidence += f"{human_time(copies)} of {amount(copied, 'copy')}"
     share = percent(round(kernels), round(kernels + copies))
     return Said(question, f"{told} ({share} compute)", ratio, "ratio", f"{evidence}; {host}")

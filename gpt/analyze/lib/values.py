@@ -174,17 +174,19 @@ def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
     median = float(numbers[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)])
     first = float(numbers[numbers > 0].min(initial=math.inf))
     if low >= 0 and high > WIDE * max(first, median) and high - low > WIDE * (median - low):
-        first = 2.0 ** math.floor(math.log2(first))
-        octaves = math.log2(high) - math.log2(first)
+        lowest = math.floor(math.log2(first))
+        octaves = math.log2(high) - lowest
         step = max(1 / DOUBLINGS, octaves / (most - 2))
         step = math.ceil(step) if step > 1 else 1.0 if step > 1 / DOUBLINGS else step
         steps = math.floor(octaves / step) + 1
-        edges = first * 2.0 ** (step * np.arange(steps + 1))
+        with np.errstate(over="ignore"):  # the last may be beyond all floats
+            edges = np.minimum(2.0 ** (lowest + step * np.arange(steps + 1)), np.finfo(np.float64).max)
         return np.concatenate(([0.0], edges)) if low == 0 else edges
     if whole:
         step = max(1.0, float(math.ceil((high - low + 1) / most)))
         edges = low + step * np.arange(math.ceil((high - low + 1) / step) + 1, dtype=np.float64)
     else:
-        edges = low + (high / most - low / most) * np.arange(most + 1)
+        place = np.arange(most + 1) / most
+        edges = low * (1 - place) + high * place  # high - low may be more than a float holds
     edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers have no room between them
     return edges if len(edges) > 1 else np.array([low, math.nextafter(low + (abs(low) / 100 or 1.0), math.inf)])

@@ -196,7 +196,7 @@ def _calls() -> Iterator[Row]:
 _TRAP = "t->services->fault({thread}, {site}, HOST_FAULT_TRAP, 0);"
 ROWS = [
     Row("bra{.uni}", "= a", _branch),
-    Row("brx.idx{.uni}", "= a b", _branch_indexed),
+    Row("brx.idx{.uni}", "= a:u32 b", _branch_indexed),
     *_calls(),
     Row("ret{.uni}", "", lambda _: "goto leave;"),
     Row("exit", "", _exit),

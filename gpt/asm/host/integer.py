@@ -64,9 +64,13 @@ def _move(use: InstructionUse) -> str:
         raise Unsupported(f"a vector where .{type_.name} is expected")
     if use.words["V"]:
         width = int(str(use.words["V"]))
+        if width * type_.bits > 128:
+            raise Unsupported(f"{width} elements of .{type_.name}: vectors have at most 128 bits")
         values = [use.value(one, type_) for one in use.vector(of, width)]
         lines = [use.assign(one, type_, f"e_[{n}]") for n, one in enumerate(use.vector(to, width))]
         return " ".join([f"{{ {type_} e_[] = {{{', '.join(values)}}};", *lines, "}"])
+    if type_.name[0] != "b" and any(len(use.vector(one)) > 1 and isinstance(one, tree.Name) for one in (to, of)):
+        raise Unsupported(f"a vector where .{type_.name} is expected")
     to, of = (tree.Vector(tuple(found)) if len(found := use.vector(one)) > 1 else one for one in (to, of))
     if isinstance(of, tree.Vector):
         part = _part(type_, len(of.items))

@@ -27,6 +27,8 @@ MAX_REGISTERS = 255  # per thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
+_SPACES = {".global", ".const", ".shared"}  # of variables of a module
+_OPAQUE = {".texref", ".samplerref", ".surfref"}
 _OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
 
@@ -36,6 +38,16 @@ def function_address(name: str) -> int:
     for byte in name.encode():
         digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
     return 0x7E00000000000000 | (digest >> 8 & ~15)
+
+
+def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
+    """Reject a variable that begins with the address of something else than these. Raises Unsupported."""
+    for pointer in variable.pointers:
+        if pointer.symbol not in known:
+            raise Unsupported(
+                f"'{variable.name}' begins with the address of '{pointer.symbol}', which is neither a function nor a "
+                "variable in global or constant memory"
+            )
 
 
 class ModuleWriter:
@@ -48,6 +60,7 @@ class ModuleWriter:
         # The targets of an indirect call aren't known, so a module with one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton
         self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
+        self._whole = whole
         self.dialect = Dialect.of(head)
         self.faults: dict[tuple[str, str], None] = {}
         if head.is_newer:
@@ -164,6 +177,16 @@ class ModuleWriter:
     def _functions(self) -> set[str]:
         return {item.name for item in self.module.items if item.kind == "func"}
 
+    @cached_property
+    def _addressable(self) -> set[str]:
+        """Names in the whole module of what a variable may begin with the address of."""
+        text = self._whole.skeleton
+        return {
+            item.name
+            for item in self._whole.items
+            if item.kind == "func" or (item.kind == "variable" and ".shared" not in text[item.start : item.end])
+        }
+
     # Variables
 
     def _declare(self) -> None:
@@ -179,13 +202,28 @@ class ModuleWriter:
                 self.fault(item.start, f"'{item.name}' is defined twice")
         self.shared = Shared(self)
         for _, variable in self._variables.values():
-            for pointer in variable.pointers:
-                if pointer.symbol not in self._variables and not self.is_function(pointer.symbol):
-                    self.fault(
-                        self.module.items[0].start,
-                        f"'{variable.name}' begins with the address of '{pointer.symbol}', which is neither a function "
-                        "nor a variable in global or constant memory",
+            self._try(
+                self.module.items[0].start, partial(_check_pointers, variable, {*self._variables, *self._functions})
+            )
+        for item in self._whole.items if self._whole is not self.module else ():
+            if item.kind == "variable" and item.name not in self._variables:
+                self._judge(item)
+
+    def _judge(self, item: Item) -> None:
+        """Find faults of a variable that no kernel uses: ptxas would find them. Textures may be declared."""
+        node = parse_declaration(self._whole.skeleton[item.start : item.end], lambda: self._whole.where(item.start))
+        words = {specifier.word for specifier in node.specifiers}
+        for one in node.declarators:
+            try:
+                if words & _OPAQUE and words & _SPACES:
+                    continue
+                if not words & _SPACES:
+                    raise Unsupported(
+                        f"variable '{one.name}' outside of functions that isn't in .global, .const or .shared"
                     )
+                _check_pointers(declared(node.specifiers, one, one.name), self._addressable)
+            except Unsupported as error:
+                self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
 
     def _alias(self, item: Item) -> None:
         function = self.module.aliases.get(item.name, "")
@@ -216,7 +254,7 @@ class ModuleWriter:
         name = f"{function}.{declarator.name}" if function else declarator.name
         known = self._variables.get(name)
         words = {specifier.word for specifier in specifiers}
-        if not words & {".global", ".const", ".shared"}:
+        if not words & _SPACES:
             raise Unsupported(f"variable '{name}' outside of functions that isn't in .global, .const or .shared")
         if known and not known[1].external and ".extern" not in words:
             raise Unsupported(f"'{name}' is declared twice")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from gpt.asm.host.table import PtxType
 from gpt.ptx import tree
@@ -57,6 +60,7 @@ SPECIAL = {  # special registers: type, and value in C
     "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),
     "%envreg2": ("b32", "(uint32_t)t->workspace"),
 }
+SPECIAL |= {name[:-1] + "rgba"["xyzw".index(name[-1])]: SPECIAL[name] for name in [*SPECIAL] if name[-2] == "."}
 _CLUSTERS, _RESERVED = ": sm_90; : 7.8", ": 7.6"
 SPECIAL_NEEDS = {  # .target and .version that newer special registers need, written like the needs of a row
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), _CLUSTERS),
@@ -153,21 +157,68 @@ def constant(text: str, type_: PtxType) -> str:
 
 
 def float_bits(text: str, type_: PtxType) -> int:
-    """Return the bits of a float constant in a type. `0f3F800000` gives the bits directly; other forms are rounded."""
+    """Return the bits of a float constant in a type. `0f3F800000` gives the bits directly; other forms are rounded.
+
+    Raises Unsupported.
+    """
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
         if type_.name != "f64":
             return bits
         return int.from_bytes(struct.pack("<d", struct.unpack("<f", struct.pack("<I", bits))[0]), "little")
-    exact = struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0] if text[:2] in ("0d", "0D") else float(text)
+    return _round_float(_decimal(text), type_, text)
+
+
+def _decimal(text: str) -> float:
+    """Parse `1.5e3` or `0d3FF8000000000000`. Like ptxas, raises Unsupported if a normal double can't hold it."""
+    if text[:2] in ("0d", "0D"):
+        return float(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0])
+    value = float(text)
+    if math.isinf(value) or (abs(value) < sys.float_info.min and re.search("[1-9]", re.split("[eE]", text)[0])):
+        raise Unsupported(f"constant {text}, which is no normal number of 64 bits")
+    return value
+
+
+def _round_float(value: float, type_: PtxType, text: str) -> int:
     if type_.bits == 64:
-        return int.from_bytes(struct.pack("<d", exact), "little")
+        return int.from_bytes(struct.pack("<d", value), "little")
     if type_.bits != 32:
         raise Unsupported(f"constant {text} of type .{type_.name}")
     try:
-        return int.from_bytes(struct.pack("<f", exact), "little")
+        return int.from_bytes(struct.pack("<f", value), "little")
     except OverflowError:
-        return 0x7F800000 | (exact < 0) << 31
+        return 0x7F800000 | (value < 0) << 31
+
+
+def evaluate_float(node: tree.Operand, type_: PtxType) -> int:
+    """Evaluate a constant expression of floats, in 64 bits as ptxas does; return its bits. Raises Unsupported."""
+    return _round_float(_compute(node), type_, str(node))
+
+
+def _compute(node: tree.Operand) -> float:
+    match node:
+        case tree.Number(text) if FLOAT.fullmatch(text) and text[:2] not in ("0f", "0F"):
+            return _decimal(text)
+        case tree.OperandGroup((item,)):
+            return _compute(item)
+        case tree.Prefixed(prefixes, operand) if set(prefixes) <= {"+", "-"}:
+            value = _compute(operand)
+            return -value if prefixes.count("-") % 2 else value
+        case tree.Expression(operands, operators) if set(operators) <= {*"+-*/"}:
+            terms = [_compute(operands[0])]
+            for operator, operand in zip(operators, operands[1:], strict=True):
+                value = _compute(operand)
+                if operator == "/" and not value:
+                    raise Unsupported(f"'{node}' divides by zero")
+                match operator:
+                    case "*":
+                        terms[-1] *= value
+                    case "/":
+                        terms[-1] /= value
+                    case _:
+                        terms.append(value if operator == "+" else -value)
+            return reduce(add, terms)
+    raise Unsupported(f"operand '{node}'")
 
 
 def evaluate(node: tree.Operand | None) -> int:

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from gpt.asm.host.names import SPECIAL, SPECIAL_NEEDS, CRegister, CVariable, Unsupported, constant, evaluate, literal
+from gpt.asm.host.names import (
+    SPECIAL,
+    SPECIAL_NEEDS,
+    CRegister,
+    CVariable,
+    Unsupported,
+    constant,
+    evaluate,
+    evaluate_float,
+    literal,
+)
 from gpt.asm.host.needs import parse_rules
 from gpt.asm.host.parts import FunctionCode
 from gpt.asm.host.table import TYPES, Match, PtxType, Slot
@@ -181,6 +191,9 @@ class InstructionUse:
                 for rule in parse_rules(SPECIAL_NEEDS.get(name, "")):
                     if said := rule.broken((), self.body.code.dialect):
                         raise Unsupported(said.replace("this form", f"'{operand}'", 1))
+            case tree.Name(name, ()) if f"{name}.x" in SPECIAL:
+                if opcode != "mov" or not self.words.get("V"):
+                    raise Unsupported(f"'{operand}', a vector, where one .{type_.name} is expected")
             case tree.Name(name, parts):
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
                 if found and found.width == 1 and not self._takes(type_, found.declared):
@@ -245,7 +258,7 @@ class InstructionUse:
             case tree.Index(base, _) if self.body.find_place(base.name):
                 return f"({type_})({self.address_of(operand)})"
             case _ if type_.is_float:
-                raise Unsupported(f"operand '{operand}'")
+                return literal(evaluate_float(operand, type_), type_)
             case _ if type_.name == "pred":
                 return str(int(evaluate(operand) != 0))
             case _:

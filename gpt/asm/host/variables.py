@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from gpt.asm.host.names import Unsupported, evaluate, float_bits
+from gpt.asm.host.names import Unsupported, evaluate, evaluate_float, float_bits
 from gpt.asm.host.table import TYPES
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, SIZES, STORED, integer
@@ -58,6 +58,8 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
         raise Unsupported(f"parameter '{name}' of type {vector or '.' + type_}: declare an array of .b8 with .align")
     if ".align" in words and (integer(words[".align"]) or 0).bit_count() != 1:
         raise Unsupported(f"'{name}' with '.align {words['.align'] or ''}': an alignment is a power of two")
+    if ".common" in words and ".global" not in words:
+        raise Unsupported(f"'{name}' as '.common', which only .global variables are")
     if declarator.value is not None and (".extern" in words or not {".global", ".const"} & set(words)):
         raise Unsupported(f"'{name}' with an initial value: only .global and .const variables defined here have one")
     if None in declarator.dimensions and declarator.value is None and not {".extern", ".param"} & set(words):
@@ -159,6 +161,8 @@ def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: in
             return float_bits(text, TYPES[type_]).to_bytes(size, "little")
         case tree.Prefixed(("-",), tree.Number(text)) if FLOAT.fullmatch(text):
             return (float_bits(text, TYPES[type_]) ^ 1 << 8 * size - 1).to_bytes(size, "little")
+        case tree.Prefixed() | tree.Expression() | tree.OperandGroup() if type_ in ("f32", "f64"):
+            return evaluate_float(value, TYPES[type_]).to_bytes(size, "little")
     if found := _symbol(value):
         symbol, addend, shift, generic = found
         masked = isinstance(value, tree.Apply) and isinstance(value.function, tree.Number)

@@ -18,28 +18,43 @@ def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
 
 
 def _scalar(use: InstructionUse) -> str:
-    """Write a scalar video instruction: an operation on parts of words, optional saturation, a second operation.
+    """Write a scalar video instruction as the code that ptxas makes of it, which isn't always what the manual says.
 
-    If the result names a part (`d.b1`), the value replaces that part of the third operand; otherwise the second
-    operation combines the two.
+    Values have 64 bits. Those of vadd and vsub, and the saturated ones of shifts, are cut to 32 bits and extended by
+    their sign, even if the result is unsigned. `.sat` of an unsigned result has a lower limit only, except in vshl.
+    If the result names a part (`d.b1`), the value replaces that part of the third operand: `.sat` takes all that's
+    below the lower limit for large, and `d.h1` gets the value's upper half. Shifts saturate to 32 bits even then.
     """
     words, (to, a, b, *rest) = use.words, use.operands
     result, of_a, of_b = _types(use)
+    opcode, saturates, signed = use.instruction.opcode, bool(words.get("sat")), int(result.is_signed)
     first, second = _chosen(use, a, of_a), _chosen(use, b, of_b)
+    value = f"{opcode}{words.get('C', '')}({first}, {second}, {int(words.get('M') == '_clamp')})"
+    if opcode == "vset":
+        result = of_a  # how the second operation compares
+    if saturates and opcode == "vshl":
+        value = f"video_34({value})"
     third = f"(int64_t){use.value(rest[0], result)}" if rest else "0"
-    value = f"{use.instruction.opcode}{words.get('C', '')}({first}, {second}, {int(words.get('M') == '_clamp')})"
-    if words.get("sat"):
-        value = f"saturate({value}, 32, {result.sign})"
-    if words.get("Q"):
-        value = f"VIDEO{words['Q']}((int64_t)({result}){value}, {third})"
     part = to.parts[-1][1:] if isinstance(to, tree.Name) and to.parts else ""
     if part:
         if not isinstance(to, tree.Name) or part not in _PARTS:
             raise Unsupported(f"'{to}' as a result")
         size, shift = _PARTS[part]
-        narrow = f"saturate({value}, {size}, {result.sign})" if words.get("sat") else value
-        value = f"bfi((uint32_t)({narrow}), (uint32_t)({third}), {shift}, {size}, 32)"
-        to = tree.Name(to.name)
+        if saturates and opcode in _SHIFTS:
+            value = f"saturate({value}, 32, {signed})"
+        elif saturates:
+            value = f"video_saturate({value}, {size - signed})"
+        if part == "h1":
+            value = f"({value}) >> 16"
+        value = f"bfi((uint32_t)({value}), (uint32_t)({third}), {shift}, {size}, 32)"
+        return use.assign(tree.Name(to.name), result, value)
+    if saturates:
+        limits_both = signed or opcode == "vshl"
+        value = f"(int64_t)saturate({value}, 32, {signed})" if limits_both else f"MAX({value}, 0)"
+    if opcode in ("vadd", "vsub") or (saturates and opcode in _SHIFTS):
+        value = f"(int64_t)(int32_t)({value})"
+    if words.get("Q"):
+        value = f"VIDEO{words['Q']}(({'' if result.is_signed else 'u'}int64_t)({value}), {third})"
     return use.assign(to, result, value)
 
 
@@ -54,18 +69,19 @@ def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
 
 
 def _mad(use: InstructionUse) -> str:
-    """Write vmad: the product of two parts plus a third operand in 128 bits, then shifted. A minus sign negates an
-    operand even if its type is unsigned.
+    """Write vmad as the code that ptxas makes of it: a product of words with signs, whatever their types, plus a third
+    word with a sign, in 64 bits. The types decide how parts are extended, how the sum is shifted and how `.sat`
+    limits it. A minus sign makes that signed.
     """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
     minus = [isinstance(one, tree.Prefixed) and one.prefixes == ("-",) for one in given]
     a, b, c = (one.operand if isinstance(one, tree.Prefixed) else one for one in given)
     signed = int(of_a.is_signed or of_b.is_signed or any(minus))
-    product = f"(int128_t){_chosen(use, a, of_a)} * {_chosen(use, b, of_b)}"
-    third = f"(int128_t){use.value(c, TYPES['s32' if signed else 'u32'])}"
+    product = f"(int64_t)(int32_t){_chosen(use, a, of_a)} * (int32_t){_chosen(use, b, of_b)}"
+    third = f"(int64_t){use.value(c, TYPES['s32'])}"
     sum_ = f"{'-' * (minus[0] != minus[1])}({product}) + {'-' * minus[2]}({third}) + {int(bool(words['po']))}"
-    value = f"({sum_}) >> {words['N'] or 0}"
+    value = f"(int64_t)(({'u' * (not signed)}int64_t)({sum_}) >> {words['N'] or 0})"
     return use.assign(to, result, f"saturate({value}, 32, {signed})" if words["sat"] else f"({value})")
 
 
@@ -107,6 +123,7 @@ _WORDS = "u32 s32"
 _SECOND = "add min max"
 _COMPARE = "eq ne lt le gt ge"
 _TYPES = {"D": _WORDS, "A": _WORDS, "B": _WORDS}
+_SHIFTS = ("vshl", "vshr")
 _FIVE = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 _SIGNATURES = ("d:D = a:A b:B", "d:D = a:A b:B c:D")
 _SET_SIGNATURES = ("d:u32 = a:A b:B", "d:u32 = a:A b:B c:u32")
@@ -122,7 +139,7 @@ ROWS = [
             Q=_SECOND,
             **_TYPES,
         )
-        for opcodes, mode, needs in ((_FIVE, "", ""), (("vshl", "vshr"), ".M", ": B=u32"))
+        for opcodes, mode, needs in ((_FIVE, "", ""), (_SHIFTS, ".M", ": B=u32"))
         for opcode in opcodes
         for signature in _SIGNATURES
     ),

@@ -124,8 +124,8 @@ class Writer:
             if log["dropped"]:
                 which = f"{log['full']:,} of {amount(log['launches'], 'launch')}"
                 messages.say(TOOL, "warning", name, f"{kept_share(log['kept'], log['dropped'])}: the log of {which} "
-                             "was too small; a later launch of the same kernel and grid gets one that fits, as far as "
-                             "device memory allows")  # fmt: skip
+                             "was too small; later launches of the same kernel and grid get a larger one, if there's "
+                             "device memory for it")  # fmt: skip
         for fact in find_unused(self._asked["kernels"], self._asked["filter"], list(self._names)):
             messages.say(TOOL, "warning", "", fact)
         if not there:
@@ -169,7 +169,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _read_probe(path: Path) -> dict[str, bytes]:
-    """The probe as probe.toml; one in Python beside it, as it is."""
+    """Return the probe as probe.toml; one in Python beside it, as it is."""
     loaded = load_probes(path)
     if path.suffix != ".py":
         return {"probe.toml": loaded.source.encode()}

@@ -52,7 +52,7 @@ class PlacedMap:
         return 8 + self.capacity * self.map.stride
 
     def fields(self) -> list[dict[str, object]]:
-        """The fields for a `map` record."""
+        """Return the fields for a `map` record."""
         return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
 
 

@@ -45,7 +45,7 @@ def _is_shared(operand: tree.Operand) -> TypeGuard[tree.Name]:
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> list[tuple[tree.Operand, str | None]]:
-    """The operands of an instruction with their types, its guard among them."""
+    """Return the operands of an instruction with their types, its guard among them."""
     if not isinstance(node, tree.Instruction):
         return []
     guard: list[tuple[tree.Operand, str | None]] = [(tree.Name(node.guard.register), "pred")] if node.guard else []

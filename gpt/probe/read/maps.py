@@ -14,14 +14,14 @@ MAX_BUDGET = 1 << 40  # bytes of a log
 
 
 def parse_number(value: Any) -> int | None:
-    """A number that is not negative, written as one or as a text."""
-    if isinstance(value, str) and value.isascii() and value.strip().isdecimal() and len(value) < 20:
+    """Return a number that is not negative, written as one or as a text."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def parse_capacity(value: Any, what: str, where: str) -> int | None:
-    """Records, or None of `dynamic` and `count`. Raises MalformedError."""
+    """Return records, or None of `dynamic` and `count`. Raises MalformedError."""
     if isinstance(value, str) and value.strip() in ("dynamic", "count"):
         return None
     number = parse_number(value)
@@ -54,7 +54,7 @@ def make_map(
     budget: Any = None,
     type: Any = "array",
 ) -> Map:
-    """A map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
+    """Return a map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
     placed, taken = layout(fields)
     if level not in LEVELS:
         raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)

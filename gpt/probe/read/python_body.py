@@ -17,7 +17,7 @@ class Compiler(ExpressionLines):
     """One probe: its statements become lines, its names registers. Faults are raised with their line."""
 
     def function(self, node: ast.FunctionDef) -> Snippet:
-        """The body of a probe."""
+        """Return the body of a probe."""
         self._block(node.body, None)
         return Snippet(tuple(self.lines))
 

@@ -161,7 +161,7 @@ class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
         self.dump_funcs |= {str: _string, _Literal: _code, _Inline: self._inline}
 
     def dump_sections(self, o: Mapping[str, Any], sup: str) -> tuple[str, dict[str, Any]]:
-        """The values of a table, and the tables in it by their keys as they are written."""
+        """Return the values of a table, and the tables in it by their keys as they are written."""
         values = "".join(f"{_key(k)} = {self.dump_value(v)}\n" for k, v in o.items() if type(v) is not dict)
         return values, {_key(key): value for key, value in o.items() if type(value) is dict}
 

@@ -42,7 +42,7 @@ def parse_toml(source: str, path: str) -> ProbeFile:
 
 
 def parse_maps(source: str, path: str) -> tuple[tuple[Map, ...], str | None]:
-    """The maps of a probe file, and its callback: all that says what a result holds.
+    """Return the maps of a probe file, and its callback: all that says what a result holds.
 
     Code of the second generation is not looked at: compilers write some that ptxas refuses. Raises as `parse_toml`.
     """
@@ -147,7 +147,7 @@ class _TomlReader:
         return maps, probes
 
     def datamodel(self, name: str, text: Any, dynamic: bool | None) -> tuple[str, int, int | None]:
-        """Level, bytes and capacity of `warp:16`, `thread:8:128`, `thread:16:count`."""
+        """Return level, bytes and capacity of `warp:16`, `thread:8:128`, `thread:16:count`."""
         where = self.where(name, "datamodel")
         parts = text.split(":") if isinstance(text, str) else [""]
         level, *rest = (part.strip() for part in parts)
@@ -341,7 +341,7 @@ def _holds_tables(value: Any) -> bool:
 
 
 def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
-    """The probe with its SAVEs changed, each by itself and the line where it is."""
+    """Return the probe with its SAVEs changed, each by itself and the line where it is."""
 
     def changed(snippet: Snippet | None) -> Snippet | None:
         return snippet and Snippet(

@@ -21,8 +21,9 @@ from gpt.probe.positions import matches
 from gpt.sass.arch import arch_of
 from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import read_kernel
+from gpt.sass.masks import Registers
 from gpt.sass.sites import ENTRY, Site, iter_sites
-from gpt.sass.tables import Registers, Table, UnknownOpcodeError, table_of
+from gpt.sass.tables import Table, UnknownOpcodeError, table_of
 from gpt.stream import records
 from gpt.stream.packed import Packer
 from gpt.stream.reasons import TABLE, Reason

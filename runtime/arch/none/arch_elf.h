@@ -1,5 +1,5 @@
-// How ELF files say for which processor they are. No library's references are looked at: no relocation has
-// this type.
+// How ELF files name their processor. With this relocation type, which doesn't exist, no library's references
+// are looked at.
 
 #ifndef GPT_ARCH_ELF_H
 #define GPT_ARCH_ELF_H

@@ -29,7 +29,8 @@ static inline bool arch_has_clock(void) {
 
 static inline uint64_t arch_clock(void) { return 0; }
 
-// A signal's handler may come in between: no addition is lost, and no two callers get the same.
+// Atomic, because a signal handler may run in between: no addition is lost, and no two callers get
+// the same address.
 static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
     return __atomic_fetch_add(pointer, by, __ATOMIC_RELAXED);
 }

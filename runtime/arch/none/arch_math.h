@@ -1,6 +1,6 @@
-// As arch/x86_64/arch_math.h, by the rounding mode of the C library. The functions stand alone so that
-// nothing else is rounded so. A result that rounds to the least normal number stays, where hardware may see
-// 0.
+// Like arch/x86_64/arch_math.h, with the C library's rounding modes. Each operation is a function of its own,
+// so that nothing else is rounded that way. A result that rounds up to the smallest normal number is kept,
+// where hardware may return 0.
 
 #ifndef GPT_ARCH_MATH_H
 #define GPT_ARCH_MATH_H
@@ -17,10 +17,10 @@ INLINE int host_rounding(enum host_round round) {
                                : FE_TONEAREST;
 }
 
-// A subnormal number as 0 of its sign.
+// A subnormal number becomes 0 with the same sign.
 #define HOST_FLUSHED(x) ((flags & FLAG_ftz) && __builtin_fabs(x) < least && (x) == (x) ? (x) * 0 : (x))
 
-// The compiler may not move what it computes over the changes of the mode: it does not see through the asm.
+// The empty asm keeps the compiler from moving the computation across the mode changes.
 #define HOST_ROUNDED(name, type, least_, expression)                                                         \
     OUTLINE type name##_by(type a, type b, type c, enum host_round round, unsigned flags) {                  \
         const type least = least_;                                                                           \

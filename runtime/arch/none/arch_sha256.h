@@ -1,4 +1,4 @@
-// SHA-256 without instructions of its own.
+// No special instructions for SHA-256.
 
 #ifndef GPT_ARCH_SHA256_H
 #define GPT_ARCH_SHA256_H

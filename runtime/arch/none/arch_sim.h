@@ -1,4 +1,4 @@
-// What the simulated device must know about a processor, besides sim/ and arch_stubs.h.
+// Everything about the processor that the simulated device needs, besides sim/ and arch_stubs.h.
 
 #ifndef GPT_ARCH_SIM_H
 #define GPT_ARCH_SIM_H

@@ -12,7 +12,7 @@ static bool is_one_of(const char *const *names, const char *name) {
     return *names;
 }
 
-// Return what to answer in place of the function, or CUDA_SUCCESS.
+// Return an error to answer instead of calling the function, or CUDA_SUCCESS.
 static CUresult refusal(const char *symbol) {
     static const char *const before_init[] = {BEFORE_INIT(NAMED) NULL};
     static const char *const in_callback[] = {IN_CALLBACK(NAMED) ON_STREAM(NAMED_TWICE) NULL};
@@ -24,8 +24,8 @@ static CUresult refusal(const char *symbol) {
     return CUDA_SUCCESS;
 }
 
-// By how many arguments there are beyond the sixth. The three functions of which driver.h doesn't say so have
-// one float.
+// By the number of arguments after the sixth. The three functions for which driver.h has no number take one
+// float.
 #define TAKEN_0 uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f
 #define TAKEN_2 TAKEN_0, uint64_t g, uint64_t h
 #define TAKEN_4 TAKEN_2, uint64_t i, uint64_t j
@@ -48,7 +48,7 @@ static CUresult refusal(const char *symbol) {
         CUresult refused = refusal(#symbol);                                                                 \
         return refused ? refused : symbol##_itself(PASSED_##words);                                          \
     }
-// P too, for an X within P would see renamed.h.
+// P is defined too, because an X inside P would see renamed.h.
 #define DRIVER_ALL
 #define X(name, suffix, since, words) FORWARD(name##suffix, words)
 #define P(name, suffix, since, variant, words)                                                               \

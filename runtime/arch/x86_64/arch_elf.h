@@ -1,4 +1,4 @@
-// How ELF files of x86-64 say so, and their relocations of a word by a symbol's address.
+// How ELF files name x86-64, and its relocations that store a symbol's address.
 
 #ifndef GPT_ARCH_ELF_H
 #define GPT_ARCH_ELF_H

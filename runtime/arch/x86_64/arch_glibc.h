@@ -3,7 +3,8 @@
 #ifndef GPT_ARCH_GLIBC_H
 #define GPT_ARCH_GLIBC_H
 
-// 2.34 moved these from libpthread and libdl to libc; we link to both, which are empty there.
+// glibc 2.34 moved these from libpthread and libdl to libc; we still link to both, which are empty
+// there.
 #ifdef __GLIBC__
 #define GPT_OLD(function, version) __asm__(".symver " #function ", " #function "@GLIBC_" #version)
 GPT_OLD(pthread_condattr_setclock, 2.3.3);

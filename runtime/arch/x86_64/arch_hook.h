@@ -28,11 +28,11 @@ struct arch_registers {
     uint64_t *stack; // the other arguments
 };
 
-// The address that a call returns to.
+// Return the address that a call returns to.
 static inline uint64_t arch_caller(const struct arch_registers *registers) { return registers->stack[-1]; }
 
-// A clock that is cheaper than clock_gettime: rdtsc takes half the time. It serves where it ticks evenly
-// through every state of the processor, which CPUID says.
+// A clock that is cheaper than clock_gettime: rdtsc takes half the time. Used if CPUID says that it ticks
+// evenly in every power state of the processor.
 static inline bool arch_has_clock(void) {
     unsigned a, b, c, d;
     return __get_cpuid(0x80000007, &a, &b, &c, &d) && d & 1 << 8;
@@ -40,7 +40,8 @@ static inline bool arch_has_clock(void) {
 
 static inline uint64_t arch_clock(void) { return __builtin_ia32_rdtsc(); }
 
-// Add to a pointer of this thread, and return what it was. No signal comes in between: it is one instruction.
+// Add to a pointer of this thread, and return its old value. It's one instruction, so no signal comes in
+// between.
 static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
     __asm__("xaddq %0, %1" : "+r"(by), "+m"(*pointer) : : "cc");
     return (unsigned char *)by;

@@ -1,8 +1,7 @@
-// host_TYPE_OPERATION(a, b, round, flags), or of fma (a, b, c, round, flags), with a rounding mode, and
-// subnormal operands and results as 0 if flags have FLAG_ftz. sqrt takes its operand twice. For host/math.h.
-//
-// It is one instruction between two loads of MXCSR, in one asm statement: nothing else is rounded so, and
-// flags stay as they were.
+// For host/math.h: host_TYPE_OPERATION(a, b, round, flags), and for fma (a, b, c, round, flags). They take a
+// rounding mode, and flush subnormal operands and results to 0 if flags have FLAG_ftz. sqrt takes its operand
+// twice. Each is one instruction between two loads of MXCSR, in one asm statement, so nothing else is rounded
+// that way and the flags stay unchanged.
 
 #ifndef GPT_ARCH_MATH_H
 #define GPT_ARCH_MATH_H
@@ -31,8 +30,8 @@ HOST_ROUNDED(host_f64_mul, double, "mulsd")
 HOST_ROUNDED(host_f64_div, double, "divsd")
 HOST_ROUNDED(host_f64_sqrt, double, "sqrtsd")
 
-// Without -mfma it is the C library's, which keeps to MXCSR: in a function of its own, so that nothing else
-// does.
+// Without -mfma, use the C library's, which obeys MXCSR. It has a function of its own so that nothing else is
+// affected.
 #ifdef __FMA__
 #define HOST_FUSED(name, type, instruction, function)                                                        \
     INLINE type name(type a, type b, type c, enum host_round round, unsigned flags) {                        \

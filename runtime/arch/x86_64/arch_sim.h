@@ -1,11 +1,11 @@
-// What the simulated device must know about an x86-64 processor, besides sim/ and arch_stubs.h.
+// Everything about x86-64 that the simulated device needs, besides sim/ and arch_stubs.h.
 
 #ifndef GPT_ARCH_SIM_H
 #define GPT_ARCH_SIM_H
 
 #include <stdbool.h>
 
-// Return which instructions `gpt-asm --arch host` may use: code made for others isn't used.
+// Return the instruction set that `gpt-asm --arch host` may use. Code made for another set isn't loaded.
 static inline const char *arch_variant(void) {
     __builtin_cpu_init();
     bool v3 =

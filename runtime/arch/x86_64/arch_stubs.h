@@ -1,5 +1,5 @@
-// The simulated driver's symbols on x86-64: a jump leaves arguments and the caller's frame as they are. For
-// sim/table.c.
+// The simulated driver's symbols on x86-64: each is a jump, which leaves the arguments and the caller's frame
+// alone. For sim/table.c.
 
 #define SET_OPEN(name) __asm__(".set .Lopen_" #name ", 1\n");
 #define SET_CALLBACK(name) __asm__(".set .Lcallback_" #name ", 1\n");
@@ -45,7 +45,7 @@ __asm__(
     "    .cfi_endproc\n"
     "    .size \\name, . - \\name\n"
     ".endm\n");
-// Each defines P too, for an X within P would see renamed.h.
+// P is defined too, because an X inside P would see renamed.h.
 #define DRIVER_ALL
 #define X(name, suffix, since, words) __asm__("stub " #name #suffix "\n");
 #define P(name, suffix, since, variant, words)                                                               \

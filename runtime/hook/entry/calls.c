@@ -30,7 +30,8 @@ static uint64_t read_argument(const struct frame *frame, uint8_t where) {
     return 0;
 }
 
-// Once the driver has taken it: it may refuse the call before it looks at what `args[0]` points to.
+// Read only after the driver accepted the call: it may refuse one without looking at what `args[0]` points
+// to.
 static void read_copy(struct row_memory *row, const struct frame *frame, bool deep) {
     const CUDA_MEMCPY3D *copy3 = (const void *)frame_arg(frame, 0);
     const CUDA_MEMCPY2D *copy2 = (const void *)frame_arg(frame, 0);
@@ -123,9 +124,9 @@ static inline void read_launch(struct row_launch *row, const struct launch *laun
     row->cooperative = launch->cooperative;
 }
 
-// How many words of stack arguments to copy, an even number. All that a function unknown here may have; but
-// where that reaches into the next page, only what can be read: a coroutine may have called from the top of
-// its stack.
+// Return how many words of stack arguments to copy, an even number. For a function that we don't know, that's
+// the most it may have, except that we don't read into an unmapped next page: a coroutine may have called
+// from the top of its stack.
 static uint64_t stack_words(const struct frame *frame) {
     if (LIKELY(frame->slot->words < STACK_WORDS))
         return (uint64_t)frame->slot->words;
@@ -138,7 +139,7 @@ static uint64_t stack_words(const struct frame *frame) {
                : ((end - 1) / 4096 * 4096 - start) / sizeof(uint64_t) & ~1ul;
 }
 
-// A row with what the arguments say.
+// Take a row, and fill it in from the arguments.
 static struct row *new_row(const struct frame *frame, const struct slot *slot) {
     struct row *row = (struct row *)hook_take_row(frame->thread, slot->layout);
     if (UNLIKELY(!row))
@@ -171,7 +172,7 @@ static __attribute__((noinline)) struct count *add_counter(struct thread *thread
     return hook_add_counter(thread, function, false, view.id, view.reference);
 }
 
-// Of a function that is launched; NULL if it is not known.
+// Return the counter of a launched function, or NULL if we don't know the function.
 static inline struct count *counter_of(struct thread *thread, uint64_t function) {
     struct count *row = hook_find_counter(thread, function);
     return LIKELY(row) ? row : add_counter(thread, function);
@@ -191,10 +192,10 @@ static void count_launch(struct frame *frame, struct thread *thread, bool captur
         hook_count(frame->counter, frame->start);
 }
 
-// Once the first of a thread was looked at here, a stub counts the others in its row.
+// Count a thread's first query of its kind here; the stub counts the others in the same row.
 static void count_query(struct thread *thread, struct slot *slot, uint64_t now) {
     static _Atomic uint32_t used = 1;
-    // Two threads may each give it a place: then one stays unused.
+    // Two threads may each assign an index; then one stays unused.
     if (!__atomic_load_n(&slot->query, __ATOMIC_RELAXED)) {
         uint32_t number = atomic_fetch_add(&used, 1);
         if (number >= MAX_QUERIES) {
@@ -220,13 +221,13 @@ static void run(handler *handler, struct frame *frame) {
     HOOK_HOLD_SIGNALS;
     int error = errno;
     if (UNLIKELY(hook_probing))
-        hook_find_probe_calls(); // a handler may be the first that needs one
+        hook_find_probe_calls(); // this handler may be the first to need them
     handler(frame);
     errno = error;
 }
 
-// The id that the row of a captured call has; 0 if the call was not captured. It may write a record, which
-// moves the thread on: not while a row is looked at.
+// Return the id for the row of a captured call, or 0 if the call wasn't captured. This may write a record and
+// so move the thread to another chunk, so don't call it while holding a row.
 static uint32_t find_captured(const struct frame *frame) {
     HOOK_HOLD_SIGNALS;
     int error = errno;
@@ -240,12 +241,12 @@ static void wait_is_over(struct frame *frame) {
     hook_after_wait();
 }
 
-// The driver's function. Handlers call it too, and without the stub's registers, so it's resolved here.
+// Return the driver's function. Handlers call it too, without the stub's registers, so it's resolved here.
 static void *find_real(struct slot *slot) {
     void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
     if (LIKELY(real != (void *)hook_resolve))
         return real;
-    hook_resolve_slot(slot); // the first call of a function that the program is linked to: sets all of it up
+    hook_resolve_slot(slot); // the first call of a directly linked function: resolve it
     return __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
 }
 
@@ -283,7 +284,8 @@ uint64_t hook_enter(struct frame *frame) {
         frame->real = frame->real ? frame->real : (void *)hook_give_answer;
     }
     if (UNLIKELY(frame->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
-        hook_gpu_begin(frame); // right before the call: on an idle GPU the time until then would count
+        hook_gpu_begin(
+            frame); // right before the call: on an idle GPU, anything in between would count as GPU time
     frame->start = hook_now();
     if (frame->row)
         atomic_store_explicit(&frame->row->start, frame->start, memory_order_release);
@@ -330,7 +332,7 @@ void hook_leave(struct frame *frame) {
         slot->known->allocates)
         run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
-        run(slot->known->probe_after, frame); // which may make the call anew
+        run(slot->known->probe_after, frame); // it may repeat the call
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint32_t captured =
         UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;

@@ -31,7 +31,7 @@
 #include "stub.h"
 
 enum { UNSHARE = 2 };       // CLOSE_RANGE_UNSHARE
-enum { MOST_CLIENTS = 64 }; // connections that may stay silent before the oldest of them is closed
+enum { MOST_CLIENTS = 64 }; // silent connections before the oldest is closed
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83 // Linux 6.16
@@ -39,7 +39,7 @@ enum { MOST_CLIENTS = 64 }; // connections that may stay silent before the oldes
 
 // Descriptors
 
-// Where the kernel has no close_range (5.9), or a filter refuses it.
+// For kernels without close_range (before 5.9), or a filter that refuses it.
 static bool close_each(int kept) {
     DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
     if (!files)
@@ -110,11 +110,11 @@ static void tell(struct gpt_state *state) {
     state->bytes = stat(hook_live->path, &trace) ? 0 : (uint64_t)trace.st_size;
 }
 
-// The texts stay: what they mean may be asked until the process ends.
+// The texts are kept, since they may be needed until the process ends.
 static const char *use_probes(const char *texts, size_t size) {
     const char *found[GPT_TEXTS], *at = size && !texts[size - 1] ? texts : NULL;
     if (!hook_probing || !hook_is_this_process())
-        return "it was forked from a process that had loaded code, or ends";
+        return "it was forked from a process that had loaded code, or it's ending";
     if (hook_settings.benchmark || hook_settings.memusage)
         return "it runs with --benchmark or --memusage, which take no other probes";
     const char *end = at + size;
@@ -150,13 +150,13 @@ static void follow(const struct gpt_order *order, const char *texts, size_t size
     tell(state);
 }
 
-// The client has given up: the process was stopped, for example.
+// Return whether the client has given up, for example because this process was stopped.
 static bool has_gone(int client) {
     struct pollfd file = {.fd = client};
     return poll(&file, 1, 0) > 0 && file.revents & POLLHUP;
 }
 
-// One order of the same user or root. Others, and processes in a sandbox, learn nothing.
+// Answers one order from the same user or root. Other users, and processes in a sandbox, learn nothing.
 static void hear(int client) {
     static struct gpt_state state;
     static struct {
@@ -166,7 +166,7 @@ static void hear(int client) {
     int files[GPT_FILES];
     pid_t sender = 0;
     ssize_t got = gpt_receive(client, &message, sizeof(message), files, &sender);
-    gpt_close(files);
+    gpt_discard(files);
     if (got < (ssize_t)sizeof(message.order) || gpt_refuse_peer(client, sender, GPT_WISH_ORDER) ||
         has_gone(client))
         return;
@@ -180,11 +180,11 @@ static struct pollfd polls[1 + MOST_CLIENTS];
 static nfds_t poll_count;
 
 static void drop(nfds_t i) {
-    close(polls[i].fd);
+    gpt_hang_up(polls[i].fd);
     memmove(&polls[i], &polls[i + 1], (--poll_count - i) * sizeof(*polls));
 }
 
-// The program, or the system, is short of files or memory.
+// Frees a connection when the program or the system is short of files or memory.
 static void save_files(void) {
     if (poll_count > 1)
         drop(1);
@@ -192,7 +192,7 @@ static void save_files(void) {
         poll(NULL, 0, 50);
 }
 
-// Returns false if no connection will come any more.
+// Returns false if no more connections can come.
 static bool accept_one(void) {
     int client = accept4(polls[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
@@ -200,7 +200,7 @@ static bool accept_one(void) {
     else if (client < 0)
         return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED || errno == EPERM;
     else if (gpt_refuse_user(client, GPT_WISH_ORDER))
-        close(client);
+        gpt_hang_up(client);
     else {
         if (poll_count > MOST_CLIENTS)
             drop(1);
@@ -215,7 +215,7 @@ static void *serve(void *unused) {
     int server = have_own(hook_keep_apart()) ? listen_here() : -1;
     sem_post(&ready);
     if (server < 0) {
-        hook_say("control", hook_describe_error(errno), "gpt-hook ctl does not reach this process");
+        hook_say("control", hook_describe_error(errno), "gpt-hook ctl can't reach this process");
         return NULL;
     }
     polls[0] = (struct pollfd){server, POLLIN, 0};
@@ -223,10 +223,10 @@ static void *serve(void *unused) {
     for (bool good = true; good;) {
         if (poll(polls, poll_count, -1) < 0) {
             if (errno != EINTR)
-                save_files(); // or the limit of files is below their number by now
+                save_files(); // or the limit of open files was lowered below their number
             continue;
         }
-        // Any process can connect to an abstract name, and send nothing: nobody waits for its order.
+        // Any process can connect to an abstract name and send nothing, so we never block on one connection.
         for (nfds_t i = 1; i < poll_count;)
             if (polls[i].revents)
                 hear(polls[i].fd), drop(i);
@@ -237,7 +237,7 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-// cuInit: when it is back, orders are taken.
+// cuInit: start taking orders once it has returned.
 void hook_on_init(struct frame *frame) {
     static _Atomic pid_t served;
     pid_t pid = getpid(), before = atomic_load(&served);
@@ -250,7 +250,7 @@ void hook_on_init(struct frame *frame) {
     while (started && sem_wait(&ready) && errno == EINTR)
         continue;
     if (!started)
-        hook_say("control", hook_describe_error(EAGAIN), "gpt-hook ctl does not reach this process");
+        hook_say("control", hook_describe_error(EAGAIN), "gpt-hook ctl can't reach this process");
 }
 
 // -- Recording on and off --------------------------------------------------
@@ -285,20 +285,20 @@ void hook_find_all_flags(void) {
             hook_find_flags(slot);
 }
 
-// cuStreamBeginCapture, cuStreamBeginCaptureToGraph: launches are looked at from the first capture on.
+// cuStreamBeginCapture, cuStreamBeginCaptureToGraph: from the first capture on, launches are watched.
 void hook_on_capture(struct frame *frame) {
     (void)frame;
     if (hook_begin_capture())
         hook_find_all_flags();
 }
 
-// Before the first kernel has probes, calls are looked at that must know which buffers there are.
+// Before the first kernel gets probes, start watching the calls that have to know about buffers.
 void hook_expect_probes(const struct order *order, bool recording) {
     if (hook_will_probe(order, recording))
         hook_find_all_flags();
 }
 
-// Calls that are recorded lie between the two records.
+// All recorded calls lie between the two records.
 void hook_switch(bool on) {
     if (on == atomic_load(&hook_recording))
         return;

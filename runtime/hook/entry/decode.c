@@ -20,7 +20,7 @@
 
 static const struct {
     const char *symbol, *name;
-    int8_t words; // of arguments beyond the sixth
+    int8_t words; // words of arguments after the sixth
 } names[HOOK_NAMES] = {
 #define X(name, suffix, since, words) {#name #suffix, #name, words},
 #include "abi/driver.h"
@@ -37,8 +37,9 @@ void hook_decode_setup(void) {
     hook_probe_setup();
 }
 
-// Of two threads one describes it. That one may not go on: a forked process has only one thread, and a
-// signal's handler may call what it interrupted. So the other waits for a while, and then writes the same.
+// If two threads get here, one describes the slot and the other waits. The first may never finish: a forked
+// process has only one thread, and a signal handler may call what it interrupted. So the other waits only for
+// a while, and then writes the same values.
 void hook_describe_named(struct slot *slot) {
     if (__atomic_load_n(&slot->id, __ATOMIC_ACQUIRE))
         return;
@@ -54,7 +55,7 @@ struct slot *hook_named_slot(const char *symbol) {
     unsigned low = 0, high = HOOK_NAMES;
     snprintf(name, sizeof(name), "%s", symbol);
     gpt_cut_suffixes(name);
-    while (low < high) { // the first one of this name; all of them are together
+    while (low < high) { // find the first of this name; equal names are adjacent
         unsigned middle = (low + high) / 2;
         if (strcmp(names[middle].name, name) < 0)
             low = middle + 1;
@@ -68,7 +69,7 @@ struct slot *hook_named_slot(const char *symbol) {
 }
 
 bool hook_is_old(const char *name) {
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     return known && known->v2;
 }
 
@@ -81,10 +82,11 @@ static uint32_t gpu_flags(const struct slot *slot, const char *name) {
     return (waits ? SLOT_SYNC : 0) | (runs ? SLOT_TIMED : 0);
 }
 
-// While calls are recorded (`on`), or not: then handlers run, and nothing else is done. Those of a launch
-// have nothing to do then, and late ones before something was probed: such a call is jumped to.
+// Return the flags while calls are recorded (`on`) or not. When they aren't, only handlers run. Handlers of
+// launches, and late ones before anything was probed, have nothing to do then, so the stub jumps straight to
+// such a function.
 static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
-    const struct known *known = slot->known;
+    const struct driver_function *known = slot->known;
     bool launches = slot->layout == LAYOUT_LAUNCH, ordered = hook_probing && hook_order()->identity;
     bool probed = hook_has_probed();
     bool probes = known && (launches ? on && ordered : known->late ? probed : hook_probing);
@@ -107,7 +109,7 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
     flags |= probed && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
-    // After a function that waits for the GPU it is known what happened there: hook_leave looks at it.
+    // After a function that waits for the GPU, its results are there, and hook_leave reads them.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)
         flags |= SLOT_LEAN;
@@ -118,7 +120,7 @@ unsigned hook_find_flags(struct slot *slot) {
     char name[NAME_BYTES];
     unsigned seen;
     slot_name(slot, name);
-    do { // the last one sees what holds
+    do { // the last thread here sees the final state
         seen = hook_changes();
         __atomic_store_n(&slot->on, (uint16_t)find_flags(slot, name, true), __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->off, (uint16_t)find_flags(slot, name, false), __ATOMIC_SEQ_CST);
@@ -127,7 +129,8 @@ unsigned hook_find_flags(struct slot *slot) {
     return seen;
 }
 
-// What a stream does in its turn. All else that names a stream is done at once, captured or not.
+// Return whether the call's work is queued in a stream. Any other function with a stream takes effect at
+// once, captured or not.
 static bool is_capturable(const struct slot *slot) {
     static const char *const queued[] = {"memcpy", "memset", "memory", "event"};
     if (slot->layout == LAYOUT_LAUNCH)
@@ -142,7 +145,7 @@ static bool is_capturable(const struct slot *slot) {
     return !strcmp(op, "launch") || !strcmp(op, "host") || !strcmp(op, "wait");
 }
 
-// How many of them are on the stack.
+// Return how many argument words are on the stack.
 static int8_t count_words(int beyond) {
     int more = beyond < STACK_WORDS ? beyond + 6 - ARCH_REGISTER_ARGS : STACK_WORDS;
     return (int8_t)(more > 0 ? more : 0);
@@ -155,7 +158,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
     slot->words = named ? count_words(names[named - hook_slots].words) : STACK_WORDS;
     snprintf(name, sizeof(name), "%s", symbol);
     bool versioned = gpt_cut_suffixes(name);
-    const struct known *known = find_known(name);
+    const struct driver_function *known = find_known(name);
     slot->known = known;
     if (known && (versioned || !known->v2)) {
         slot->layout = known->layout;

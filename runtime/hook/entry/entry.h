@@ -31,7 +31,7 @@ void hook_switch(bool on);               // one thread at a time
 
 // Everything known about each driver function.
 
-struct known {
+struct driver_function {
     const char *name; // without version and stream suffix
     const char *type, *op;
     uint8_t layout, special, values[4];

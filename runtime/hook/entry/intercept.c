@@ -1,15 +1,14 @@
-// How a program comes to hold stubs. It has three ways to the driver's functions:
+// How a program gets stubs instead of driver functions. There are three ways to the driver's functions:
 //
-//   - it is linked to libcuda.so.1: the symbols of the stubs are found before the driver's, and the real
-//     function is looked for at the first call;
-//   - dlsym: defined here. Real functions of the driver that it finds are exchanged for stubs;
-//   - cuGetProcAddress, itself found in one of these ways: its stub has a handler that exchanges its results.
+// - it is linked to libcuda.so.1: the stubs' symbols are found before the driver's, and the real function is
+//   looked up at the first call;
+//   - dlsym: defined here. if it finds a function of the driver, it returns the stub instead;
+//   - cuGetProcAddress, itself found in one of these ways: its stub has a handler that replaces its results.
 //
-// One name can stand for several functions (versions, stream variants), so a stub belongs to a pair of name
-// and real function. cuGetExportTable, which leads to private tables, is left alone.
+// One name can stand for several functions (versions, stream variants), so each pair of a name and a real
+// function has its own stub. cuGetExportTable, which leads to private tables, is left alone.
 //
-// A program on a machine without driver must not find the symbols of the stubs by dlsym and think there is
-// one.
+// On a machine without a driver, a program must not find the stubs through dlsym and think that there is one.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,13 +28,13 @@
 
 struct answer {
     void *value;
-    uint64_t given; // else the stub of dlsym goes on to the real one
+    uint64_t given; // otherwise the stub of dlsym jumps to the real one
 };
 
 struct answer hook_dlsym(void *handle, const char *name, void *caller);
 
-// Slots of named functions are there before any code runs. What else is known of them is found when the
-// program asks for them or calls them: most processes use none.
+// The slots of named functions exist before any code runs. They're filled in when the program looks the
+// functions up or calls them: most processes use none.
 
 #define UNRESOLVED {.real = (void *)hook_resolve, .flags = SLOT_WATCHED}
 struct slot hook_slots[SLOTS] = {[0 ... HOOK_NAMES - 1] = UNRESOLVED};
@@ -57,7 +56,8 @@ static const char *keep_name(const char *name) {
     return at + size <= sizeof(name_store) ? memcpy(name_store + at, name, size) : NULL;
 }
 
-// The slot of a function that has no place in driver.h, or a place that another function of its name has.
+// Return the slot of a function that isn't in driver.h, or whose place another function of the same name has
+// taken.
 static struct slot *find_slot(void *real, const char *symbol) {
     uint64_t hash = (uint64_t)real * 0x9e3779b97f4a7c15u;
     struct slot *made = NULL;
@@ -124,7 +124,8 @@ void hook_on_get_proc_address(struct frame *frame) {
 }
 
 // Find the function that a directly linked stub calls: the next one among the libraries loaded at the start,
-// or else the driver's, or else the one of a library loaded later, which has its own way to the driver.
+// otherwise the driver's, otherwise a function in a library loaded later, which finds the driver in its own
+// way.
 static void *find_real(const char *symbol) {
     void *real = hook_next_function(symbol);
     if (!real)
@@ -146,7 +147,8 @@ uint64_t hook_resolve_slot(struct slot *slot) {
     return early;
 }
 
-// The driver that lay there was closed. A library that is linked to it may be loaded again, with another one.
+// Forget the real functions of a driver that was closed. A library that is linked to it may be loaded again,
+// with another driver.
 void hook_unresolve(struct span driver) {
     for (struct slot *slot = hook_slots; slot < hook_slots + HOOK_NAMES; slot++) {
         void *real = __atomic_load_n(&slot->real, __ATOMIC_ACQUIRE);
@@ -158,9 +160,9 @@ void hook_unresolve(struct span driver) {
 
 // dlsym
 
-// What RTLD_DEFAULT means to the caller, the stubs left out.
+// Find what RTLD_DEFAULT means to the caller, leaving out the stubs.
 static void *find_default(const char *name, const void *caller) {
-    void *found = hook_real_dlsym(RTLD_DEFAULT, name); // where a program defines it itself
+    void *found = hook_real_dlsym(RTLD_DEFAULT, name); // in case the program defines it itself
     if (found && hook_is_stub(found))
         found = hook_next_function(name);
     struct linked linked;
@@ -175,7 +177,7 @@ static void *find_default(const char *name, const void *caller) {
                  : hook_real_dlsym(RTLD_NEXT, name); // symbols made global later; sets the dlerror message
 }
 
-// Whether a library gives out functions of the driver as its own: it defines this one, or dlsym.
+// Return whether a library replaces the driver: it defines this function, or dlsym.
 static bool is_interposer(const struct linked *linked, const char *name) {
     return hook_function_in(linked, name) || hook_function_in(linked, "dlsym");
 }
@@ -254,7 +256,7 @@ static void *stand_in(const char *name, void *bound) {
 struct library_seen {
     const struct linked *linked;
     void *handle;
-    struct span protected; // what the linker made read-only
+    struct span protected; // the part that the linker made read-only
     char path[4096];
 };
 
@@ -269,11 +271,11 @@ static void exchange(void *state, void **word, const char *name) {
     if (!ours || ours == bound)
         return;
     uintptr_t page = (uintptr_t)word & -(uintptr_t)sysconf(_SC_PAGESIZE);
-    // It stays writable: another thread may be exchanging its neighbour.
+    // Leave it writable: another thread may be replacing a pointer next to it.
     bool fixed =
         (uintptr_t)word - library->protected.start < library->protected.end - library->protected.start;
     if (fixed && mprotect((void *)page, sizeof(void *), PROT_READ | PROT_WRITE))
-        tell(library->path, "opened with RTLD_DEEPBIND: its calls of the driver are not recorded");
+        tell(library->path, "opened with RTLD_DEEPBIND, so its driver calls are not recorded");
     else
         __atomic_store_n(word, ours, __ATOMIC_RELEASE);
 }
@@ -293,7 +295,7 @@ static void see_library(const struct linked *linked) {
         hook_real_dlclose(library.handle);
 }
 
-// Before dlsym, once a library was opened with RTLD_DEEPBIND.
+// Called before dlsym once a library was opened with RTLD_DEEPBIND.
 void hook_see_deep(void) {
     static _Atomic uint64_t seen;
     hook_setup();
@@ -317,6 +319,6 @@ void hook_see_namespaces(void) {
     int error = errno;
     for (struct linked linked = {0}; hook_next_linked(&linked);)
         if (linked.name_space && hook_is_driver(&linked) && hook_peek_text(linked.name, path, sizeof(path)))
-            tell(path, "loaded by dlmopen: what libraries of its namespace call is not recorded");
+            tell(path, "loaded by dlmopen, so calls from libraries in its namespace are not recorded");
     errno = error;
 }

@@ -27,8 +27,8 @@ int (*hook_real_posix_spawnp)(pid_t *, const char *, const posix_spawn_file_acti
 int (*hook_real_system)(const char *);
 FILE *(*hook_real_popen)(const char *, const char *);
 
-// A sanitizer asks for symbols, and calls these, before it is ready for code of its own. What it asks for
-// then gets an answer too.
+// A sanitizer looks up symbols and calls these functions before its own set-up is done, so they must work
+// without instrumentation.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 EARLY void hook_find_real(void) {
@@ -56,7 +56,7 @@ EARLY void hook_find_real(void) {
         abort(); // nothing would work, and no such libc exists
 }
 
-// A library that goes is recorded first.
+// Records the library before it's unloaded.
 EXPORT int dlclose(void *handle) {
     if (!hook_real_dlclose)
         hook_find_real();
@@ -81,7 +81,7 @@ EXPORT int dlclose(void *handle) {
 EARLY EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
     if (!hook_real_sigaction)
         hook_find_real();
-    // A vfork child has dispositions of its own, and our memory.
+    // A vfork child has its own signal dispositions, but our memory.
     if (signal != SIGBUS || !hook_bus_installed || hook_in_vfork)
         return hook_real_sigaction(signal, action, before);
     return hook_bus_exchange(action, before);

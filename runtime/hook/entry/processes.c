@@ -1,5 +1,5 @@
-// The functions of libc that start a program. They do what they did; a program that starts without the hook
-// is noted before, so that the report at the end of the run can say why nothing is recorded of it.
+// The functions of libc that start a program. Before calling the real one, we note a program that will run
+// without the hook, so that the report at the end of the run can say why nothing was recorded.
 //
 // Much of this runs in children of vfork, on their parent's stack: it allocates nothing and takes no lock.
 
@@ -30,7 +30,7 @@ static const char *find_variable(char *const *environment, const char *name) {
     return NULL;
 }
 
-// Return what an environment lacks that brings the hook into a program, or NULL.
+// Return the variable missing from an environment that would load the hook into a program, or NULL.
 static const char *find_dropped(char *const *environment) {
     const char *preload = find_variable(environment, "LD_PRELOAD");
     const char *output = find_variable(environment, "GPT_HOOK_OUTPUT");
@@ -52,7 +52,7 @@ static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
         return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX && is_program(path);
     const char *folders = getenv("PATH");
     if (!folders)
-        folders = "/bin:/usr/bin"; // as libc's; 'env -i' has removed it
+        folders = "/bin:/usr/bin"; // libc's default, as after 'env -i'
     for (;;) {
         size_t size = strcspn(folders, ":");
         if (snprintf(path, PATH_MAX, "%.*s%s%s", (int)(size < PATH_MAX ? size : 0), folders, size ? "/" : "",
@@ -65,8 +65,8 @@ static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
     }
 }
 
-// A program is about to start, or to take this one's place. A file that isn't there starts nothing, and a
-// seccomp filter may kill a process that looks at one.
+// Note a program that's about to start, or to replace this one. A file that isn't there starts nothing, and
+// under a seccomp filter just looking at one may kill the process.
 static void note(const char *name, char *const *environment, bool search, bool replaces) {
     char path[PATH_MAX];
     int error = errno;
@@ -88,7 +88,7 @@ static void note(const char *name, char *const *environment, bool search, bool r
     errno = error;
 }
 
-// Call the real function; fail with `otherwise` where libc has none.
+// Call the real function; fail with `otherwise` if libc doesn't have it.
 #define REAL(otherwise, function, ...)                                                                       \
     ({                                                                                                       \
         if (!hook_real_##function)                                                                           \
@@ -117,7 +117,7 @@ EXPORT int execvpe(const char *name, char *const *argv, char *const *environment
     return REAL(-1, execvpe, name, argv, environment);
 }
 
-// With an empty name, or none, it is the folder's descriptor that is a program.
+// With an empty name, or none, the program is the descriptor itself.
 static void note_at(int folder, const char *name, char *const *environment) {
     char path[PATH_MAX];
     bool is_name = name && *name;
@@ -138,7 +138,7 @@ EXPORT int execveat(int folder, const char *name, char *const *argv, char *const
     return REAL(-1, execveat, folder, name, argv, environment, flags);
 }
 
-// The arguments of a function with `...`, as an array.
+// Collect the arguments of a function with `...` in an array.
 #define ARGUMENTS(first)                                                                                     \
     size_t count = 1;                                                                                        \
     va_list list;                                                                                            \
@@ -197,7 +197,7 @@ EXPORT FILE *popen(const char *command, const char *mode) {
 
 // -- Exits -----------------------------------------------------------------
 //
-// The ways in which a process ends by itself; each writes the end of its trace.
+// The ways in which a process exits; each one ends its trace.
 
 static _Atomic int quick_status;
 
@@ -236,7 +236,7 @@ EXPORT _Noreturn void _exit(int status) {
 
 EXPORT _Noreturn void _Exit(int status) { _exit(status); }
 
-// Handlers do not get the status.
+// Handlers don't get the status, so it's kept here.
 EXPORT _Noreturn void quick_exit(int status) {
     quick_status = status;
     if (!hook_real_quick_exit)

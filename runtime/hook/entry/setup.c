@@ -1,4 +1,4 @@
-// How the library is set up: by its constructor, or by a call that comes before.
+// Sets up the library, in its constructor or in a driver call that comes earlier.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,14 +21,14 @@ static bool is_wanted(void) {
 
 #define UNKNOWN_PROCESSOR "built without stubs for this processor: no calls are recorded"
 
-// Return why nothing is recorded of this process, or NULL. It runs on as it would.
+// Return why nothing is recorded of this process, or NULL. The process itself runs normally.
 static const char *why_unwatched(void) {
     if (!hook_is_glibc()) // of musl, say: it gets no driver, which is a library of glibc
-        return "a program of another libc than glibc: it is not watched";
+        return "not linked to glibc: this program is not watched";
     return hook_stub_of(hook_slots) ? NULL : UNKNOWN_PROCESSOR;
 }
 
-// Write it to the trace. A build without stubs is worth a message too, once: from gpt-hook's own command.
+// Write the reason to the trace. For a build without stubs, gpt-hook's own command also prints a message.
 static void say_unwatched(const char *why) {
     const char *root = getenv("GPT_HOOK_REPORT");
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("process"), .text = hook_str(why));
@@ -41,14 +41,14 @@ static void survey(void) {
     static pid_t process;
     pid_t before = process;
     if ((process = getpid()) != before)
-        hook_find_all_flags(); // of a child that was forked while they changed
+        hook_find_all_flags(); // needed in a child that was forked while they changed
     hook_scan_libraries();
     hook_write_unprobed();
     hook_write_needs();
 }
 
-// The constructors of libraries that the program is linked to run before this one, and may use the driver:
-// the first to come sets everything up. Returns whether that was this call.
+// Constructors of libraries that the program is linked to run before ours and may use the driver, so the
+// first call sets everything up. Returns whether this was the first.
 bool hook_setup(void) {
     static _Atomic bool begun;
     if (LIKELY(atomic_load_explicit(&begun, memory_order_relaxed)) || atomic_exchange(&begun, true))
@@ -81,7 +81,8 @@ __attribute__((constructor)) static void setup(void) { hook_setup(); }
 EXPORT nvtx_initialize InitializeInjectionNvtx2;
 EXPORT nvtx_initialize_extension InitializeInjectionNvtxExtension;
 
-// A function of the library that NVTX_INJECTION64_PATH named before; NULL if it named none, or ours.
+// Finds a function in the library that NVTX_INJECTION64_PATH named before us. Returns NULL if it named none,
+// or ours.
 static void *find_other(const char *name, void *ours) {
     const char *path = getenv("GPT_HOOK_NVTX");
     void *library = path && *path ? hook_real_dlopen(path, RTLD_LAZY) : NULL;

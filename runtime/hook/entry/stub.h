@@ -1,4 +1,4 @@
-// What the stubs, in assembler, and C know of each other.
+// The interface between the stubs, in assembler, and C.
 
 #ifndef GPT_STUB_H
 #define GPT_STUB_H
@@ -68,15 +68,15 @@ enum {
 
 extern struct slot hook_slots[SLOTS];
 uint64_t
-hook_enter(struct frame *frame); // gives how many words of stack arguments the real function may need
+hook_enter(struct frame *frame); // returns how many words of stack arguments the real function may need
 void hook_leave(struct frame *frame);
-uint64_t hook_resolve_slot(struct slot *slot); // gives whether the call has to be looked at anew
+uint64_t hook_resolve_slot(struct slot *slot); // returns whether the stub has to look at the call again
 
 // The rest is in runtime/arch.
 void *hook_stub_of(const struct slot *slot); // NULL in a build without stubs
 bool hook_is_stub(const void *address);
 void hook_resolve(void);     // what an unresolved slot holds in place of the real function
-void hook_give_answer(void); // stands for the real function where a handler has answered
+void hook_give_answer(void); // called instead of the real function if a handler has answered
 void hook_dlsym_here(void);  // dlsym, as the program calls it
 
 _Static_assert(sizeof(struct row) == ROW_SIZE && offsetof(struct row, duration) == ROW_DURATION &&

@@ -28,7 +28,7 @@
         ALLOCATES
 #define GONE .before = HANDLER(before_gone), .on_return = HANDLER(on_gone)
 
-static const struct known table[] = {
+static const struct driver_function table[] = {
     {"cuMemAlloc", "memory", "alloc", MEMORY(OUT(0), 0, IN(1)), V2, ALLOCATES},
     {"cuMemAllocAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(2)), ALLOCATES},
     {"cuMemAllocFromPoolAsync", "memory", "alloc", MEMORY(OUT(0), 0, IN(1), IN(3)), ALLOCATES},
@@ -263,7 +263,7 @@ static const char *const queries[] = {
     "cuThreadExchangeStreamCaptureMode",
 };
 
-static inline const struct known *find_known(const char *name) {
+static inline const struct driver_function *find_known(const char *name) {
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
         if (!strcmp(table[i].name, name))
             return &table[i];
@@ -277,7 +277,7 @@ static inline unsigned find_type(const char *symbol) {
     return i;
 }
 
-// What a function that is not in the table does: the rest of its name.
+// Derive the op of a function that isn't in the table from the rest of its name.
 static inline void name_op(const char *name, char op[NAME_BYTES]) {
     snprintf(op, NAME_BYTES, "%s", name + strlen(types[find_type(name)].prefix));
     for (char *c = op; *c; c++)
@@ -291,7 +291,7 @@ static inline bool is_query(const char *name) {
     return false;
 }
 
-// The last word that means the function decides; one with `-` before it leaves it out.
+// The last word that matches the function decides; a `-` in front excludes it.
 static inline bool is_meant(const char *words, const char *name, const char *type) {
     bool meant = *words == '-';
     char text[NAME_BYTES];

@@ -1,5 +1,6 @@
 // Answers of the pipeline: gpt-stream(5) says what the records mean. They come from stages that anybody may
-// have written, or from the cache: what does not fit together is a fault, and the kernel runs without probes.
+// have written, or from the cache. If something in them doesn't fit together, that's a fault, and the kernel
+// runs without probes.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,7 +76,7 @@ static bool read_params(struct woven *woven, struct value items, struct cursor a
                 param->map = i;
         if (at.bad || param->offset > MOST_PARAM_BYTES || param->size > MOST_PARAM_BYTES ||
             (added && (param->map == UINT32_MAX || param->size != sizeof(uint64_t))))
-            return doubt(woven, "it tells parameters that cannot be");
+            return doubt(woven, "it lists impossible parameters");
     }
     return true;
 }
@@ -96,7 +97,7 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
                                             is(space, "const"), is(copy, "always")};
         woven->variable_count = i + 1;
         if (at.bad || !variable->name || (!variable->constant && offset.type != UNSIGNED))
-            return doubt(woven, "it tells variables that cannot be");
+            return doubt(woven, "it lists impossible variables");
     }
     return true;
 }
@@ -106,7 +107,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
     for (uint64_t i = 0; i < 3; i++) {
         uint64_t blocks = items.type == ARRAY && i < items.number ? unsigned_of(take_value(&at)) : 1;
         if (at.bad || !blocks || blocks > MOST_BLOCKS)
-            return doubt(woven, "it tells a cluster that cannot be");
+            return doubt(woven, "it gives an impossible cluster");
         woven->cluster[i] = (uint32_t)blocks;
     }
     return true;
@@ -154,7 +155,7 @@ static struct cursor begin(const struct gpt_bytes *answer) {
     return (struct cursor){data, data + answer->size, false};
 }
 
-// The number in sm_90a; of `host` the same for all.
+// Return the number in sm_90a; for `host` it's always the same.
 static unsigned long version_of(struct value arch) {
     char text[16] = "";
     if (arch.type == TEXT && arch.number < sizeof(text))
@@ -162,7 +163,7 @@ static unsigned long version_of(struct value arch) {
     return strncmp(text, "sm_", 3) ? 0 : strtoul(text + 3, NULL, 10);
 }
 
-// Which of the modules that have the kernel: the one for the newest architecture, as the driver chooses.
+// Return which module with the kernel to use: like the driver, the one for the newest architecture.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
     bool found = false;
@@ -203,7 +204,7 @@ static bool read_map(struct woven *woven, const struct record *record) {
     bool known = is(record->type, "array") || is(record->type, "total") || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
-        return doubt(woven, "it tells a map that cannot be");
+        return doubt(woven, "it gives an impossible map");
     woven->map_count++;
     return true;
 }
@@ -216,7 +217,7 @@ static const struct reason *read_reason(struct value code, struct value detail) 
     return reason;
 }
 
-// Why there is no kernel with probes: what its record says, or the first fault that was met.
+// Set why there's no kernel with probes: the reason in its record, or the first fault.
 static void explain(struct woven *woven, const char *kernel) {
     struct cursor cursor = begin(&woven->answer);
     while (cursor.at < cursor.end && !woven->fault) {
@@ -344,7 +345,7 @@ static void copy(struct gpt_packer *to, const unsigned char *start, const struct
     gpt_put_raw(to, start, (size_t)(end->at - start));
 }
 
-// A param, with the number of its map in the trace.
+// Copy a param, with the number of its map in the trace.
 static void copy_param(struct gpt_packer *to, struct cursor *from, const struct woven *woven) {
     const unsigned char *whole = from->at;
     struct value map = read_value(from);

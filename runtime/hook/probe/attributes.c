@@ -43,11 +43,11 @@ static void keep(const struct property *property, void *with) {
         list->items[list->count++] = *property;
 }
 
-// The last one was set first.
+// The list has the last one set first.
 static bool copy(uint64_t from, uint64_t to, bool is_kernel) {
     struct properties list = {.count = 0};
     bool good = true;
-    hook_object_each(from, keep, &list); // where the driver must not be called
+    hook_object_each(from, keep, &list); // the driver must not be called inside
     while (list.count--)
         good &= set(to, is_kernel, &list.items[list.count]);
     return good;
@@ -110,7 +110,8 @@ void hook_after_attribute(struct frame *frame) {
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// An answer about blocks of a size, or clusters of such a launch: how many fit, or how large.
+// An answer about blocks of a size, or about clusters of such a launch: how many fit, or how large they may
+// be.
 struct question {
     struct question *next;
     uint64_t handle, parent; // for a function, its owner
@@ -123,7 +124,7 @@ struct question {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct question *) buckets[BUCKETS]; // each grows at its head only
-static _Atomic bool lost;                           // one could not be kept
+static _Atomic bool lost;                           // an answer couldn't be kept
 
 static bool is_told(const struct question *kept, const struct question *asked) {
     return kept->handle == asked->handle && kept->kind == asked->kind && kept->threads == asked->threads &&
@@ -137,7 +138,7 @@ static void keep_answer(struct question *asked, uint64_t told) {
     struct question *at, *made = NULL;
     _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
     if (!told || !hook_object_look(asked->handle, &view))
-        return; // it was found in a way in which none gets probes
+        return; // found in a way in which no kernel gets probes
     asked->told = told;
     asked->parent = view.parent;
     asked->reference = view.reference;
@@ -178,7 +179,7 @@ static uint64_t count(uint64_t function, const struct question *question) {
     return status ? 0 : (uint64_t)found;
 }
 
-// False too if the question was about another kernel.
+// Also false if the question was about another kernel.
 static bool is_lower(struct probed *probed, const struct bound *bound, const struct question *asked) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
     if ((asked->handle != probed->handle && asked->parent != probed->handle) ||
@@ -226,7 +227,7 @@ static struct other find_other(uint64_t handle, uint64_t threads) {
     return other;
 }
 
-// Whether a kernel with probes may come later, be it because gpt-hook ctl says so.
+// Return whether a kernel with probes may come later, be it because gpt-hook ctl says so.
 static bool may_come(uint64_t handle) {
     const struct probed *whole = hook_find_entry(handle);
     return !whole || !whole->refused || getenv(GPT_CONTROL);
@@ -238,13 +239,13 @@ static bool is_answered(const struct frame *frame) {
 
 typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 
-// The same question of another kernel, whose answer goes elsewhere.
+// Ask the same question about another kernel, storing the answer elsewhere.
 static CUresult ask_again(const struct frame *frame, void *answer, uint64_t function) {
     return ((general *)frame->real)((uint64_t)answer, function, frame_arg(frame, 2), frame_arg(frame, 3),
                                     frame_arg(frame, 4), frame_arg(frame, 5), 0);
 }
 
-// Answers by the lower number of both, which is one of 32 bits.
+// Answers with the lower of the two 32-bit numbers.
 static void lower(const struct frame *frame, struct question *question) {
     int *answer = (int *)frame_arg(frame, 0), found = 0;
     OTHER other = find_other(question->handle, question->threads);
@@ -277,8 +278,8 @@ void hook_after_shared(struct frame *frame) {
     keep_answer(&question, fit < blocks ? fit : blocks);
 }
 
-// cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): of the kernel
-// with probes the block, and the grid that both fill at most.
+// cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): answers with
+// the probed kernel's block size, and the largest grid that either kernel fills.
 void hook_after_block_size(struct frame *frame) {
     int *grid = (int *)frame_arg(frame, 0), *threads = (int *)frame_arg(frame, 1), found[2] = {0};
     size_t (*shared_of)(int) = (size_t (*)(int))frame_arg(frame, 3);
@@ -317,6 +318,6 @@ void hook_after_clusters(struct frame *frame) {
     if (config->attrs)
         memcpy(question.attributes, config->attrs, question.config.numAttrs * sizeof(*config->attrs));
     question.config.attrs = question.attributes;
-    question.config.hStream = NULL; // it may be gone then
+    question.config.hStream = NULL; // the stream may be gone by then
     lower(frame, &question);
 }

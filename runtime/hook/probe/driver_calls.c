@@ -3,7 +3,8 @@
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 
-// A function that the driver lacks, or that nobody has looked up yet, fails: no member is ever NULL.
+// Stands for functions that the driver lacks, or that we haven't looked up yet: they fail, but no member is
+// ever NULL.
 static CUresult absent(void) { return CUDA_ERROR_NOT_FOUND; }
 
 struct probe_calls hook_do = {

@@ -1,5 +1,6 @@
-// Calls that read a graph of the program's: while they run it has the kernels with probes, see graph_nodes.c.
-// Handlers after them run before all others, which so see what the program built and passed.
+// Calls that read one of the program's graphs. While they run, the graph has the kernels with probes, see
+// graph_nodes.c. Our handlers after these calls run before all others, so the others see the graph that the
+// program built.
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +15,10 @@ struct dressed {
     struct turn turn;
     struct members *members;
     struct set set;
-    struct prepared *graph; // locked, where the call is about a node of it
+    struct prepared *graph; // locked if the call is about one of its nodes
     uint64_t node;
     unsigned place; // of the set in the graph
-    unsigned order; // by which it has probes
+    unsigned order; // the order that its probes come from
     uint64_t context;
     uint64_t mover; // of it
 };
@@ -38,11 +39,11 @@ static bool has_probes(const struct members *members) {
 struct wanted {
     uint64_t graph;
     const struct reason *refuse;  // why it has no probes
-    const struct members *around; // of the graph that it goes into
+    const struct members *around; // members of the graph that it's put into
     bool updates;
     unsigned place;
     uint64_t context;  // of the executable graph; 0: the current one
-    uint64_t replaced; // bytes of buffers that it has until then
+    uint64_t replaced; // bytes of the buffers that it had before
 };
 
 static void put_probes(struct dressed *made, const struct wanted *wanted) {
@@ -62,8 +63,8 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
     }
 }
 
-// Return whether a handle leads anywhere. The driver is asked about a graph before the program's own call,
-// which it may refuse for another argument without a look at the graph.
+// Return whether a handle is valid. We ask the driver about a graph before the program's own call, which it
+// may refuse for another argument without looking at the graph.
 static bool leads_somewhere(uint64_t graph) {
     uint64_t word;
     return hook_read((const void *)graph, &word, sizeof(word));
@@ -97,8 +98,8 @@ static struct dressed *dress(const struct wanted *wanted) {
     return NULL;
 }
 
-// The call is back: the graph is the program's again. If the call failed it is made with that one, and fails
-// as it would have. False if it has failed: nothing was taken over.
+// Restore the program's graph after the call. If the call failed, repeat it with the restored graph, so that
+// it fails as it would have without us. Returns false if it failed and so had no effect.
 static bool undress(struct frame *frame, struct dressed *dressed) {
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     hook_undress(dressed->members);
@@ -204,7 +205,7 @@ void hook_before_exec_update(struct frame *frame) {
 
 void hook_after_exec_update(struct frame *frame) {
     struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed) { // then it has no probes any more
+    if (!dressed) { // so it has no probes any more
         if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame_arg(frame, 0));
         return;
@@ -216,7 +217,7 @@ void hook_after_exec_update(struct frame *frame) {
     free(dressed);
 }
 
-// cuGraphExecChildGraphNodeSetParams(exec, node, graph), and its like
+// cuGraphExecChildGraphNodeSetParams(exec, node, graph) and the like
 void hook_before_child(struct frame *frame, uint64_t graph) {
     struct prepared *found = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!found)
@@ -259,7 +260,7 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
     }
 }
 
-// Members of the graph in a node, which are as many as the new ones.
+// Exchange the members of the graph in a node, which has as many as the new one.
 static bool exchange(struct dressed *dressed) {
     const struct member *node = hook_find_member(dressed->graph, dressed->node);
     struct members *new = dressed->members;
@@ -305,7 +306,7 @@ void hook_after_child(struct frame *frame) {
 void hook_before_exec_child(struct frame *frame) { hook_before_child(frame, frame_arg(frame, 2)); }
 void hook_after_exec_child(struct frame *frame) { hook_after_child(frame); }
 
-// cuGraphExecDestroy(exec): another one may have the handle before the call is back.
+// cuGraphExecDestroy(exec): another graph may get the handle before the call returns.
 
 void hook_before_exec_gone(struct frame *frame) {
     if (hook_probing)
@@ -419,7 +420,7 @@ void hook_before_exec_kernel(struct frame *frame) {
 
 void hook_after_exec_kernel(struct frame *frame) { after_kernel(frame); }
 
-// The call may fail: then kernels are without probes that could have them.
+// If the call fails, kernels are left without probes although they could have them.
 static void before_write(const struct frame *frame, struct written written) {
     struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
@@ -466,7 +467,7 @@ void hook_before_exec_node(struct frame *frame) {
 }
 
 void hook_after_exec_node(struct frame *frame) {
-    hook_after_child(frame); // each looks at its own note only
+    hook_after_child(frame); // each handler reads only its own kind of note
     after_kernel(frame);
 }
 
@@ -484,8 +485,8 @@ void hook_after_node_enabled(struct frame *frame) {
     hook_put_prepared(graph);
 }
 
-// Nodes of graphs that the program builds by hand: packed parameters are passed one by one, as the driver
-// does not give them back otherwise.
+// Nodes of graphs that the program builds by hand. We unpack packed parameters and pass them one by one,
+// because the driver doesn't return packed ones.
 
 struct unpacked {
     struct save *save;

@@ -1,7 +1,6 @@
-// Graphs that are not as the program built them, for the time of a call that reads them. CUDA leaves it to
-// the program that one thread at a time uses a graph; but several threads that only read one, as they make
-// executable graphs of it, get what they ask for. With probes each has its turn. Calls for other graphs wait
-// for nothing.
+// Locks for graphs that we've changed for the duration of a call that reads them. In CUDA, the program must
+// see to it that only one thread at a time uses a graph. But several threads that only read one, to make
+// executable graphs, get away with it. With probes they take turns. Calls for other graphs don't wait.
 
 #include "hook/write/write.h"
 #include "probe.h"

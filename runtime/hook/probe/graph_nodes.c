@@ -1,12 +1,12 @@
 // The kernel nodes of a graph with probes in them.
 //
-// What the program builds stays what it built: probes get into the executable graph only. For the time of a
-// call that reads a graph (instantiate, update) the nodes of it have the kernels with probes, then their own
-// again; no other thread may use a graph meanwhile, says CUDA. So the driver itself finds which node of the
-// executable graph is which, also for graphs in graphs, bodies of conditional nodes, and where the graph that
-// it was made from is gone. Setting the nodes of the executable graph one by one would need that one; a clone
-// would have other handles than those by which the program names nodes, and may have neither conditional
-// nodes nor memory in it.
+// The program's graph stays as it was built; probes go only into the executable graph. During a call that
+// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards their own
+// again. CUDA says that no other thread may use a graph meanwhile. This way the driver itself matches the
+// nodes of the executable graph, also for graphs in graphs, bodies of conditional nodes, and when the source
+// graph is gone. Setting the nodes of the executable graph one by one would need the source graph. A clone
+// would have different handles from the ones by which the program names nodes, and can't contain conditional
+// or memory nodes.
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,14 +29,14 @@ static struct choice choose(const struct graph_node *node, const struct launch *
     if (!choice.reason && node->kernel.ctx && (uint64_t)node->kernel.ctx != context)
         choice.reason = WHY(node_context);
     if (!choice.reason && hook_settings.benchmark)
-        choice.reason = WHY_DETAIL(benchmark, "a kernel in a graph is not timed");
+        choice.reason = WHY_DETAIL(benchmark, "kernels in graphs are not timed");
     if (!choice.reason && has_attribute((uint64_t)node->handle, DEVICE_UPDATABLE))
         choice.reason = WHY(node_updatable);
     return choice;
 }
 
 static void give_save(struct member *member, const struct launch *launch) {
-    bool silent = !launch->params && !launch->extra; // so is a node that was made of packed parameters
+    bool silent = !launch->params && !launch->extra; // this is also how a node with packed parameters looks
     member->save = hook_new_save(member->choice.probed, launch);
     if (member->save)
         member->save->repeats = !member->sure;
@@ -48,7 +48,7 @@ static void give_save(struct member *member, const struct launch *launch) {
         member->room = member->save->bytes;
 }
 
-// The runtime library names kernels in nodes by functions that it finds through private tables.
+// The CUDA runtime names kernels in nodes by functions that it gets through private tables.
 static uint64_t function_of(const CUDA_KERNEL_NODE_PARAMS *node) {
     uint64_t function = (uint64_t)node->func, kernel = (uint64_t)node->kern;
     CUresult (*name_of)(const char **, uint64_t) = hook_driver_function("cuFuncGetName");
@@ -108,7 +108,7 @@ struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy) {
     return (struct written){node, start, start + bytes};
 }
 
-// Kernels are not looked at: what they write to constants CUDA leaves open.
+// Kernels don't count: CUDA leaves it undefined what happens if they write to constants.
 static bool writes_nothing(int type) {
     static const int types[] = {
         CU_GRAPH_NODE_TYPE_KERNEL,
@@ -129,7 +129,7 @@ static bool writes_nothing(int type) {
     return found;
 }
 
-// A node that is not known may write anything.
+// An unknown node may write anything.
 static struct written written_by(const struct graph_node *node) {
     CUDA_MEMCPY3D copy = {0};
     CUDA_MEMSET_NODE_PARAMS_v2 set = {0};
@@ -150,7 +150,7 @@ bool hook_is_copied(const struct member *member, const struct written *written) 
     return found;
 }
 
-// What a node writes can be changed later. The kernel nodes that the program can name then are changed too.
+// The program can later change what a node writes. Then we also change the kernel nodes that it can name.
 void hook_check_constants(const struct members *members, struct member *member) {
     bool named = !members->unnamed && !member->depth && member->sure;
     for (size_t i = 0; i < members->written_count; i++)

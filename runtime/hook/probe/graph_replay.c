@@ -1,5 +1,5 @@
 // Launching an executable graph with probes. After it, in its stream, we copy the buffers that its kernels
-// wrote to a slab, which is drained like a launch's, and clear them. The program waits for neither, the next
+// wrote to a slab, which is drained like a launch's, and clear them. The program waits for neither; the next
 // replay waits for both. The driver runs an executable graph only once at a time, so stream order takes care
 // of that, plus an event if the next replay is in another stream. Nothing comes between the nodes.
 
@@ -19,7 +19,7 @@ struct replay {
     uint64_t starts[MOST_SETS]; // of each set, in the slab
 };
 
-// Calls of ours are made in the graph's context, in relaxed capture mode.
+// We make our own calls in the graph's context, in relaxed capture mode.
 
 struct stay {
     bool pushed;
@@ -54,7 +54,7 @@ static bool is_other_stream(const struct prepared *graph, uint64_t stream, uint3
             graph->ended != atomic_load_explicit(&hook_streams_ended, memory_order_relaxed));
 }
 
-// The stream waits until the sets are clear.
+// Make the stream wait until the sets are clear.
 static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_t thread) {
     bool good = true;
     for (int i = 0; i < MOST_SETS; i++) {
@@ -87,7 +87,7 @@ static uint64_t bytes_of(const struct prepared *graph) {
     return bytes;
 }
 
-// Nothing of ours is in it, and nothing of it is recorded.
+// Return whether the graph has no probes and nothing of it is recorded.
 static bool is_idle(const struct prepared *graph) {
     return graph->quiet && hook_tally(graph->members, graph->order, graph->now) && !graph->members->saves;
 }
@@ -402,9 +402,9 @@ unsigned hook_find_place(struct prepared *graph) {
 
 // -- The kernel that copies and clears -------------------------------------
 //
-// Copies what the kernels of a graph wrote, and clears it, in one launch. By a copy and a memset of the
-// driver a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX,
-// which the driver assembles for its device.
+// Copies what the kernels of a graph wrote, and clears it, in one launch. With the driver's copy and memset,
+// a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX, which
+// the driver assembles for its device.
 
 enum { THREADS = 256, PIECE = 16 }; // of a block; bytes that a thread moves
 
@@ -456,7 +456,7 @@ bool hook_move(uint64_t mover, uint64_t to, uint64_t from, uint64_t bytes, uint6
 
 // -- Launches without probes -----------------------------------------------
 //
-// Launches without probes of a replay, by function and reason.
+// Counts a replay's launches without probes, by function and reason.
 
 static void count_member(struct members *members, uint32_t function, const struct reason *reason) {
     struct tally *all = members->tallies;
@@ -468,15 +468,15 @@ static void count_member(struct members *members, uint32_t function, const struc
     all[k].launches++;
 }
 
-// Why it runs without probes; NULL if it does not. UNCOUNTED: it is not counted.
+// Return why the node runs without probes, or NULL if it has probes. UNCOUNTED: don't count it.
 static const struct reason *reason_of(const struct member *member, bool earlier) {
     uint64_t handle = (uint64_t)(member->own.func ? (void *)member->own.func : (void *)member->own.kern);
     const struct reason *other = WHY(graph_early);
     return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : UNCOUNTED;
 }
 
-// How often a node in the body of a conditional node runs is not known: as with probes, it counts once. If
-// other probes were named meanwhile, these are about none of the nodes, or about others.
+// We don't know how often a node in the body of a conditional node runs. It counts once, as with probes. If
+// the user has named other probes since, they may choose other nodes, or none.
 const struct tally *hook_tally(struct members *members, unsigned order, unsigned now) {
     if (!members->tallies)
         members->tallies = calloc(members->count + 1, sizeof(*members->tallies));

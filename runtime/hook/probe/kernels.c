@@ -38,7 +38,8 @@ static struct probed *find(uint64_t handle) {
     return NULL;
 }
 
-// Kernels of an earlier order no longer run. The entry of a kernel's function only leads to the kernel's.
+// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel only leads to
+// the kernel's entry.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
     return found && (found->kernel || atomic_load(&found->order) == hook_order()->number) ? found : NULL;
@@ -82,7 +83,7 @@ static bool make_room(void) {
     return true;
 }
 
-// Reuse a replaced entry that owns nothing any more for its successor. So the table has one entry per
+// Reuse a replaced entry that owns nothing any more for its successor. This keeps the table at one entry per
 // function, however often the user names other probes.
 static bool take_in(struct probed *there, struct probed *added) {
     if (!there || there->kernel || added->kernel || there->order >= added->order ||
@@ -96,7 +97,7 @@ static bool take_in(struct probed *there, struct probed *added) {
         added->name = there->name;
     }
     memcpy((char *)there + from, (const char *)added + from, sizeof(*there) - from);
-    atomic_store(&there->order, added->order); // others look at the rest if it is the last one
+    atomic_store(&there->order, added->order); // others read the rest only if this is the latest order
     free(added);
     return true;
 }
@@ -156,7 +157,7 @@ void hook_let_probed_go(struct probed *probed) {
         atomic_store(&any_replaced, true);
 }
 
-// With all that hang on it.
+// Takes off an entry and all its variants.
 static void take_off(struct probed *taken) {
     for (struct probed **at = &all; *at;)
         if (*at == taken || (*at)->first == taken)
@@ -167,7 +168,7 @@ static void take_off(struct probed *taken) {
 }
 
 struct probed *hook_take_replaced(uint64_t context) {
-    static _Atomic unsigned seen; // the order by which all were looked at
+    static _Atomic unsigned seen; // the order for which all entries were checked
     unsigned order = hook_order()->number, unused = 0;
     if (atomic_exchange(&seen, order) == order && !atomic_exchange(&any_replaced, false))
         return NULL;
@@ -269,9 +270,9 @@ struct probed *hook_next_unloaded(void) {
 // -- Choosing a variant ----------------------------------------------------
 //
 // A kernel with probes takes more registers than the program's: a block may be too large for it, a
-// cooperative grid may not fit on the device, or a cluster not on its part of it. Then it is assembled once
-// more with as few registers as such a launch leaves a thread. Until that has come, and where it is of no
-// use, the program's runs.
+// cooperative grid may not fit on the device, or a cluster not on its part of it. Then it's assembled again
+// with as few registers as such a launch allows per thread. Until that variant is there, or if it doesn't
+// help, the program's kernel runs.
 
 enum { WARP = 32, PARTITIONS = 4, UNIT = 256, MOST_REGISTERS = 255 };
 
@@ -315,14 +316,15 @@ const struct reason *hook_find_obstacle(const struct probed *probed, const struc
                                                     : NULL;
 }
 
-// How many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are resident.
+// Return how many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are
+// resident.
 static uint64_t count_resident(const struct launch *launch) {
     uint64_t processors = device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     return launch->cooperative && processors ? (blocks + processors - 1) / processors : 1;
 }
 
-// A launch that does not fit without probes either is the driver's to refuse.
+// If a launch doesn't fit without probes either, let the driver refuse it.
 static void want_fewer(struct probed *first, const struct launch *launch, uint64_t threads,
                        uint64_t resident) {
     unsigned most = hook_most_registers(threads, resident), before = atomic_load(&first->limit);
@@ -384,7 +386,8 @@ void hook_let_choice_go(const struct choice *choice) {
         hook_let_probed_go(choice->first);
 }
 
-// One that needs more than there is need not be tried again: a cluster of it does not fit, for example.
+// Remember that a launch needs more than the device has (its cluster doesn't fit, for example), so we don't
+// try it again.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status) {
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
     struct probed *first = hook_find_entry(launch->function);

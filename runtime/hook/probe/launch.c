@@ -1,4 +1,4 @@
-// Launching a kernel with probes: the same launch, but of another function, with the addresses of its buffers
+// Launches a kernel with probes: the same launch with another function, and with the addresses of its buffers
 // after the program's parameters. If that isn't possible, the program's own kernel runs and is counted.
 
 #include <pthread.h>
@@ -34,8 +34,8 @@ static bool is_captured(uint64_t stream) {
     return hook_find_probe_calls() && (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
-// Return why this launch can't be probed, or NULL if it can; UNCOUNTED for example while
-// capturing, when nothing runs until the graph is launched.
+// Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
+// nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
     uint64_t of_stream = context;
@@ -53,13 +53,13 @@ static const struct reason *find_reason(const struct frame *frame, const struct 
         !hook_do.stream_context(stream, &of_stream) && of_stream != context)
         return WHY(stream_context);
     if (hook_settings.benchmark && is_dependent(frame))
-        return WHY_DETAIL(benchmark, "it depends on its predecessor, and nothing may come between");
+        return WHY_DETAIL(benchmark, "it depends on its predecessor, so nothing may come between them");
     if (is_dependent(frame) && hook_must_copy(choice->bound))
         return WHY(dependent_constants);
     return NULL;
 }
 
-// Whether what its buffers would need follows from the launch: logs have to be counted.
+// Return whether the launch alone determines how large its buffers must be. Logs have to be counted.
 static bool is_known_need(const struct save *save) {
     const struct woven *woven = save->probed->woven;
     bool known = true;
@@ -68,7 +68,7 @@ static bool is_known_need(const struct save *save) {
     return known;
 }
 
-// Where the function and the parameters are among a call's arguments.
+// The positions of the function and the parameters in a call's arguments.
 struct places {
     unsigned function, params, extra;
     bool has_extra;
@@ -93,7 +93,7 @@ static void pass_arguments(struct frame *frame, uint64_t function, void **params
         frame_set_arg(frame, places.extra, (uint64_t)extra);
 }
 
-// What the program passed stands where it did: some callers make several calls of it.
+// Restore the program's arguments in place: some callers use them for several calls.
 static void restore_arguments(struct frame *frame, const struct save *save) {
     pass_arguments(frame, save->function, save->params, save->extra);
 }
@@ -103,12 +103,12 @@ bool hook_launch_as(struct frame *frame, uint64_t function, void **params) {
     return hook_call_again(frame) == CUDA_SUCCESS;
 }
 
-// A launch without probes is counted once it has been made: the frame has the reason until then.
+// Keep the reason in the frame: a launch without probes is counted only once it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
-// What the driver refuses is not a launch, as --launch-skip and --launch-count count them.
+// A launch that the driver refuses doesn't count for --launch-skip and --launch-count.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
@@ -123,8 +123,8 @@ static void count_reason(const struct frame *frame, const struct reason *reason)
         hook_count_unprobed(probed ? probed->function : hook_ask_function(frame->launch.function), reason);
 }
 
-// The launch of a kernel that will have probes in a graph: the driver does not give back packed parameters of
-// a node.
+// Unpack the parameters of a launch that will have probes in a graph, because the driver doesn't return a
+// node's packed parameters.
 static void unpack(struct frame *frame, struct probed *probed) {
     const struct launch *launch = &frame->launch;
     struct save *save = launch->extra && !launch->params ? hook_new_save(probed, launch) : NULL;
@@ -164,7 +164,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
         reason = WHY(buffers_too_large);
     if (!reason && hook_settings.memusage && is_known_need(save)) {
         frame_leave_note(frame, NOTE_SAVE,
-                         save); // it is counted once it has been made, and needs no probes for that
+                         save); // counted once it has been made, even without probes
         return;
     }
     struct slab *slab = NULL;
@@ -260,7 +260,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_issue(slab, NULL);
     hook_forget_benchmark(save);
     CUresult status = (CUresult)frame->result;
-    // For whatever reason: the program's own is launched in its place, and fails as it would have.
+    // For any failure: launch the program's own kernel instead, which fails as it would have without us.
     frame->result = hook_call_again(frame);
     hook_call_without_buffers(frame);
     if ((CUresult)frame->result == CUDA_SUCCESS) {
@@ -271,7 +271,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
     hook_free_save(save);
 }
 
-// What else the program does
+// Other calls of the program
 
 static _Atomic bool captures; // it has begun one
 _Atomic uint64_t hook_streams_ended;
@@ -302,11 +302,12 @@ void hook_before_capture(struct frame *frame) {
     if (!hook_probing)
         return;
     const struct thread *thread = hook_this_thread();
-    hook_drain(frame_arg(frame, 0), thread ? thread->tid : 0); // it cannot be while the stream is captured
+    hook_drain(frame_arg(frame, 0),
+               thread ? thread->tid : 0); // it can't be drained while the stream is captured
     hold_drains(frame);
 }
 
-// cuStreamWaitEvent: by an event of a stream that is captured another one joins it.
+// cuStreamWaitEvent: a stream that waits for an event of a captured stream joins the capture.
 void hook_before_join(struct frame *frame) {
     if (hook_probing && atomic_load_explicit(&captures, memory_order_relaxed))
         hold_drains(frame);
@@ -326,11 +327,10 @@ void hook_before_context_ends(struct frame *frame) {
 void hook_end_probing(void) {
     if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
         return;
-    const struct thread *thread =
-        hook_thread; // as it is: a process without the driver begins no trace for this
+    const struct thread *thread = hook_thread; // as it is: don't begin a trace for this without the driver
     bool calls = hook_calling > (const void *)__builtin_frame_address(0); // else that was left
     bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
-                         (calls || hook_call_in_flight(thread)); // whose locks it may have
+                         (calls || hook_call_in_flight(thread)); // it may hold the driver's locks
     if (!within_driver)
         hook_drain_all(PROCESS_ENDS);
     hook_probe_stop();
@@ -370,8 +370,8 @@ const struct reason *hook_left_out(struct probed *probed) {
                : NULL;
 }
 
-// The program's parameters, as a block. False if it passes them in no form that is known, or not all of them:
-// the driver answers that.
+// Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
+// of them: the driver will refuse that.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
     if (launch->params && launch->extra)
         return false;
@@ -427,7 +427,7 @@ void hook_free_save(struct save *save) {
     free(save);
 }
 
-// A grid may count clusters. False if there are more blocks than can be.
+// A grid may be given in clusters. Returns false if there are too many blocks.
 static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
     bool good = true;
     for (int i = 0; i < 3; i++)
@@ -480,7 +480,7 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
 
 // -- Launches without probes -----------------------------------------------
 //
-// One list for all threads: most kernels have one reason, and it is met first.
+// One list for all threads. Most kernels have one reason, which comes first.
 
 enum { BUCKETS = 1 << 12 };
 

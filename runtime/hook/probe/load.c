@@ -1,10 +1,10 @@
-// A kernel with probes is a module of its own, that works on the variables of the program's.
+// A kernel with probes is in a module of its own, and uses the variables of the program's module.
 //
 // A function of a module is loaded into the module's context. A kernel of a library is loaded as a library,
-// and bound to each context in which the program uses it: where it gets its function, or else after it was
-// launched there without probes. Loading may wait for kernels that run, so all this is done where the program
-// itself looks up, loads or waits. Our own calls are made in relaxed capture mode: they break no capture of
-// the program's.
+// and bound to each context in which the program uses it: when it gets the kernel's function there, otherwise
+// after a launch without probes. Loading may wait for running kernels, so we do it only when the program
+// itself looks up, loads or waits. We make our own calls in relaxed capture mode, so that they break no
+// capture of the program's.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,8 @@ static struct probed *new_probed(const struct looked_up *function) {
 }
 
 void hook_refuse(const struct looked_up *function, const struct reason *reason) {
-    struct probed *probed = function->registers ? NULL : new_probed(function); // else the first one stays
+    struct probed *probed =
+        function->registers ? NULL : new_probed(function); // otherwise the first one stays
     if (!probed)
         return;
     probed->refused = reason;
@@ -59,7 +60,7 @@ static bool check_params(const struct probed *probed) {
 
 // Contexts
 
-// Why it cannot run there; NULL if it can.
+// Return why it can't run there, or NULL if it can.
 static const struct reason *prepare(struct probed *probed, struct bound *bound) {
     const char *missing = NULL;
     int used;
@@ -79,7 +80,8 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
     return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : WHY(property);
 }
 
-// Makes it run in the current context. NULL without memory, or if the context is about to go.
+// Makes it usable in the current context. Returns NULL if out of memory, or if the context is being
+// destroyed.
 static struct bound *bind(struct probed *probed) {
     struct bound *bound = calloc(1, sizeof(*bound));
     uint64_t context = hook_current_context();
@@ -138,7 +140,7 @@ void hook_enter_function(uint64_t function, uint64_t kernel) {
 
 // Loading
 
-// Why it is not there; NULL if it is.
+// Load it. Returns why that failed, or NULL.
 static const struct reason *load(struct probed *probed, const char *name) {
     uint64_t module;
     bool kernel = probed->is_library;
@@ -176,7 +178,7 @@ static void unload(struct probed *probed) {
     }
 }
 
-// That the program's kernel takes as it is; 0: the driver does not tell.
+// Return how many registers the program's own kernel uses; 0 if the driver can't tell.
 static unsigned count_registers(const struct probed *probed) {
     int count = 0;
     CUdevice device;
@@ -207,7 +209,7 @@ static void drop(struct probed *probed) {
 void hook_unload_replaced(void) {
     for (struct probed *probed; (probed = hook_take_replaced(hook_current_context()));) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        bool alive = hook_is_alive(probed->reference); // else it went with its module or context
+        bool alive = hook_is_alive(probed->reference); // otherwise it was unloaded with its module or context
         for (struct probed *at = atomic_exchange(&probed->fewer, NULL), *next; at; at = next) {
             next = atomic_load(&at->fewer);
             if (alive)
@@ -266,8 +268,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     enter(probed);
 }
 
-// cuModuleUnload, cuLibraryUnload: with the program's goes ours. One that went with its context is not
-// touched.
+// cuModuleUnload, cuLibraryUnload: unload ours with the program's, unless it went with its context.
 
 void hook_before_unload(struct frame *frame) {
     if (!hook_probing)
@@ -330,8 +331,8 @@ static struct flag *find_flag(uint64_t module, const char *name) {
     return flag;
 }
 
-// Whether the program has the address of a variable in constant memory, and so may write to it. NULL without
-// memory.
+// Return a flag for whether the program has the address of a variable in constant memory, and so may write to
+// it. NULL if out of memory.
 static _Atomic bool *taken_flag(uint64_t module, const char *name) {
     module = hook_whole_module(module);
     struct flag *flag = find_flag(module, name);
@@ -457,7 +458,7 @@ uint64_t hook_our_stream(void) {
     return pool ? pool->stream : 0;
 }
 
-// The driver may wait for kernels while it loads or pins memory, so that is not done under the lock.
+// The driver may wait for kernels while it loads or pins memory, so we don't do that under the lock.
 void hook_furnish(void) {
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(hook_current_context());

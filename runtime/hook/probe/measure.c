@@ -1,9 +1,8 @@
-// The kernel without probes is a module of its own, which is loaded when the function is looked up. Its
-// variables get the values of the program's before each launch, so what it does to them is lost. What it does
-// through pointers is not: the kernel with probes does that for a second time.
-//
-// The stream of the launch then has: flush, event, the kernel without probes, event, flush, event, the kernel
-// with them, event. The flush takes longer than the calls after it, so the times don't include the host's.
+// For --benchmark. The kernel without probes is a module of its own, loaded when the function is looked up.
+// Its variables are copies of the program's, refreshed before each launch, so its writes to them are lost.
+// Its writes through pointers aren't: the kernel with probes makes them a second time. The stream of the
+// launch gets: flush, event, the kernel without probes, event, flush, event, the kernel with them, event. The
+// flush takes longer than the calls after it, so the times don't include the host's.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -34,10 +33,9 @@ static bool load(struct probed *probed, const char *name) {
 const struct reason *hook_load_plain(struct probed *probed, const char *name) {
     return !probed->woven->plain
                ? WHY_DETAIL(benchmark,
-                            "the pipeline gives no code without probes, as gpt-asm --original does")
-           : load(probed, name)
-               ? NULL
-               : WHY_DETAIL(benchmark, "the driver does not load it as assembled without probes");
+                            "the pipeline returns no code without probes, as 'gpt-asm --original' does")
+           : load(probed, name) ? NULL
+                                : WHY_DETAIL(benchmark, "the driver doesn't load the version without probes");
 }
 
 static bool bind_variables(const struct probed *probed, struct bound *bound) {
@@ -57,7 +55,7 @@ static bool bind_variables(const struct probed *probed, struct bound *bound) {
     return bound->plain_variables != NULL;
 }
 
-// Twice as much as the L2 cache, whose lines do not leave it in the order in which they came.
+// Twice the size of the L2 cache, since lines aren't evicted in the order in which they came.
 static uint64_t scratch_bytes(void) {
     CUdevice device;
     int size = 0;
@@ -70,10 +68,10 @@ const struct reason *hook_bind_plain(const struct probed *probed, struct bound *
     bound->plain = probed->plain;
     if ((probed->is_library && hook_do.kernel_function(&bound->plain, probed->plain)) ||
         !bind_variables(probed, bound))
-        return WHY_DETAIL(benchmark, "it, or a variable of it, is not found as assembled without probes");
+        return WHY_DETAIL(benchmark, "the version without probes lacks it, or one of its variables");
     return hook_make_scratch(scratch_bytes())
                ? NULL
-               : WHY_DETAIL(benchmark, "no memory within --max-memory to flush the L2 cache with");
+               : WHY_DETAIL(benchmark, "flushing the L2 cache needs more than --max-memory allows");
 }
 
 // Launches
@@ -91,12 +89,12 @@ static const struct reason *launch_plain(struct frame *frame, struct save *save,
         status = status ? status : hook_do.copy(variable->to, variable->from, variable->size, stream);
     }
     if (status || !hook_flush(stream) || hook_do.record(events[PLAIN_BEGINS], stream))
-        return WHY_DETAIL(benchmark, "its stream takes no copy, flush or event");
+        return WHY_DETAIL(benchmark, "its stream refuses a copy, flush or event");
     if (!hook_launch_as(frame, plain, save->arguments))
         return WHY_DETAIL(benchmark, "the driver refused the launch without probes");
     if (hook_do.record(events[PLAIN_ENDS], stream) || !hook_flush(stream) ||
         hook_do.record(events[PROBED_BEGINS], stream))
-        return WHY_DETAIL(benchmark, "its stream takes no flush or event");
+        return WHY_DETAIL(benchmark, "its stream refuses a flush or event");
     return NULL;
 }
 

@@ -785,7 +785,7 @@ const struct reason *hook_send_question(const struct looked_up *function, const 
 
 // The user's probe settings.
 
-// Whether to keep the data that probing needs. Always false if nothing can be probed, and false in a child
+// True if we keep the data that probing needs. Always false if nothing can be probed, and false in a child
 // forked after something was loaded: that state belongs to the parent.
 extern _Atomic bool hook_probing;
 

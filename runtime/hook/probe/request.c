@@ -1,5 +1,5 @@
-// Handlers of look-ups: a function that is looked up is asked for with probes in it (request.c), and waited
-// for.
+// Handlers of look-ups: when the program looks up a function, we request it with probes, and wait for the
+// answer.
 
 #include <poll.h>
 #include <pthread.h>
@@ -22,8 +22,7 @@ static void look_up(uint64_t handle, const char *name, bool waits) {
     hook_finish_lookups();
     if (!name || !hook_object_look(handle, &view))
         return;
-    asks &=
-        view.kind != OBJECT_KERNEL || hook_current_context(); // else there is no device yet that it is for
+    asks &= view.kind != OBJECT_KERNEL || hook_current_context(); // otherwise we don't know the device yet
     struct looked_up function = {.handle = handle,
                                  .module = view.parent,
                                  .context = view.kind == OBJECT_KERNEL ? 0 : view.context,
@@ -88,21 +87,21 @@ void hook_after_kernels(struct frame *frame) {
 
 // -- Known functions -------------------------------------------------------
 //
-// A look-up while nothing is probed, or of a library's kernel before there is a context, leaves the function
-// here, and one by an earlier order stays. As soon as they are wanted they are asked for: in the program's
-// next look-up, load or wait for the GPU, which waits for none of them.
+// Functions that were looked up while nothing was probed, or before there was a context for a library's
+// kernel, are kept here, as are functions of an earlier order. As soon as they're wanted, we request them: in
+// the program's next look-up, load or wait for the GPU, which doesn't wait for the answers.
 
 enum { BUCKETS = 1 << 12 };
 
 struct known {
     struct known *next;
-    struct looked_up function; // with the last order by which it was asked for
+    struct looked_up function; // with the last order that requested it
     char name[];
 };
 
 static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct known *buckets[BUCKETS];
-static _Atomic unsigned all_asked; // the order by which all were
+static _Atomic unsigned all_asked; // the order for which all were requested
 
 static struct known **bucket_of(uint64_t handle) { return &buckets[handle * 0x9e3779b97f4a7c15u >> 52]; }
 
@@ -241,7 +240,7 @@ struct pending {
     struct gpt_call call;
     struct gpt_bytes kept; // the answer that the cache had
     bool busy, asked;
-    uint64_t pass; // of hook_finish_lookups, in which it was looked at last
+    uint64_t pass; // the pass of hook_finish_lookups that last looked at it
     char key[65];
     char name[];
 };
@@ -250,14 +249,14 @@ static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
 static _Atomic unsigned count; // of all
 static unsigned asked_count;
-static _Atomic uint64_t spent, waited_until; // ms of this burst; the clock, up to which they are counted
+static _Atomic uint64_t spent, waited_until; // ms waited in this burst; the time up to which they're counted
 
 void hook_end_burst(void) {
     if (atomic_load_explicit(&spent, memory_order_relaxed))
         atomic_store_explicit(&spent, 0, memory_order_relaxed);
 }
 
-// Adds the time from `start` on, which threads that wait together spend once.
+// Adds the time since `start`. Threads that wait at the same time count only once.
 static void spend(uint64_t start) {
     uint64_t now = gpt_now();
     pthread_mutex_lock(&pending_lock);
@@ -272,7 +271,7 @@ static void spend(uint64_t start) {
 
 // Entries
 
-// Whether somebody still wants it.
+// Return whether somebody still wants it.
 static bool is_wanted(const struct looked_up *function) {
     return hook_is_alive(function->reference) && function->order == hook_order()->number;
 }
@@ -285,7 +284,7 @@ static struct pending *find(uint64_t handle, unsigned registers) {
     return pending;
 }
 
-// The thread is done with an entry, which goes if it is `finished`.
+// Releases an entry, and removes it if it's `finished`.
 static void release(struct pending *pending, bool finished) {
     pthread_mutex_lock(&pending_lock);
     pending->busy = false;
@@ -306,7 +305,7 @@ static bool is_here(const struct pending *pending) {
     return !pending->function.context || pending->function.context == hook_current_context();
 }
 
-// Its faults are sentences about it.
+// Return a reason for a fault of the supervisor, which comes as a sentence.
 static const struct reason *blame_supervisor(const char *fault) {
     static const char subject[] = "gpt-hook's supervisor ";
     char text[1100];
@@ -315,7 +314,7 @@ static const struct reason *blame_supervisor(const char *fault) {
     return hook_make_reason("supervisor", text);
 }
 
-// Asks, if there is room for one more question. False if that fails: it is refused.
+// Asks, if there's room for another question. Returns false if it was refused.
 static bool ask(struct pending *pending) {
     struct rlimit files;
     rlim_t most = getrlimit(RLIMIT_NOFILE, &files) ? 0 : files.rlim_cur / SHARE;
@@ -331,7 +330,7 @@ static bool ask(struct pending *pending) {
     return !fault;
 }
 
-// Takes the answer, if it has come: true if the entry is finished.
+// Takes the answer if it's there. Returns true if the entry is finished.
 static bool take_alive(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
@@ -356,7 +355,7 @@ static bool take_alive(struct pending *pending) {
     return true;
 }
 
-// The same if somebody still wants it: it may be another thread's, which unloads it.
+// The same, if somebody still wants it: another thread may own it and unload it.
 static bool take(struct pending *pending) {
     struct reference held = hook_object_hold(pending->function.reference);
     bool alive = held.current && is_wanted(&pending->function);
@@ -425,7 +424,7 @@ void hook_await(uint64_t handle) {
         if (used >= hook_settings.wait)
             return;
         if (socket < 0)
-            hook_finish_lookups(); // whose answers make room for its question
+            hook_finish_lookups(); // the answers of these make room for its question
         uint64_t left = hook_settings.wait - used, most = socket < 0 ? STEP : SLICE;
         struct pollfd file = {socket, POLLIN, 0};
         hook_wait_with_signals(socket < 0 ? NULL : &file, left < most ? left : most);
@@ -476,7 +475,8 @@ static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
 }
 
 const struct reason *hook_name_result(const struct looked_up *function, const char *kernel, char key[65]) {
-    static atomic_flag registered = ATOMIC_FLAG_INIT; // after the driver's own handlers: it runs before them
+    static atomic_flag registered =
+        ATOMIC_FLAG_INIT; // registered after the driver's own handlers, so it runs before them
     char digest[65], arch[GPT_ARCH_BYTES], target[GPT_ARCH_BYTES], registers[16];
     struct gpt_bytes text = {0};
     if (!atomic_flag_test_and_set(&registered))

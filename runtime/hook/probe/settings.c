@@ -75,7 +75,7 @@ void hook_probe_begin(void) { begun = true; }
 
 bool hook_is_this_process(void) { return !hook_in_vfork && getpid() == process; }
 
-// A child that was forked before anything was loaded is a process as any other.
+// A child that was forked before anything was loaded is like any other process.
 static void go_on(void) {
     process = getpid();
     hook_probing &= !begun;

@@ -16,7 +16,7 @@
 #include "hook/watch/watch.h"
 #include "probe.h"
 
-enum { MOST_IMAGE = 1 << 30, LARGE_IMAGE = 1 << 20, EDGE = 256 }; // bytes; EDGE: that are compared
+enum { MOST_IMAGE = 1 << 30, LARGE_IMAGE = 1 << 20, EDGE = 256 }; // bytes; EDGE: bytes compared at both ends
 
 struct loaded {
     struct loaded *next;
@@ -28,16 +28,17 @@ struct loaded {
     size_t copy_size;
     int memory; // the file that `copy` maps, or -1
     ino_t inode;
-    char *path;         // of the file that contains it; NULL if it is in none, or copied
-    struct stat status; // of that, when it was loaded
+    char *path;         // of the file that contains it; NULL if there's none, or if it was copied
+    struct stat status; // the file's status at the time of loading
     uint64_t offset;    // in it
-    char digest[65];    // empty until it is asked for: few images are
+    char digest[65];    // empty until needed, which few images are
 };
 
 static pthread_mutex_t sources_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded *sources;
 
-// Whether a module has PTX. The driver has read the image, but its headers may claim more than is there.
+// Find out whether a module has PTX. The driver has accepted the image, but its headers may claim more than
+// is there.
 
 static bool fatbin_has_ptx(const struct image *image) {
     struct fatbin_region region;
@@ -80,7 +81,7 @@ static bool has_ptx(const struct image *image) {
     return *image->type == 'p' || (*image->type == 'f' ? fatbin_has_ptx(image) : cubin_has_ptx(image));
 }
 
-// Where the image is kept
+// Keeping the image
 
 // Copy the image to private memory, or if it's large to an unnamed file. Returns why that failed, or NULL.
 static const struct reason *copy_image(struct loaded *loaded) {
@@ -89,7 +90,7 @@ static const struct reason *copy_image(struct loaded *loaded) {
     struct stat status;
     loaded->memory = -1;
     if (!size || size > MOST_IMAGE)
-        return size ? WHY_DETAIL(image_too_large, "it has more than 1 GiB") : WHY(image_unreadable);
+        return size ? WHY_DETAIL(image_too_large, "it's larger than 1 GiB") : WHY(image_unreadable);
     const struct reason *reason = NULL;
     if (size > LARGE_IMAGE && (loaded->memory = gpt_make_file(start, size)) >= 0) {
         loaded->inode = fstat(loaded->memory, &status) ? 0 : status.st_ino;
@@ -120,7 +121,7 @@ static bool is_same(const struct stat *one, const struct stat *other) {
            one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
 }
 
-// A number that the program's own files do not reach; -1 if it is no regular file.
+// Open a regular file, under a number above the program's own files. Returns -1 if it's no regular file.
 static int open_file(const char *path, struct stat *status) {
     int file = gpt_set_aside(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file >= 0 && !fstat(file, status) && S_ISREG(status->st_mode))
@@ -142,7 +143,7 @@ static bool is_there(int file, uint64_t offset, const struct image *image) {
     return true;
 }
 
-// Keeps where it is, if it is large and will be there again.
+// Keeps only the image's place, if it's large and will still be there later.
 static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset) {
     if (!path || loaded->image.size <= LARGE_IMAGE)
         return false;
@@ -215,13 +216,13 @@ void hook_after_load_image(struct frame *frame) {
     hook_finish_lookups();
 }
 
-// The file is looked into as if it were mapped: what the driver loaded is in it.
+// Look into the file as if it were mapped, since the driver loaded it.
 static const struct reason *read_file(struct loaded *loaded, const char *path) {
     struct stat status;
     int file = open_file(path, &status);
     if (file < 0 || status.st_size <= 0)
-        return WHY_DETAIL(image_unreadable, "its file cannot be opened or mapped");
-    size_t size = (size_t)status.st_size; // and a byte behind it, which ends a text
+        return WHY_DETAIL(image_unreadable, "its file can't be opened or mapped");
+    size_t size = (size_t)status.st_size; // and one more byte, to terminate a text
     char *start = mmap(NULL, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start != MAP_FAILED && mmap(start, size, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED) {
         munmap(start, size + 1);
@@ -229,7 +230,7 @@ static const struct reason *read_file(struct loaded *loaded, const char *path) {
     }
     close(file);
     if (start == MAP_FAILED)
-        return WHY_DETAIL(image_unreadable, "its file cannot be opened or mapped");
+        return WHY_DETAIL(image_unreadable, "its file can't be opened or mapped");
     uint32_t magic = 0;
     hook_peek(start, &magic, sizeof(magic));
     bool binary = magic == FATBIN_MAGIC || !memcmp(&magic, ELFMAG, SELFMAG);
@@ -256,7 +257,7 @@ void hook_after_load_file(struct frame *frame) {
 
 // Questions
 
-// What a function or kernel was loaded with; the lock is held. NULL: it is not known.
+// Find the image that a function or kernel was loaded with, or NULL. Call it with the lock.
 static struct loaded *find_source(uint64_t function) {
     struct object_view view;
     for (uint64_t handle = function; handle && hook_object_look(handle, &view); handle = view.parent)
@@ -291,7 +292,8 @@ const struct reason *hook_digest_source(uint64_t function, char to[65]) {
     return refused;
 }
 
-// The file with a large image. A program closes descriptors that it did not open: then there is a new one.
+// Return the file with a large image. Programs close descriptors that they didn't open, so it may have to be
+// made again.
 static int open_memory(struct loaded *loaded) {
     struct stat status;
     if (fstat(loaded->memory, &status) || status.st_ino != loaded->inode) {
@@ -316,7 +318,7 @@ static const struct reason *add_request(struct loaded *loaded, struct gpt_asked 
     if (*file < 0)
         asked->image = loaded->image.start;
     return asked->image && asked->size > GPT_MOST - LARGE_IMAGE
-               ? WHY_DETAIL(image_too_large, "it is in no file and has more than 63 MiB")
+               ? WHY_DETAIL(image_too_large, "it's in no file and larger than 63 MiB")
            : gpt_add_module(request, asked) ? NULL
                                             : WHY(no_memory);
 }
@@ -348,7 +350,7 @@ enum { MOST_RESULTS = 64, MOST_TEXT = 64 << 20 }; // results; bytes of a part
 
 struct link {
     struct link *next;
-    uint64_t state; // 0: it is a result
+    uint64_t state; // 0: a result
     struct gpt_bytes text;
     unsigned parts; // but libraries
     uint64_t size;  // of the result
@@ -365,7 +367,7 @@ static void drop(struct link **at) {
     free(gone);
 }
 
-// The link that is under way; the lock is held.
+// Find a link in progress. Call it with the lock.
 static struct link **find_link(uint64_t state) {
     struct link **at = &links;
     while (*at && (*at)->state != state)
@@ -430,7 +432,7 @@ void hook_after_link_file(struct frame *frame) {
         close(file);
 }
 
-// Too many results: the oldest, which are the last, go.
+// Drop the oldest results, which are last in the list, if there are too many.
 static void shrink(void) {
     unsigned count = 0;
     for (struct link **at = &links; *at;)

@@ -1,5 +1,5 @@
-// Handlers of the functions that make and end contexts. With a context goes all that was loaded into it; a
-// primary one goes when nobody retains it any more, and is another one after a reset.
+// Handlers of the functions that create and destroy contexts. Destroying a context unloads everything in it.
+// A primary context ends when nobody retains it any more, and is a new one after a reset.
 
 #include <stdatomic.h>
 
@@ -14,7 +14,7 @@ static bool find_current(void) {
     return get_current;
 }
 
-// Asking changes nothing that the program could see.
+// The query has no side effect that the program could see.
 uint64_t hook_current_context(void) {
     static _Atomic int found;
     uint64_t context = 0;

@@ -1,4 +1,4 @@
-// The driver's library: where it lies, and the functions that it exports.
+// The driver's library: its address range, and the functions it exports.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -65,7 +65,7 @@ static struct driver *read_driver(const struct linked *linked) {
     return driver;
 }
 
-// The driver, if the address lies in it.
+// Return the driver that contains an address, or NULL.
 static struct driver *find_of(const void *address) {
     struct driver *driver = atomic_load(&the_driver);
     if (driver && (uintptr_t)address - driver->start < driver->end - driver->start)
@@ -115,7 +115,7 @@ void *hook_driver_function(const char *symbol) {
 static _Atomic int drivers_gone;
 
 bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
-    int number = 2 * (atomic_load_explicit(&drivers_gone, memory_order_relaxed) + 1); // + 1: all were there
+    int number = 2 * (atomic_load_explicit(&drivers_gone, memory_order_relaxed) + 1); // + 1: all were found
     int seen = atomic_load_explicit(found, memory_order_acquire);
     if ((seen & ~1) != number && hook_has_driver()) {
         pthread_mutex_lock(&hook_watched->finding);
@@ -129,7 +129,7 @@ bool hook_find_once(_Atomic int *found, bool (*find_all)(void)) {
 
 bool hook_driver_is_simulated(void) { return hook_driver_function("gpt_sim_version"); }
 
-// Where the driver was, another library may come to lie.
+// Another library may be mapped where a closed driver was.
 bool hook_forget_driver(struct span *was) {
     struct driver *driver = atomic_load(&the_driver);
     bool there = !driver;
@@ -151,7 +151,7 @@ bool hook_forget_driver(struct span *was) {
 
 typedef CUresult attribute_fn(int *value, int which, CUdevice device);
 
-// What the driver says of a device, in `unit`s of what the record has; 0 is what it does not say.
+// Ask the driver for an attribute of a device, in multiples of `unit`; 0 if it doesn't say.
 static struct gpt_u64 ask(attribute_fn *attribute, int which, int device, uint64_t unit) {
     int value;
     bool known = !attribute(&value, which, device) && value > 0;

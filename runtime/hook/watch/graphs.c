@@ -27,12 +27,11 @@ static bool find_functions(struct walk *cu) {
            FIND(child, "cuGraphChildGraphNodeGetGraph") && FIND(kernel, "cuGraphKernelNodeGetParams_v2");
 }
 
-// What an executable graph does, node by node: the program may set each to do something else, or
-// nothing.
+// The work of an executable graph, node by node. The program may change each node's work or disable it.
 struct node {
     uint64_t handle;
     uint32_t function; // the function that it launches, or 0
-    uint32_t inside;   // how many of the nodes after it are in its graphs
+    uint32_t inside;   // how many of the following nodes are in its body graphs
     struct graph_work work;
     bool sure, disabled;
 };
@@ -119,7 +118,7 @@ void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, voi
         walk(&walker, graph, 0, true);
 }
 
-// The nodes of a graph as they are kept.
+// Collects the nodes of a graph.
 
 struct listing {
     struct nodes *nodes;
@@ -185,14 +184,14 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes) {
     munmap(found, sizeof(*found));
 }
 
-// Changes of what an executable graph does
+// Changes to the work of an executable graph
 
 struct change {
     uint64_t node;           // 0: all
     uint32_t function;       // 0: as before
     struct graph_work work;  // nothing: as before
     int disabled;            // -1: as before
-    const struct nodes *now; // or NULL: what the nodes, or those in the node, do now
+    const struct nodes *now; // the new work of the nodes, or of those in the node; or NULL
     struct nodes *changed;   // a copy, if anything is different
 };
 
@@ -246,7 +245,7 @@ static void change_exec(uint64_t exec, struct change change) {
     }
 }
 
-// A node, or all, do what the nodes of another graph do.
+// Replace the work of a node, or of all nodes, by the work of another graph's.
 static void take_graph(uint64_t exec, uint64_t node, void *graph) {
     struct nodes *now = nodes_of(graph);
     if (!now)
@@ -320,14 +319,14 @@ static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
     hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .made = true});
 }
 
-// Whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
+// Return whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
 static bool is_for_device(const struct frame *frame) {
     char name[NAME_BYTES];
     slot_name(frame->slot, name);
     if (!strcmp(name, "cuGraphInstantiateWithFlags"))
         return frame_arg(frame, 2) & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
     const uint64_t *flags =
-        (const uint64_t *)frame_arg(frame, 2); // of CUDA_GRAPH_INSTANTIATE_PARAMS the first member
+        (const uint64_t *)frame_arg(frame, 2); // flags are the first member of CUDA_GRAPH_INSTANTIATE_PARAMS
     return !strcmp(name, "cuGraphInstantiateWithParams") && flags &&
            *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
 }
@@ -382,7 +381,8 @@ void hook_on_node(struct frame *frame) {
 
 // -- Copies, memsets and memory --------------------------------------------
 
-// Types and ops as calls have them. A node says the direction of its copy; a call may leave it to the driver.
+// The same types and ops as for calls. A node gives the direction of its copy; a call may leave it to the
+// driver.
 enum what { NOTHING, ANY, H_TO_D, D_TO_H, D_TO_D, H_TO_H, SET, HOST, ALLOC, FREE, WHATS };
 static const struct {
     struct gpt_str type, op;
@@ -410,7 +410,7 @@ struct graph_work hook_work_of_set(const CUDA_MEMSET_NODE_PARAMS_v2 *node) {
                                .bytes = node->elementSize * node->width * at_least_1(node->height)};
 }
 
-// The driver's functions that say what a node does: (node, &parameters). An older driver lacks some.
+// The driver's functions that return a node's parameters: (node, &parameters). Older drivers lack some.
 typedef CUresult getter(void *, void *);
 static getter *copy, *set, *alloc, *released;
 
@@ -430,7 +430,7 @@ struct graph_work hook_work_of(void *node, int type) {
     union {
         CUDA_MEMCPY3D copy;
         CUDA_MEMSET_NODE_PARAMS_v2
-            set; // the driver's function fills in the first version, which is its beginning
+            set; // the driver fills in the first version of the structure, which this one begins with
         CUDA_MEM_ALLOC_NODE_PARAMS alloc;
         CUdeviceptr address;
     } params = {0};
@@ -466,7 +466,7 @@ static bool is_alike(const struct gpt_operation *operation, const struct graph_w
            operation->op.data == names[work->what].op.data && operation->address.value == address;
 }
 
-// Where there is no room for another address it's left out; there is room for all that have none.
+// Leaves out an address if there's no room for it. Work without an address always has room.
 void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
     uint64_t address = sums->count < MAX_OPERATIONS - WHATS ? work->address : 0;
     struct gpt_operation *operation = sums->operations;
@@ -483,18 +483,16 @@ void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
 
 // -- Captured calls --------------------------------------------------------
 //
-// Which calls were captured. The driver is asked after the call, and only while some stream of the process
-// may be captured:
+// Which calls were captured. We ask the driver after the call, and only while some stream of the process may
+// be captured:
 //
 //   - a stream joins a capture by the very call that waits for an event in it;
 //   - one call may be refused because the capture was invalidated, and was not captured;
-//   - the driver has taken the handle of the stream by then. A wrong one would crash our question.
+//   - by then the driver has accepted the stream's handle. Asking about an invalid one would crash.
 //
-// Legacy streams are never captured. To ask about one fails while another stream is, or would break that
-// capture.
-//
-// A capture that ends in an error, or with its stream, stays counted: then the driver is asked more often
-// than it need be, and answers that nothing is captured.
+// Legacy streams are never captured. Asking about one while another stream is captured fails, or breaks that
+// capture. A capture that ends in an error, or with its stream, stays counted: then we ask more often than
+// necessary, and learn that nothing is captured.
 
 _Atomic uint32_t hook_captures;
 static _Atomic bool captured;

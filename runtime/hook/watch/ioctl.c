@@ -151,7 +151,8 @@ static const char *find_name(const struct number *table, uint64_t number, char r
     return room;
 }
 
-// Of NV_ESC_RM_CONTROL its command, of NV_ESC_RM_ALLOC the class, of NV_ESC_IOCTL_XFER_CMD the escape.
+// Read the command of NV_ESC_RM_CONTROL, the class of NV_ESC_RM_ALLOC, or the escape of
+// NV_ESC_IOCTL_XFER_CMD.
 static struct gpt_u64 read_command(unsigned long request, const uint32_t *args) {
     static const struct {
         uint8_t escape, word;
@@ -162,7 +163,7 @@ static struct gpt_u64 read_command(unsigned long request, const uint32_t *args) 
     return (struct gpt_u64){false, 0};
 }
 
-// The device of a descriptor, if it is one of NVIDIA's.
+// Find the device of a descriptor. Returns false if it isn't one of NVIDIA's.
 static bool find_device(int file, char path[64]) {
     char link[32];
     snprintf(link, sizeof(link), "/proc/self/fd/%d", file);

@@ -1,9 +1,9 @@
 // The shared libraries of the process, including closed ones, as `library` records; and the file offset of an
 // address.
 //
-// Libraries are looked for when the trace begins, when an address is in none that is known, before one is
-// closed, and at the end. No lock of the dynamic linker is taken: a program may hold it and wait for the
-// thread that is here.
+// We look for libraries when the trace begins, when an address is in none that we know, before one is closed,
+// and at the end. We never take a lock of the dynamic linker, since a program may hold it and wait for the
+// calling thread.
 
 #include <fcntl.h>
 #include <link.h>
@@ -22,11 +22,11 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-// A library slimmed by gpt-patch has up to a thousand segments, and as many sections more than before.
+// A library slimmed by gpt-patch has up to a thousand segments, and up to a thousand extra sections.
 #define MAX_SECTIONS 4096
 #define MAX_HEADERS 1024
 
-// Bytes of the file's sections of GPU code. Section headers are in the file only.
+// Return the size of the file's sections with GPU code. Section headers are only in the file.
 static uint64_t gpu_bytes(int file) {
     Elf64_Ehdr head;
     if (pread(file, &head, sizeof(head), 0) != sizeof(head) || memcmp(head.e_ident, ELFMAG, SELFMAG) ||
@@ -68,7 +68,7 @@ static void end_turn(void) { atomic_store(&hook_watched->scanning, 0); }
 static struct linked loaded[MAX_LIBRARIES];
 static size_t loaded_count;
 
-// A library that is being looked at, one at a time.
+// The library being examined, one at a time.
 static struct {
     const struct mapping *first; // of the file's beginning
     const char *path;            // of the file
@@ -79,8 +79,8 @@ static struct {
     unsigned char notes[4096];
 } seen;
 
-// Reads what lies at an offset of the file: in memory where it is mapped with the beginning, for the file may
-// have changed since.
+// Reads from an offset of the file: from memory if it's mapped together with the beginning, since the file
+// may have changed.
 static bool read_part(uint64_t offset, void *into, size_t size) {
     uint64_t room = seen.first->end - seen.first->start;
     if (offset <= room && size <= room - offset)
@@ -148,7 +148,7 @@ static const char *keep_path(const char *path) {
     return kept;
 }
 
-// Reads the program headers; returns whether the dynamic linker loaded this, and what it calls it.
+// Reads the program headers; returns the dynamic linker's entry for this library, or NULL.
 static const struct linked *find_loaded(void) {
     Elf64_Ehdr head;
     seen.count = 0;
@@ -180,8 +180,8 @@ static bool same_file(const char *one, const char *two) {
            first.st_ino == second.st_ino;
 }
 
-// Takes in what begins at a mapping, if it is a library. The program may know it by a link's name, or by that
-// of a file that it replaces (--replace).
+// Adds the library that begins at a mapping, if there's one. The program may know it by the name of a link,
+// or of a file that it replaces (--replace).
 static struct library *add_library(const struct mapping *first, uint64_t mapping) {
     struct watched *watched = hook_watched;
     static char name[4096], whole[4096];
@@ -231,7 +231,7 @@ static struct library *find_known(uint64_t mapping) {
     return NULL;
 }
 
-// Where a library begins, as one number.
+// Return one number for where a library begins.
 static uint64_t digest(const struct mapping *mapping) {
     uint64_t value = 14695981039346656037u ^ mapping->inode;
     value = value * 1099511628211u ^ mapping->start;
@@ -240,7 +240,7 @@ static uint64_t digest(const struct mapping *mapping) {
     return value;
 }
 
-// Reads the linker's list; returns whether it is another one than at the last scan.
+// Reads the linker's list; returns whether it has changed since the last scan.
 static bool list_loaded(void) {
     uint64_t number = 14695981039346656037u, before = hook_watched->linked;
     loaded_count = 0;
@@ -258,9 +258,9 @@ static void scan(void) {
     static bool there[MAX_LIBRARIES];
     bool changed = list_loaded();
     if (!atomic_exchange(&watched->unmapped, false) && !changed)
-        return; // no file is opened, for a filter may forbid it
+        return; // don't open files: a seccomp filter may forbid it
     memset(there, 0, sizeof(there));
-    uint64_t inode = 0, end = 0; // of the library that came last
+    uint64_t inode = 0, end = 0; // of the previous library
     struct maps *maps = hook_open_maps();
     for (struct mapping mapping; hook_next_mapping(maps, &mapping);) {
         if (*mapping.path != '/' || mapping.offset || (mapping.inode == inode && mapping.start < end))
@@ -339,7 +339,7 @@ const char *hook_find_library(const void *address) {
     return find_library((uint64_t)address, &offset);
 }
 
-// The file that is mapped at an address, and the offset in it.
+// Return the file that's mapped at an address, and the offset in it.
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size) {
     uint64_t at = (uint64_t)address;
     const char *path = atomic_load(&hook_watched->unmapped) ? NULL : find_library(at, offset);
@@ -362,7 +362,7 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
     hook_scan_libraries();
     if ((path = find_library(at, offset)))
         return path;
-    *offset = from; // of a file that the program mapped itself
+    *offset = from; // in a file that the program mapped itself
     bool kept = !strstr(buffer, " (deleted)") && strncmp(buffer, "/dev/", 5) && strncmp(buffer, "/memfd:", 7);
     return kept ? buffer : NULL;
 }

@@ -18,9 +18,9 @@ struct more_debug { // r_version 2, glibc 2.35
     struct more_debug *next; // of another namespace
 };
 
-static size_t began_with = MAX_LINKED; // libraries, the program among them
+static size_t began_with = MAX_LINKED; // libraries, including the program
 
-// A sanitizer asks for symbols before it is ready for code of its own.
+// A sanitizer looks up symbols before its own set-up is done.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 EARLY static bool read_map(const struct link_map *at, struct linked *linked) {
@@ -49,7 +49,7 @@ EARLY bool hook_next_linked(struct linked *linked) {
         const struct r_debug *debug = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
         bool found = debug && debug->r_map && read_map(debug->r_map, linked);
         if (&_r_debug && _r_debug.r_version > 1) {
-            __asm__("" : "+r"(debug)); // it is larger than its declaration says
+            __asm__("" : "+r"(debug)); // it's larger than declared
             linked->other = ((const struct more_debug *)debug)->next;
         }
         linked->index = 1;
@@ -180,7 +180,7 @@ EARLY static uint32_t hash_sysv(const char *name) {
     return hash;
 }
 
-// The function that symbol `index` is, if its name is `name` and its version the default one.
+// Return the function of symbol `index` if it's called `name` and has the default version, or NULL.
 EARLY static void *function_of(const struct linked *linked, const struct tables *tables, uint32_t index,
                                const char *name) {
     Elf64_Sym symbol;
@@ -227,7 +227,7 @@ EARLY void *hook_function_in(const struct linked *linked, const char *name) {
     return found;
 }
 
-// How many symbols there are: the GNU hash table alone does not say it.
+// Return how many symbols there are: the GNU hash table doesn't have the number.
 static size_t count_symbols(const struct linked *linked, const struct tables *tables) {
     uint32_t head[4], word, last = 0;
     if (tables->hash)
@@ -258,7 +258,8 @@ void hook_each_function(const struct linked *linked,
     }
 }
 
-// Calls `see` for each word by which a library refers to a function of another one. The caller keeps it open.
+// Calls `see` for each word by which a library refers to a function of another one. The caller keeps the
+// library open.
 void hook_each_reference(const struct linked *linked, void (*see)(void *state, void **word, const char *name),
                          void *state) {
     struct tables tables;
@@ -279,7 +280,7 @@ void hook_each_reference(const struct linked *linked, void (*see)(void *state, v
     }
 }
 
-// What the linker makes read-only once a library is bound.
+// Return the range that the linker makes read-only once a library is bound.
 struct span hook_protected_in(const struct linked *linked) {
     const Elf64_Ehdr *head = (const Elf64_Ehdr *)linked->address;
     const Elf64_Phdr *segment = (const Elf64_Phdr *)(linked->address + head->e_phoff);
@@ -290,7 +291,7 @@ struct span hook_protected_in(const struct linked *linked) {
     return (struct span){0};
 }
 
-// What begins at an ELF header occupies, up to this address; 0 if none is.
+// Return the end address of what's mapped from an ELF header on, or 0 if there's no header.
 static uintptr_t end_of(const struct linked *linked) {
     Elf64_Ehdr head;
     Elf64_Phdr segment;
@@ -324,8 +325,8 @@ static unsigned index_of(const struct link_map *map) {
     return MAX_LINKED;
 }
 
-// What an address is in that the program uses: a caller, or a function that it got. A program that is not
-// position independent begins below all that is loaded.
+// Find the library of an address that the program uses: a caller, or a function that it got. A
+// position-dependent program begins below everything else.
 bool hook_linked_of(const void *address, struct linked *found) {
     struct linked best = {0};
     struct dl_object object;
@@ -362,7 +363,7 @@ EARLY void *hook_next_function(const char *name) {
     return NULL;
 }
 
-// Whether it was loaded at the start, after us: this library sees first what the program calls.
+// Return whether it was loaded at the start, after us, so that our symbols come first.
 bool hook_comes_after_us(const struct linked *library) {
     bool after = false;
     for (struct linked linked = {0}; next_at_start(&linked);) {

@@ -1,4 +1,4 @@
-// Memory that the program may have given back, or give back meanwhile: the kernel reads it.
+// Reads memory that the program may free at any time, by letting the kernel read it.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,17 +17,18 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-// A sanitizer asks for symbols before it is ready for code of its own, and stands before functions of libc.
+// A sanitizer looks up symbols before its own set-up is done, and replaces functions of libc.
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
-// Where a filter of seccomp does not permit the call: a pipe takes what can be read.
+// For a seccomp filter that forbids process_vm_readv: write the bytes to a pipe, which fails where they can't
+// be read.
 EARLY static bool peek_by_pipe(const char *from, char *into, size_t size) {
     int ends[2];
     if (syscall(SYS_pipe2, ends, O_CLOEXEC | O_NONBLOCK))
         return false;
     bool good = true;
     for (size_t part; size && good; size -= part, from += part, into += part) {
-        part = size < 4096 ? size : 4096; // the least that one holds
+        part = size < 4096 ? size : 4096; // every pipe holds at least a page
         good = syscall(SYS_write, ends[1], from, part) == (long)part &&
                syscall(SYS_read, ends[0], into, part) == (long)part;
     }
@@ -143,7 +144,7 @@ void hook_close_maps(struct maps *maps) {
     }
 }
 
-// The next line, without its line feed; NULL at the end.
+// Return the next line, without its line feed; NULL at the end.
 static char *next_line(struct maps *maps) {
     for (;;) {
         char *line = maps->text + maps->at, *end = memchr(line, '\n', maps->size - maps->at);

@@ -28,14 +28,14 @@ static const void *image_of(uint64_t handle) {
 
 struct cut_image { // of an image
     const void *start;
-    const char *path; // of the file whose mapping holds it, or NULL
+    const char *path; // path of the mapped file that contains it, or NULL
     uint64_t offset;
     bool cut;
     char buffer[4096];
 };
 
-// Whether some code of a cubin is zeros, which no compiler writes. Its offsets may be any, so addresses are
-// numbers.
+// Return whether some code of a cubin is zeros, which no compiler writes. Its offsets can't be trusted, so
+// addresses are handled as numbers.
 static bool has_zeroed_code(uintptr_t cubin) {
     static const char zeros[64];
     char code[sizeof(zeros)];
@@ -55,8 +55,8 @@ static bool has_zeroed_code(uintptr_t cubin) {
     return false;
 }
 
-// Whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code was
-// zeroed.
+// Return whether an image lost elements: one of them is dead, or all are gone. With `code` also whether code
+// was zeroed.
 static bool has_gaps(const char *start, bool code) {
     struct fatbin_region region;
     struct fatbin_element element;
@@ -74,14 +74,15 @@ static bool has_gaps(const char *start, bool code) {
     return !region.size;
 }
 
-// What gpt-patch leaves in a dead element (gpt/patch/cut_names.py): names of kernels that the region lost.
+// The block that gpt-patch leaves in a dead element (gpt/patch/cut_names.py): names of kernels that the
+// region lost.
 struct cut_names {
     char magic[8];        // "gpt-cut"
     uint32_t count, size; // of kernels, of the list
     char list[496];       // names, each ended by a NUL
 };
 
-// Find the block that knows of most kernels: a library that was cut again in place has several.
+// Find the block with the most kernels: a library that was cut again in place has several.
 static bool find_names(const char *start, struct cut_names *found) {
     struct fatbin_region region;
     struct fatbin_element element;
@@ -124,7 +125,7 @@ static void list_names(const char *start, char *text, size_t size) {
         snprintf(text + at, size - at, " and %lu more", names.count - shown);
 }
 
-// Return whether the file replaces another, or its original is kept next to it.
+// Return whether the file replaces another (--replace), or has its original next to it.
 static bool was_patched(const char *path) {
     for (uint32_t i = 0; i < atomic_load(&hook_watched->libraries); i++)
         if (hook_watched->library[i].replaces && !strcmp(hook_watched->library[i].path, path))
@@ -203,7 +204,7 @@ static bool tell(const struct frame *frame, const struct cut_image *place, const
     return true;
 }
 
-// The look-up failed, but the program uses the kernel.
+// Record a use: the look-up failed, but the program wants the kernel.
 static void use(uint64_t module, const char *kernel) {
     struct object_view view;
     hook_object_look(module, &view);
@@ -236,7 +237,8 @@ static void on_illegal_instruction(const struct frame *frame) {
         tell(frame, &place, kernel);
 }
 
-// A call failed that loads GPU code, looks into it or launches it, or because of what another launched.
+// Called after a failed call that loads GPU code, looks something up in it or launches it, or that reports
+// another launch's failure.
 void hook_on_failure(struct frame *frame) {
     CUresult status = (CUresult)frame->result;
     if (status == CUDA_ERROR_ILLEGAL_INSTRUCTION) {

@@ -1,4 +1,5 @@
-// Handlers of the functions that load GPU code and look into it: `module`, `function` and `lookup` records.
+// Handlers of the functions that load GPU code and look things up in it: `module`, `function` and `lookup`
+// records.
 
 #include <elf.h>
 #include <errno.h>
@@ -21,7 +22,7 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-static uint64_t out(const struct frame *frame) { // the handle that the function gave
+static uint64_t out(const struct frame *frame) { // return the handle that the function gave
     const uint64_t *handle = (const uint64_t *)frame_arg(frame, 0);
     return handle ? *handle : 0;
 }
@@ -54,7 +55,7 @@ static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
     return end;
 }
 
-// The driver has just read the image, so it is one. But its headers may claim more than is there.
+// The driver has just accepted the image, so it's valid, but its headers may claim more than is there.
 struct image hook_read_image(const void *start) {
     struct fatbin_wrapper wrapper;
     struct fatbin_region region;
@@ -68,8 +69,8 @@ struct image hook_read_image(const void *start) {
     return (struct image){"ptx", start, strlen(start)};
 }
 
-// Whether to digest an image that lies in a file and can be found there again. The driver reads little of it;
-// a digest reads all of it in, for which a program that starts should not wait.
+// Return whether to digest an image that's in a file and can be found there again. The driver reads little of
+// it; a digest reads all of it, and a starting program shouldn't have to wait for that.
 static bool may_digest(uint64_t size) {
     static _Atomic uint64_t spent;
     return size <= MAX_DIGEST && atomic_fetch_add(&spent, size) + size <= MAX_DIGESTS;
@@ -155,7 +156,7 @@ void hook_on_module_file(struct frame *frame) {
                .path = hook_str(path), .offset = GPT_U64(0), .size = {bytes > 0, (uint64_t)bytes});
 }
 
-// cuLibraryGetModule: one more handle of the library.
+// cuLibraryGetModule: another handle for the library.
 void hook_on_library_module(struct frame *frame) {
     hook_object_add(&(struct object_facts){.kind = OBJECT_MODULE,
                                            .handle = out(frame),
@@ -163,8 +164,8 @@ void hook_on_library_module(struct frame *frame) {
                                            .context = hook_current_context()});
 }
 
-// cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may be given the handle
-// before this one is back.
+// cuModuleUnload, cuLibraryUnload, cuGraphDestroy, cuGraphExecDestroy. Another thread may get the same handle
+// before this call returns.
 void hook_before_gone(struct frame *frame) {
     frame->note = (struct note){NOTE_GENERATION, {.number = hook_object_generation()}};
 }
@@ -173,7 +174,7 @@ void hook_on_gone(struct frame *frame) { hook_object_gone(frame_arg(frame, 0), f
 
 // Functions
 
-// Writes the record of a function that has none, and returns its id, or 0.
+// Writes a function's record unless it has one. Returns its id, or 0.
 static uint32_t name_function(uint64_t handle, const char *name) {
     struct object_view view;
     if (!hook_object_look(handle, &view) || view.id || !hook_this_thread())
@@ -259,8 +260,8 @@ static void look(uint64_t handle, const char *what, const char *name) {
         HOOK_WRITE(lookup, .module = view.id, .what = hook_str(what), .name = hook_str(name));
 }
 
-// Enumerated handles may be reused ones. We ask for their number, because the program's array is unchanged
-// after them.
+// Enumerated handles may be reused ones. We ask for their number, because the rest of the program's array is
+// unchanged.
 static void enumerate(const struct frame *frame, enum object_kind kind, const char *counter) {
     const uint64_t *handles = (const uint64_t *)frame_arg(frame, 0);
     CUresult (*ask)(unsigned *, uint64_t) = hook_driver_function(counter);
@@ -292,8 +293,8 @@ void hook_on_variable_of_1(struct frame *frame) {
     look(frame_arg(frame, 1), "variable", (const char *)frame_arg(frame, 2));
 }
 
-// cuModuleGetGlobal and its like, which return the address and the size. The older one without suffix has
-// 32-bit ones.
+// cuModuleGetGlobal and the like, which return the address and the size. The older function without a suffix
+// returns 32-bit ones.
 void hook_on_variable_of_2(struct frame *frame) {
     const uint64_t *address = (const uint64_t *)frame_arg(frame, 0),
                    *size = (const uint64_t *)frame_arg(frame, 1);
@@ -344,8 +345,8 @@ void hook_on_function_shared(struct frame *frame) {
 
 // Parameters
 
-// Asks the driver for the layout of a function's or kernel's parameters, which becomes properties of it.
-// Returns how many there are, or -1 if the driver does not say (before CUDA 12.4).
+// Asks the driver for the layout of a function's or kernel's parameters, and keeps it as properties. Returns
+// their number, or -1 if the driver can't tell (before CUDA 12.4).
 int hook_ask_parameters(uint64_t handle) {
     struct object_view view;
     hook_object_look(handle, &view);
@@ -384,13 +385,14 @@ static bool write_all(int file, const char *data, size_t size) {
     return true;
 }
 
-// Whether it is there: in a shared folder another user may have put something there, which is replaced.
+// Return whether we've saved it already. In a shared folder another user may have put something else there,
+// which we replace.
 static bool is_saved(const char *path) {
     struct stat status;
     return gpt_is_own(AT_FDCWD, path, &status) && !(status.st_mode & (S_IWGRP | S_IWOTH));
 }
 
-// Returns where the image is, or NULL if it is not saved.
+// Returns the path of the saved image, or NULL if it couldn't be saved.
 const char *hook_save_image(const void *data, size_t size, const char *digest, const char *type,
                             char path[4096]) {
     static _Atomic bool complained;

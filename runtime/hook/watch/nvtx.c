@@ -2,8 +2,8 @@
 // that NVTX_INJECTION64_PATH names, calls InitializeInjectionNvtx2 in it, and lets that exchange its
 // functions.
 //
-// If another tool wants the ranges too (nvtx.c), it gets them after they are recorded, and what it
-// returns is what the program gets.
+// If another tool wants the ranges too, it gets them after they're recorded, and its results go to the
+// program.
 
 #include <errno.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-// The program knows a domain or a string by the handle of the other tool, if that has one.
+// The program gets the other tool's handle for a domain or a string, if there is one.
 #define KEPT(next, mine, ...)                                                                                \
     do {                                                                                                     \
         const char *result = mine;                                                                           \
@@ -214,7 +214,7 @@ void hook_nvtx_take(struct nvtx_name *name, const char *text) {
     name->text = (struct gpt_str){text, text ? strnlen(text, NVTX_NAME_MAX) : 0};
 }
 
-// Ours is the text itself.
+// our own handle is the text itself
 const char *hook_nvtx_read_handle(const char *handle) {
     return handle >= store && handle < store + sizeof(store) ? handle : hook_nvtx_text(handle);
 }
@@ -372,7 +372,7 @@ static void look(const NvtxExportTableCallbacks *callbacks, int module, struct t
     remember(table);
 }
 
-// One that did not begin has no functions, whatever it set.
+// Clear the functions of a tool that failed to initialize, whatever it set.
 static void take_back(struct table *table) {
     for (unsigned i = table->first; i < table->size; i++)
         if (table->slots[i])
@@ -393,7 +393,7 @@ static void put_in_front(struct table *table, nvtx_function *const *ours, nvtx_f
     *decided |= table->size > 0;
 }
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // held for no call of others
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // never held while calling other code
 
 int hook_nvtx_exchange(nvtx_get_export_table *get_table, nvtx_initialize *other, bool wanted,
                        nvtx_function *const *core, nvtx_function *const *core2) {
@@ -436,7 +436,8 @@ int hook_nvtx_extend(nvtxExtModuleInfo_t *module, nvtx_initialize_extension *oth
     nvtx_function **places[NVTX_SLOTS];
     struct table table;
     look_at_module(module, places, &table);
-    int begun = other ? other(module) : wanted; // without functions NVTX takes every domain for enabled
+    int begun =
+        other ? other(module) : wanted; // without functions, NVTX assumes that every domain is enabled
     if (!wanted || !table.size)
         return begun;
     if (!begun)
@@ -447,7 +448,7 @@ int hook_nvtx_extend(nvtxExtModuleInfo_t *module, nvtx_initialize_extension *oth
     return 1;
 }
 
-// Handles stay; of more than there is room for the texts are not known.
+// Handles are never freed. If there are more than fit, the texts of the others aren't known.
 
 static struct {
     _Atomic(const void *) handle;
@@ -474,10 +475,11 @@ const char *hook_nvtx_text(const void *handle) {
     return NULL;
 }
 
-// Ids go with their ranges; of more at a time than there is room for the ends are not recorded.
+// Ids are freed with their ranges. If more are open than fit, the ends of the others aren't recorded.
 
 static struct {
-    _Atomic uint64_t ours, theirs; // ours is 0 where nothing is, and the largest while it is written
+    _Atomic uint64_t ours,
+        theirs; // ours is 0 in a free slot, and the largest value while the slot is being written
 } started[IDS];
 
 void hook_nvtx_remember(uint64_t theirs, uint64_t ours) {

@@ -1,8 +1,7 @@
 // The payload extension of NVTX: ranges and marks with data in a form that the program registers, a schema.
-// A library that pushes a range without it may pop that with it, as NCCL does.
-//
-// Of the data only the message is recorded, if a schema says which entry that is and the entry lies at a
-// known place. What the end of a range says is not recorded.
+// A library may push a range without the extension and pop it with it, as NCCL does. We record only the
+// message in the data, if a schema says which entry that is and its position is known. Data at the end of a
+// range isn't recorded.
 
 #include <stdatomic.h>
 #include <string.h>
@@ -12,12 +11,12 @@
 enum { SCHEMAS = 256, ENTRIES = 4096, PAYLOADS = 64 };
 enum { PLACE = 0xfe }; // flags of an entry: pointers, offsets, arrays
 
-// Where the message is in the data of a schema.
+// The position of the message in a schema's data.
 struct message {
     const void *domain;
     uint64_t id;                 // of the schema
     uint64_t type, offset, room; // bytes of a text that lies in the data; 0 for a pointer or a handle
-    size_t size;                 // of the data; 0 if that is not known
+    size_t size;                 // of the data; 0 if unknown
 };
 
 static struct {
@@ -37,7 +36,7 @@ static const struct message *find_message(const void *domain, uint64_t id) {
     return NULL;
 }
 
-// Bytes of an entry that is a value of a fixed size; 0 for others.
+// Return the size of an entry with a fixed size, or 0.
 static unsigned size_of(const nvtxPayloadSchemaEntry_t *entry) {
     static const unsigned char sizes[] = {
         0,
@@ -77,7 +76,7 @@ static unsigned size_of(const nvtxPayloadSchemaEntry_t *entry) {
     return array || entry->type >= sizeof(sizes) ? 0 : sizes[entry->type];
 }
 
-// How a message is read that such an entry holds. Returns false if it cannot be.
+// Find out how to read a message from such an entry. Returns false if we can't.
 static bool read_entry(struct message *message, const nvtxPayloadSchemaEntry_t *entry) {
     uint64_t array = entry->flags & PLACE, room = entry->arrayOrUnionDetail;
     bool narrow =
@@ -100,7 +99,7 @@ static bool find_entry(struct message *message, const nvtxPayloadSchemaAttr_t *s
         return false;
     bool packed = schema->fieldMask & NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ALIGNMENT && schema->packAlign;
     bool sized = schema->fieldMask & NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE;
-    bool placed = true; // whether it is known where an entry lies that does not say so
+    bool placed = true; // whether we know the position of an entry without an offset
     uint64_t at = 0;
     for (size_t i = 0; i < schema->numEntries && i < ENTRIES; i++) {
         const nvtxPayloadSchemaEntry_t *entry = &schema->entries[i];
@@ -169,7 +168,7 @@ void hook_nvtx_read_payload(struct nvtx_name *name, const char *domain, const nv
 
 #define PAYLOAD(id) hook_nvtx_payload[NVTX3EXT_CBID_nvtx##id]
 
-// The program may choose an id itself.
+// Return an id; the program may choose one itself.
 static uint64_t choose_id(bool chosen, uint64_t id) {
     bool good = id >= NVTX_PAYLOAD_SCHEMA_ID_STATIC_START && id < NVTX_PAYLOAD_SCHEMA_ID_DYNAMIC_START;
     return chosen && good ? id : atomic_fetch_add(&ids, 1);
@@ -224,7 +223,7 @@ static void end(const char *domain, uint64_t id, const nvtxPayloadData_t *payloa
     NVTX_TELL(PAYLOAD(RangeEndPayload), domain, id, payloads, count);
 }
 
-// As NVTX has it of a tool without this function.
+// NVTX's answer for a tool without this function.
 static uint8_t is_enabled(const char *domain) { NVTX_PASS(uint8_t, PAYLOAD(DomainIsEnabled), 1, domain); }
 
 #define OURS(function) ((nvtx_function *)(function))

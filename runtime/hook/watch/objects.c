@@ -1,6 +1,6 @@
 // The table of objects: a hash of handles under one lock, which is held for a few hundred
-// nanoseconds, calls nobody, and is not taken at a launch. Memory of an object is used for objects only, so
-// that a reference can be looked at whenever.
+// nanoseconds, calls nobody, and is not taken at a launch. An object's memory is reused only for objects, so
+// a reference can be checked at any time.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -177,7 +177,7 @@ static void drop_of_context(struct objects *objects, uint64_t context, uint64_t 
             next = object->same_bucket;
             if (object->context == context && object->generation <= generation) {
                 drop(objects, object);
-                next = objects->buckets[i]; // others of the bucket may have gone with it
+                next = objects->buckets[i]; // others in the bucket may have been dropped with it
             }
         }
 }

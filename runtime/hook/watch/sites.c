@@ -1,5 +1,5 @@
-// Where calls come from (gpt-hook --stacks): `stack` and `call_site` records. A stack has a record once; its
-// number is the place of its digest in a table.
+// Call stacks (gpt-hook --stacks): `stack` and `call_site` records. Each stack is recorded once; its number
+// is the index of its digest in a table.
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -32,7 +32,7 @@ static bool write_stack(uint64_t id, const uint64_t *addresses, size_t count) {
     return HOOK_WRITE(stack, .id = id, .frames = {frames, count});
 }
 
-// The number of a stack, or 0.
+// Return the number of a stack, or 0.
 static uint64_t number_of(const uint64_t *addresses, size_t count) {
     uint64_t digest = 0xcbf29ce484222325u + hook_unwind_generation();
     for (size_t i = 0; i < count; i++)

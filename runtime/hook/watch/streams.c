@@ -13,7 +13,7 @@ struct stream_functions hook_cu;
 static bool find_all(void) {
 #define FIND(member, name)                                                                                   \
     (hook_cu.member = (__typeof__(hook_cu.member))(uintptr_t)hook_driver_function(name))
-    (void)FIND(get_device, "cuCtxGetDevice"); // without it all is on the first one
+    (void)FIND(get_device, "cuCtxGetDevice"); // without this function, assume the first device
     return FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
            FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
            FIND(is_capturing, "cuStreamIsCapturing") &&
@@ -49,7 +49,7 @@ uint64_t hook_stream_of(const struct frame *frame) {
     return stream;
 }
 
-// Of two in one place the first is forgotten, and known again once the driver took it.
+// If two streams share a slot, the first is forgotten until the driver accepts it again.
 static _Atomic uint64_t known[4096];
 
 static _Atomic uint64_t *place_of(uint64_t stream) { return &known[stream * 0x9e3779b97f4a7c15u >> 52]; }
@@ -90,7 +90,7 @@ int hook_stream_mode(int mode) {
 
 // Queues
 
-// One whose context is gone, for another context; else a new one.
+// Reuse a queue whose context is gone, or make a new one.
 static struct stream_queue *new_queue(const struct stream_queues *queues) {
     struct stream_queue *queue = *queues->of_thread;
     while (queue && (hook_is_alive(queue->reference) || atomic_exchange(&queue->busy, true)))
@@ -193,7 +193,8 @@ void hook_stream_read(struct stream_queue *queue,
         if (operation->state == STREAM_DONE)
             continue;
         if (operation->state == STREAM_RUNNING) {
-            // The call may have been left, by an exception or siglongjmp: its place is needed in the end.
+            // The call may have been left by an exception or siglongjmp, so its slot is reused when no other
+            // is free.
             if (i || queue->count < STREAM_PENDING)
                 continue;
         } else if (operation->end && (status = hook_cu.query(operation->end)) == CUDA_ERROR_NOT_READY)
@@ -260,7 +261,7 @@ static uint64_t record_now(const struct timeline *timeline, void *event, uint64_
     return 0;
 }
 
-// A new base once the last is a second old.
+// Record a new base once the last one is a second old.
 static void renew_base(struct timeline *timeline) {
     uint64_t now = hook_now(), second = hook_has_tsc ? hook_tsc_hz() : 1000000000;
     if (timeline->base && now - timeline->base->stamp < second)

@@ -1,4 +1,4 @@
-// The name of a driver function without version and stream variant, as the hook and the launcher know it.
+// Strips the version and the stream variant from a driver function's name, for the hook and the launcher.
 
 #ifndef GPT_SUFFIXES_H
 #define GPT_SUFFIXES_H
@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Cuts the suffix `_ptsz` or `_ptds`, and `_v2`; says whether the latter was there.
+// Cuts the suffix `_ptsz` or `_ptds`, and `_v2`; returns whether `_v2` was there.
 static inline bool gpt_cut_suffixes(char *name) {
     size_t size = strlen(name);
     if (size > 5 && (!strcmp(name + size - 5, "_ptsz") || !strcmp(name + size - 5, "_ptds")))

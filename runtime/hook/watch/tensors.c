@@ -1,7 +1,7 @@
 // Tensors that the program names: `tensor` and `tensor_end` records.
 //
-// They are on the clock of the calls, taken in the thread that makes them, so it is known which tensor was at
-// an address when a kernel was launched.
+// They use the same clock as calls, read in the thread that makes them, so we know which tensor was at an
+// address when a kernel was launched.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -16,7 +16,7 @@ static struct gpt_str text_of(const char *text) {
     return (struct gpt_str){text, text ? strnlen(text, TEXT_BYTES) : 0};
 }
 
-// Whose chunk to write. A process that has no driver begins no trace for it.
+// Return the thread whose chunk to write to. Without a driver, a tensor alone doesn't begin a trace.
 static struct thread *writing_thread(void) {
     bool begun = hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed);
     return begun || (hook_live && hook_has_driver()) ? hook_this_thread() : NULL;

@@ -58,7 +58,7 @@ struct slot {
     _Atomic uint32_t captured;  // like announced, for the `api` record of captured calls
     handler *on_return;         // called when the function returned CUDA_SUCCESS
     const char *symbol;         // as the program requested it
-    const struct known *known;
+    const struct driver_function *known;
     int8_t words;     // stack arguments, an even number; STACK_WORDS if unknown
     uint8_t query;    // index into the queries of a thread
     uint16_t on, off; // flags while calls are recorded, and while they are not
@@ -124,7 +124,7 @@ struct __attribute__((aligned(16))) frame {
     const void *outer; // the enclosing call, if this one was made in a signal handler, for example
 };
 
-// How many arguments a function may have, an upper bound. It reads no more of its caller's stack.
+// Return how many arguments a function may have, an upper bound. It reads no more of its caller's stack.
 static inline unsigned frame_arg_count(const struct frame *frame) {
     return ARCH_REGISTER_ARGS + (unsigned)frame->slot->words;
 }

@@ -1,5 +1,5 @@
 // A trace on disk, as the library writes it and the helper of live streams follows it: chunks, one after the
-// other, each a msgpack record {kind: "chunk", used: ...., data: ....}. gpt-stream(5) says the rest.
+// other, each a msgpack record {kind: "chunk", used: ...., data: ....}. gpt-stream(5) has the details.
 
 #ifndef GPT_CHUNK_H
 #define GPT_CHUNK_H
@@ -15,13 +15,13 @@
 #define CHUNK_LENGTH 32        // where the length of `data` is; written last: before that there is no chunk
 #define CHUNK_TAIL sizeof(struct tail)
 
-// Texts in a longer form than they need: so both words are aligned.
+// Texts are encoded longer than necessary, so that both words are aligned.
 #define CHUNK_START                                                                                          \
     "\x83\xd9\x04kind\xd9\x05"                                                                               \
     "chunk\xa4used\xce\0\0\0\0\xda\0\x04"                                                                    \
     "data\xc6"
 
-// The bytes of a chunk by its head, 0 if it is not one.
+// Return the size of a chunk from its head, or 0 if it isn't a chunk.
 static inline uint32_t chunk_size(const unsigned char *head) {
     uint32_t length = __builtin_bswap32(
         atomic_load_explicit((_Atomic uint32_t *)(head + CHUNK_LENGTH), memory_order_acquire));
@@ -32,13 +32,13 @@ static inline uint32_t chunk_size(const unsigned char *head) {
     return same && length <= CHUNK_MAX - CHUNK_HEAD && size && size % CHUNK_PAGE == 0 ? size : 0;
 }
 
-// What processes share: it lies at the end of a chunk, in bytes that hold no records. All of it is used in
-// the first chunk of a file, `closed` in the others.
+// State that processes share, at the end of a chunk, in bytes without records. The first chunk of a file uses
+// all of it, the others only `closed`.
 struct tail {
     _Atomic uint64_t records; // of the segment
     _Atomic uint64_t pid;     // whose file it is
-    _Atomic uint64_t born;    // when that process began, in clock ticks since boot: a pid may come again
-    _Atomic uint64_t run;     // of gpt-hook: a random number
+    _Atomic uint64_t born;    // when that process began, in clock ticks since boot, since pids are reused
+    _Atomic uint64_t run;     // a random number that identifies the run of gpt-hook
     _Atomic uint64_t ticket;  // where the file's next chunk begins; 0: the rest is not filled in yet
     _Atomic uint64_t closed;  // nobody writes to this chunk any more
 };

@@ -1,5 +1,5 @@
-// How often each kernel was launched, and each query made that is not recorded as a call. That is to cost
-// next to nothing: a thread has counters of its own, and finds them in a table of its own.
+// Counts launches of each kernel, and queries that aren't recorded as calls. This has to cost next to
+// nothing, so each thread has its own counters, in its own table.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -22,7 +22,7 @@ static uint32_t rows_in(unsigned chunk) {
     return (uint32_t)((hook_chunk_size(chunk) - CHUNK_HEAD - CHUNK_TAIL - 256) / sizeof(struct count));
 }
 
-// The chunk that has the row, whose number becomes that within it.
+// Return the row's chunk, and replace the row's number by its index there.
 static unsigned chunk_of(uint32_t *row) {
     unsigned chunk = 0;
     for (; *row >= rows_in(chunk); chunk++)
@@ -45,7 +45,7 @@ static struct count *make_rows(bool query, unsigned number) {
     struct count *expected = NULL;
     struct count *rows =
         (struct count *)hook_grow_rows(&buffer, start, rows_in(number) * sizeof(struct count));
-    // Where two threads meet here, the second one's chunk stays empty.
+    // If two threads meet here, the second one's chunk stays empty.
     if (!atomic_compare_exchange_strong(&hook_live->counts[query][number], &expected, rows))
         return expected;
     hook_set_used(chunk.start, (uint32_t)(buffer.at - start));
@@ -72,7 +72,7 @@ static uint32_t place_of(const struct thread *thread, uint64_t key) {
     return (uint32_t)(key * COUNTER_FACTOR >> COUNTER_SHIFT) & thread->counters_mask;
 }
 
-// The key's place, or the one where it would be. The table is never full.
+// Return the key's entry, or the free one where it would go. The table is never full.
 static struct counter *find(const struct thread *thread, uint64_t key) {
     uint32_t at = place_of(thread, key);
     while (thread->counters[at].key && thread->counters[at].key != key)
@@ -80,7 +80,7 @@ static struct counter *find(const struct thread *thread, uint64_t key) {
     return &thread->counters[at];
 }
 
-// Makes room: without the counters of functions that are gone, and larger if most are not.
+// Makes room by dropping the counters of functions that are gone, or, if most still exist, by growing.
 static bool grow(struct thread *thread) {
     struct counter *old = thread->counters;
     uint32_t old_size = old ? thread->counters_mask + 1 : 0, size = old ? old_size : 256, alive = 0;
@@ -110,7 +110,7 @@ struct count *hook_find_counter(const struct thread *thread, uint64_t key) {
 
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference) {
-    HOOK_HOLD_SIGNALS; // a handler that launches must find a table that is whole
+    HOOK_HOLD_SIGNALS; // a signal handler that launches must find a complete table
     int error = errno;
     struct count *row = NULL;
     if (((thread->counters && 4 * thread->counters_used < 3 * thread->counters_mask) || grow(thread)) &&

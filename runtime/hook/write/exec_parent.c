@@ -1,6 +1,6 @@
-// Traces of other processes, and of the programs that this one was before an exec. Processes that share a
-// NAME announce themselves to each other: each signs the tail of its file's first chunk, and others add
-// records to it, in chunks of their own.
+// Traces of other processes, and of the programs that this process ran before an exec. Processes that share a
+// NAME announce themselves to each other: each signs the tail of its file's first chunk, and others append
+// records in chunks of their own.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 
 uint64_t hook_run;
 
-// When this process began, in clock ticks since boot.
+// Return when this process began, in clock ticks since boot.
 static uint64_t read_birth(void) {
     char text[1024] = "";
     int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -25,7 +25,7 @@ static uint64_t read_birth(void) {
         text[size > 0 ? size : 0] = '\0';
         close(file);
     }
-    const char *at = strrchr(text, ')'); // the name before it may hold anything
+    const char *at = strrchr(text, ')'); // the name before it may contain anything
     for (int field = 2; at && field < 22; field++)
         at = strchr(at + 1, ' ');
     return at ? strtoull(at, NULL, 10) : 0;
@@ -38,7 +38,7 @@ void hook_sign(struct tail *tail, uint32_t size) {
     atomic_store(&tail->ticket, size);
 }
 
-// The trace of another process, or of this one before exec.
+// Another process's trace, or this one's from before exec.
 struct other {
     int file;
     struct tail *tail;
@@ -68,8 +68,8 @@ static bool open_other(struct other *other, const char *path) {
     return false;
 }
 
-// Whether the file is a trace that processes of this run write, or an old one of a process that had our pid.
-// The process that created it may still be filling in its tail.
+// Return whether the file is a trace that processes of this run write, or an old one of a process that had
+// our pid. The process that created it may still be filling in its tail.
 bool hook_may_stay(const char *path) {
     struct other other;
     int tries = 0;
@@ -88,8 +88,8 @@ static bool was_ours(const struct other *other) {
            atomic_load(&other->tail->born) == read_birth();
 }
 
-// Writes records to a chunk of their own in another trace, as a segment of their own where that has its end:
-// what this process is, and with `end` that nothing more comes.
+// Writes a chunk with records to another trace: they say what this process is and, with `end`, that nothing
+// more comes. If that trace has ended already, they form a segment of their own.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
     hook_bus_setup();
     uint32_t size = hook_chunk_for(1024 + (child ? child->path.size : 0));
@@ -113,7 +113,7 @@ static void write_other(struct other *other, const struct gpt_child *child, bool
     hook_unmap(chunk.start, chunk.size);
 }
 
-// The path of a trace as a record in another one has it: relative to its folder.
+// Return the path of a trace for a record in another one: relative to that one's folder.
 static struct gpt_str relative(const char *path, const char *to) {
     const char *slash = strrchr(to, '/');
     size_t folder = slash ? (size_t)(slash + 1 - to) : 0;

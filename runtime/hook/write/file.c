@@ -32,7 +32,7 @@
 
 // They outlive a fork.
 static struct kept {
-    _Atomic int number; // its descriptor, if it is that still
+    _Atomic int number; // its descriptor, unless the program has replaced it
     dev_t device;
     ino_t inode;
 } opened, helper; // the trace; the reader's lock
@@ -54,7 +54,7 @@ static bool is_kept(const struct kept *kept, int file, const struct stat *found)
 
 static bool is_ours(int file, const struct stat *found) { return is_kept(&opened, file, found); }
 
-// Keeps a descriptor, under a number that the program's own files do not reach.
+// Moves a descriptor to a number above the program's own files.
 static int keep_open(int file) {
     struct rlimit limit;
     bool small = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur <= 1024;
@@ -79,21 +79,22 @@ void hook_keep_file(int file, const struct stat *found) {
         return;
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
     if ((file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)) < 0)
-        return; // it is not to be had: whether the helper lives is not known
+        return; // we can't open it, so we don't know whether the helper lives
     if (!fstat(file, &lock))
         keep(&helper, file, &lock);
     else
         close(file);
 }
 
-// Whether the helper of a live stream was killed. It removes the folder before it ends by itself.
+// Return whether the helper of a live stream was killed. A helper that ends normally removes the folder
+// first.
 static bool is_left(void) {
     struct stat found;
     int file = atomic_load(&helper.number);
     return helper.inode && !fstat(file, &found) && is_kept(&helper, file, &found) && folder_is_left(file);
 }
 
-// A function of its own: a process that ends on a small stack has no room for a path.
+// Not inlined, because a process that ends on a small stack has no room for a path.
 static __attribute__((noinline)) void give_up_stream(void) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
@@ -122,7 +123,7 @@ static int find_file(void) {
             return -1;
         if (fstat(again, &found) || !is_ours(again, &found)) {
             close(again);
-            errno = ESTALE; // somebody put another file there
+            errno = ESTALE; // another file has that name now
             return -1;
         }
         again = keep_open(again);
@@ -180,8 +181,8 @@ bool hook_may_grow(uint64_t size) {
     return false;
 }
 
-// Gives a chunk blocks on disk, and pages in memory: written to in one go it gets large ones, which are
-// mapped in a quarter of the time (ext4). File systems that cannot allocate do it by being written to.
+// Allocates a chunk's blocks on disk and its pages in memory. Written in one go, it gets large pages, which
+// map in a quarter of the time (ext4). On file systems without fallocate, writing allocates the blocks.
 static bool allocate(int file, uint64_t at, uint32_t size) {
     if (!hook_may_grow(at + size))
         return false;
@@ -195,7 +196,7 @@ static bool allocate(int file, uint64_t at, uint32_t size) {
     struct iovec parts[] = {{(char *)CHUNK_START, CHUNK_LENGTH}, {zeros, size - CHUNK_LENGTH}};
     for (uint32_t done = 0; done < size;) {
         ssize_t more = done ? pwrite(file, zeros, size - done, (off_t)(at + done))
-                            : pwritev(file, parts, 2, (off_t)at); // whole, or not at all
+                            : pwritev(file, parts, 2, (off_t)at); // all or nothing
         if (more < 0 && errno != EINTR)
             return false;
         if (more > 0)
@@ -208,7 +209,7 @@ struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
     unsigned char *start = allocate(file, at, size) ? hook_map(file, size, (off_t)at) : NULL;
     if (!start)
         return (struct mapped){0};
-    madvise(start, size, MADV_POPULATE_WRITE); // in one go; where the kernel does not know it, page by page
+    madvise(start, size, MADV_POPULATE_WRITE); // in one go; older kernels map page by page instead
     atomic_store_explicit((_Atomic uint32_t *)(start + CHUNK_LENGTH), htobe32(size - CHUNK_HEAD),
                           memory_order_release);
     return (struct mapped){start, size};
@@ -218,6 +219,8 @@ void hook_set_used(unsigned char *chunk, uint32_t used) {
     atomic_store_explicit((_Atomic uint32_t *)(chunk + CHUNK_USED), htobe32(used), memory_order_release);
 }
 
+// If the disk is full, recording ends here, and says so. A smaller chunk might still fit, but would only put
+// that off by a few calls.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag) {
     HOOK_HOLD_SIGNALS;
     struct mapped chunk = {0};
@@ -250,12 +253,11 @@ struct tail *hook_map_tail(int file, uint32_t size) {
 // -- Truncated files -------------------------------------------------------
 //
 // Mappings of trace files, and what happens when somebody truncates one: the next store to it would kill the
-// program with SIGBUS. A handler puts memory in its place, and the hook is off. No call pays for it, and
-// nothing is lost when the process is killed, which a copy in memory could not promise.
-//
-// The handler is there from the first mapping on. The program does not see it: what sigaction and signal
-// return to it and take from it is the disposition that it would have, and a signal that is not about a
-// mapping of ours is handled as that says.
+// program with SIGBUS. A handler maps memory there instead, and turns the hook off. That costs nothing per
+// call, and unlike a copy in memory it loses nothing when the process is killed. The handler is installed
+// with the first mapping. The program can't see it: sigaction and signal show and set the disposition that
+// the program would have without us, and a signal that isn't about one of our mappings is handled
+// accordingly.
 
 static struct sigaction dispositions[2]; // of the program
 static _Atomic unsigned current;

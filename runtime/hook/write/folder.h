@@ -1,6 +1,6 @@
 // The private folder of a live stream. The helper holds a lock on a file in it for as long as it lives, so a
 // process that writes a trace there notices when nobody reads it any more. The first one to notice removes
-// the folder.
+// the folder; if all are killed, the next live stream does.
 
 #ifndef GPT_FOLDER_H
 #define GPT_FOLDER_H
@@ -12,21 +12,23 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/own.h"
 
 #define FOLDER_LOCK ".helper"
 
-// The lock, held by all who have this descriptor; -1 with errno set. It lasts until the last of them has
-// ended.
+// Takes the lock. It's held until the last process with this descriptor has ended. Returns -1 with errno set.
 static inline int folder_lock(const char *folder) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", folder, FOLDER_LOCK);
     int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (file >= 0 && fcntl(file, F_OFD_SETLK, &whole)) { // a file system without locks: it is not watched
+    if (file >= 0 &&
+        fcntl(file, F_OFD_SETLK, &whole)) { // on a file system without locks we can't watch the helper
         close(file);
         unlink(path);
         return -1;
@@ -34,20 +36,19 @@ static inline int folder_lock(const char *folder) {
     return file;
 }
 
-// Whether nobody holds the lock of this file any more. Where that cannot be seen it is taken to be held.
+// Return whether nobody holds the lock of this file any more. If we can't tell, assume that somebody does.
 static inline bool folder_is_left(int lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;
 }
 
-// The lock, traces (PID, PID.PID, PID.PID.2), and the files of their buffers: no other name is ours.
+// Our names: the lock, traces (PID, PID.PID, PID.PID.2), and the files of their buffers.
 static inline bool folder_has_name(const char *name) {
     return !strcmp(name, FOLDER_LOCK) ||
            (*name >= '0' && *name <= '9' && !name[strspn(name, "0123456789.buffers")]);
 }
 
-// Removes what processes of the run wrote to a folder that is open. Memory is not allocated: a handler of a
-// signal may come by.
+// Removes the run's files from an open folder. Allocates no memory, as it may run in a signal handler.
 static inline void folder_empty(int folder) {
     _Alignas(struct dirent64) char entries[2048];
     bool any = true;

@@ -1,4 +1,4 @@
-// Messages, and what ends the recording.
+// Messages, and turning the hook off after a fault.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -33,6 +33,6 @@ void hook_turn_off(const char *where, const char *fact) {
 
 void hook_fail(const char *where, int error) {
     const char *fact = hook_describe_error(error);
-    bool unread = hook_folder && (error == ENOENT || error == ESTALE); // nobody reads it any more
+    bool unread = hook_folder && (error == ENOENT || error == ESTALE); // nobody reads the stream any more
     hook_turn_off(where, unread ? NULL : fact);
 }

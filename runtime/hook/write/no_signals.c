@@ -39,12 +39,12 @@ void hook_release_signals(const struct held_signals *before) {
 
 void hook_wait_with_signals(struct pollfd *file, uint64_t ms) {
     struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
-    struct held_signals before = outer; // a handler that calls the driver holds them itself
+    struct held_signals before = outer; // a handler that calls the driver blocks them itself
     bool was_held = held;
     held = false;
     if (was_held)
         pthread_setcancelstate(before.cancel, NULL);
-    // By syscall: a function of the driver is not a cancellation point.
+    // A raw syscall, because driver functions aren't cancellation points.
     syscall(SYS_ppoll, file, file ? 1 : 0, &time, was_held ? &before.signals : NULL, NSIG / 8);
     if (was_held)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);

@@ -23,10 +23,10 @@
 #include "write.h"
 
 static struct {
-    int pid;                          // of the root process; 0: no report
+    int pid;                          // pid of the root process; 0: no report
     bool streams;                     // the trace is a stream: only report losses
     unsigned long long device, inode; // of its standard error
-    char error[PATH_MAX];             // its path, if it is a terminal or file; or empty
+    char error[PATH_MAX];             // its path, if it's a terminal or a file; otherwise empty
     char path[PATH_MAX];
 } root;
 
@@ -49,12 +49,12 @@ static struct quantity quantity_of(uint64_t bytes) {
 // Programs that were started without the hook.
 static struct {
     enum loss kind;
-    bool of_root; // which becomes such a program now: the report comes before that
+    bool of_root; // the root process is becoming such a program, so the report comes now
     char text[1024];
 } loss;
 
-// Returns false if none was started for a reason from `least` on. `trace`: a file that wasn't written, or
-// NULL.
+// Reports the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
+// wasn't written, or NULL.
 static bool say_loss(const char *trace, enum loss least) {
     static char line[PATH_MAX + sizeof(loss.text) + 64];
     if (!loss.kind || (loss.kind < least && !loss.of_root))
@@ -65,20 +65,21 @@ static bool say_loss(const char *trace, enum loss least) {
     return true;
 }
 
-// Lost log records must be reported without being asked for.
+// Always reports lost log records.
 static void say_logs(const struct trace_totals *found) {
     char line[320];
     double share = 100.0 * (double)found->entries / ((double)found->entries + (double)found->dropped);
     snprintf(
         line, sizeof(line),
         "gpt-hook: warning: %.1f %% of the records in logs were kept, %lu of %lu: %lu of %lu log%s %s too "
-        "small; a later launch of the same kernel and grid gets one that fits, within --max-memory",
+        "small; later launches of the same kernel and grid get a larger one, within --max-memory",
         share > 99.9 ? 99.9 : share, found->entries, found->entries + found->dropped, found->full,
         found->logs, found->logs == 1 ? "" : "s", found->full == 1 ? "was" : "were");
     gpt_write_line(line);
 }
 
-// This process has used the driver, and changed its root directory or its user since, or the file is gone.
+// Return whether this process used the driver, but changed its root directory or user since, or the file is
+// gone.
 static bool is_out_of_reach(const struct trace_totals *found) {
     return found->fault && (found->fault != ENOENT || (hook_live && *hook_live->path));
 }
@@ -94,7 +95,7 @@ static void say_totals(const struct trace_totals *found) {
                  size.value < 10, size.value, size.unit);
     else if (is_out_of_reach(found))
         snprintf(line, sizeof(line),
-                 "gpt-hook: warning: %s: cannot be read at the end (%s): what is in it is not counted",
+                 "gpt-hook: warning: %s: can't be read at the end (%s), so its calls aren't counted",
                  root.path, hook_describe_error(found->fault));
     else if (say_loss(root.path, LOSS_PROGRAM))
         return;
@@ -126,7 +127,7 @@ static bool is_error(const struct stat *status) {
     return status->st_dev == root.device && status->st_ino == root.inode;
 }
 
-// Whether lines go to where gpt-hook's own would. `opened`: standard error was closed, and is there again.
+// Return whether standard error is still gpt-hook's. `opened`: it was closed, and has been reopened.
 static bool has_error(bool *opened) {
     struct stat status;
     *opened = false;
@@ -193,7 +194,7 @@ void hook_report_setup(void) {
 
 // -- Launches with probes and without --------------------------------------
 //
-// Launches with probes and without, their time on the GPU, and what helps against the most frequent reasons.
+// Launches with probes and without, their time on the GPU, and advice on the most frequent reasons.
 
 enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256 };
 
@@ -205,7 +206,7 @@ static struct met {
 
 static uint64_t times[2]; // without probes, and with them
 
-// A code, and what the user reads: its text, and what helps.
+// A code, and its text and advice for the user.
 static const struct told {
     const char *code, *text, *advice;
 } table[] = {
@@ -214,7 +215,7 @@ static const struct told {
 #undef X
 };
 
-// NULL for a code of a newer stage.
+// Returns NULL for a code that a newer stage has added.
 static const struct told *look_up(const char *code) {
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
         if (!strcmp(code, table[i].code))
@@ -222,7 +223,7 @@ static const struct told *look_up(const char *code) {
     return NULL;
 }
 
-// The same as str() of gpt/stream/reasons.py.
+// Writes a reason as str() does in gpt/stream/reasons.py.
 static void write_reason(const struct met *met, char *text, size_t size) {
     const struct told *told = look_up(met->code);
     bool other = !strcmp(met->code, "other") && *met->detail;
@@ -253,7 +254,7 @@ static int by_launches(const void *one, const void *other) {
     return (a < b) - (a > b);
 }
 
-// Nothing where no time is known.
+// Writes nothing if the time isn't known.
 static const char *write_time(bool probed, char text[64]) {
     double ms = (double)times[probed] * 1e3 / (hook_has_tsc ? (double)hook_tsc_hz() : 1e9);
     *text = '\0';
@@ -284,7 +285,7 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
     if (!probed && !unprobed && launches)
         snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
                  gpt_is_choosing() ? "kernels that -k and --filter leave out"
-                                   : "processes whose trace has no end, so that nothing is known of them");
+                                   : "processes whose trace has no end, so nothing is known about them");
     else if (!probed && !unprobed)
         snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
     if (reasons[SHOWN].launches)
@@ -302,11 +303,10 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
 
 // -- Programs without the hook ---------------------------------------------
 //
-// Programs that the command starts without the hook: what the report says of them.
-//
-// Any process of the run may start one, and only the root process reports. So a note of it goes to a small
-// file whose name, which holds the random id of the run, the launcher chose: one for each kind of loss, the
-// first wins. The root process removes them at its end.
+// Programs that the command starts without the hook. Any process of the run may start one, but only the root
+// process reports. So the starter leaves a note in a small file, whose name the launcher chose, with the
+// run's random id. There's one file for each kind of loss, and the first note wins. The root process removes
+// them at its end.
 
 enum { TEXT = 512 };
 
@@ -314,9 +314,9 @@ struct note {
     char by[64], program[TEXT], how[64];
 };
 
-static const char *notes; // the names of the files begin so
+static const char *notes; // prefix of the files' names
 static pid_t root_pid;
-static uint64_t device, inode; // of the standard error that the run began with
+static uint64_t device, inode; // identify the standard error that the run began with
 
 void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) {
     device = error_device, inode = error_inode;
@@ -325,10 +325,10 @@ void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) 
     root_pid = of_run;
 }
 
-// Whether the root process is another user's by now, who would not believe a note of ours.
+// Return whether the root process belongs to another user by now, who wouldn't trust our note.
 static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
 
-// The root process is there, so the note will be removed.
+// True if the root process exists, so that somebody will remove the note.
 bool hook_notes_losses(void) { return notes && (!kill(root_pid, 0) || errno == EPERM); }
 
 static void name_note(enum loss loss, char path[PATH_MAX]) {
@@ -342,7 +342,7 @@ static const char *advice_of(enum loss loss) {
 }
 
 static void describe(enum loss loss, const struct note *note, char *text, size_t size) {
-    snprintf(text, size, "nothing was recorded of %s, which %s started%s %s%s", note->program, note->by,
+    snprintf(text, size, "nothing was recorded from %s, which %s started%s %s%s", note->program, note->by,
              loss == LOSS_DROPPED ? "" : ":", note->how, advice_of(loss));
 }
 
@@ -387,7 +387,7 @@ static bool take(enum loss loss, struct note *note) {
     bool read_all = gpt_is_private(file, S_IFREG) && read(file, note, sizeof(*note)) == sizeof(*note);
     note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
     close(file);
-    unlink(path); // whosever it is, the name is ours
+    unlink(path); // even if it isn't our file, the name is ours
     return read_all;
 }
 

@@ -1,4 +1,5 @@
-// What the trace and its report have of runtime/common: files of our own, and what -k and --filter left.
+// The parts of runtime/common that the trace and its report use: our own files, and the report on -k and
+// --filter.
 
 #include "common/selection.c"
 #include "common/own.c"

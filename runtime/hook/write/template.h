@@ -1,4 +1,4 @@
-// The name of a trace, as the launcher checks it and a process makes it.
+// The name of a trace: the launcher checks it, and each process expands it.
 
 #ifndef GPT_TEMPLATE_H
 #define GPT_TEMPLATE_H
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 // Writes the name with %p (pid), %h (host) and %r (RANK) replaced; any other character after a % stands for
-// itself. What does not fit is cut off. Returns the length.
+// itself. Cuts off what doesn't fit. Returns the length.
 static inline size_t gpt_expand_name(const char *from, char *path, size_t size) {
     size_t at = 0;
     for (; *from && at + 1 < size; from++) {

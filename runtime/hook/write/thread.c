@@ -1,5 +1,5 @@
-// Threads that write. Each has a chunk of its own. Chunks are as large as the thread has shown to need: its
-// first has 4 KiB, the next four times as much. One that has used half of a larger chunk makes the next one
+// Threads that write. Each has a chunk of its own. A chunk's size follows the thread's needs: the first has 4
+// KiB, the next four times as much. A thread that has used half of a larger chunk prepares the next one
 // before a call that waits for the GPU, so that no launch has to.
 
 #include <errno.h>
@@ -38,13 +38,13 @@ static void retire(struct thread *thread, struct mapped *chunk) {
     *chunk = (struct mapped){0};
 }
 
-// Smaller chunks are made as fast as they are looked for, and most threads end with them. Of earlier ones the
-// last stays mapped, or all that are smaller than the largest; to give them back takes time, too.
+// Prepares the next chunk. Small chunks aren't worth preparing, and most threads end with them. The last
+// earlier chunk stays mapped, or all that are smaller than the largest, because unmapping takes time too.
 void hook_make_spare(struct thread *thread) {
     size_t size = thread->chunk.size;
     if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
         return;
-    HOOK_HOLD_SIGNALS; // a handler that launches may take it
+    HOOK_HOLD_SIGNALS; // a signal handler that launches may take it
     thread->spare = hook_new_chunk(hook_chunk_after((uint32_t)size), 0);
     for (int i = 1; i < EARLIER && thread->earlier[0].size == CHUNK_MAX; i++)
         retire(thread, &thread->earlier[i]);
@@ -66,7 +66,7 @@ bool hook_use_chunk(struct thread *thread, struct mapped chunk) {
 
 // Their beginning and end
 
-// A thread that ends leaves its chunk to the next that begins.
+// Leaves the chunk of a thread that ends to the next thread that begins.
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
@@ -82,7 +82,7 @@ static void leave_thread(void *state) {
 
 struct thread *hook_new_thread(void) {
     struct thread *thread = NULL;
-    if (!atomic_exchange(&hook_live->pool_lock, 1)) { // it is never waited for
+    if (!atomic_exchange(&hook_live->pool_lock, 1)) { // never wait for the lock
         thread = hook_live->pool;
         if (thread)
             hook_live->pool = thread->next;
@@ -166,8 +166,8 @@ unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, s
 
 // -- Rows ------------------------------------------------------------------
 //
-// Rows of a trace: their layouts, and the batches that a thread takes them from, `calls` records that are
-// whole from the start, of rows that are zero until they are used.
+// Rows of a trace: their layouts, and the batches that a thread takes them from. A batch is a complete
+// `calls` record from the start, whose rows are zero until they're used.
 
 // Layouts of rows
 
@@ -310,8 +310,8 @@ void hook_clock_setup(void) {
 uint64_t hook_tsc_hz(void) {
     if (!hook_has_tsc)
         return 0;
-    // The library was loaded well before its process reaches the driver; else wait for 2 ms of difference,
-    // which is good for five digits. The clock records of the trace have the rest.
+    // The library is usually loaded well before the process reaches the driver; otherwise wait until 2 ms
+    // have passed, which gives five digits. The trace's clock records give the rest.
     uint64_t ns;
     do
         ns = hook_monotonic() - first.monotonic;

@@ -1,5 +1,5 @@
 // Adds up the traces of a process and of its children for the report. Children wrote their own files, so the
-// files are read again. Only the heads of records are looked at, and where each batch of calls ends.
+// files are read again. We look only at the heads of records, and for the end of each batch of calls.
 
 #include <endian.h>
 #include <errno.h>
@@ -32,10 +32,10 @@ struct trace_file {
 static struct trace_file files[DEPTH]; // not on a stack, which may be small
 static ino_t counted[FILES];           // files of one folder, each of which counts once: open addressing
 static unsigned char window[(16 << 10) + AHEAD];
-static const struct trace_file *shown; // whose bytes are in it
+static const struct trace_file *shown; // the file whose bytes are in the window
 static uint64_t window_start, window_end;
 
-// Bytes of the file; zeros are after its end.
+// Return bytes of the file; after its end there are zeros.
 static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
     if (shown != trace || at < window_start || at + AHEAD > window_end) {
         ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);
@@ -48,7 +48,8 @@ static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
     return window + (at - window_start);
 }
 
-// The next value of a file; bytes and text are passed over, and AHEAD of them are there to be looked at.
+// Read the next value of a file. Bytes and text are skipped, but the first AHEAD bytes of them can be looked
+// at.
 static struct value next(struct trace_file *trace) {
     const unsigned char *start = look(trace, trace->at);
     struct cursor cursor = {start, start + AHEAD, false};
@@ -84,7 +85,7 @@ static uint64_t rows_of(const struct table *table) {
     return table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
 }
 
-// Those of calls stand one after the other.
+// Count the used rows of a batch of calls, which come first.
 static uint64_t count_calls(const struct trace_file *trace, const struct table *table) {
     uint64_t rows = rows_of(table), low = 0, high = rows;
     if (rows && load(trace, table, rows - 1))
@@ -131,8 +132,8 @@ static void add_kernel(struct trace_file *trace, struct value name) {
         gpt_add_kernel(text, name.number);
 }
 
-// Counts the trace that a `child` names, a file in the folder of its parent's: the program can write any
-// name.
+// Counts the trace that a `child` names. It must be in the folder of its parent's trace, as the program could
+// write any name.
 static void count_child(unsigned depth, struct value path) {
     const char *from = files[depth].path, *slash = strrchr(from, '/');
     if (depth + 1 == DEPTH || path.type != TEXT || path.number >= AHEAD / 2 ||
@@ -211,7 +212,8 @@ static void count_record(unsigned depth, uint64_t end) {
         hook_add_reason(code, detail, without);
 }
 
-// Counts what a chunk holds, and returns where the next may begin: if none was written here, after the hole.
+// Counts a chunk's contents, and returns where the next may begin; if none was written here, that's after the
+// hole.
 static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
     _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
@@ -246,7 +248,7 @@ static bool is_new(ino_t file) {
     return false;
 }
 
-// The trace at the path of this depth.
+// Counts the trace at the path of this depth.
 static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
     struct stat status;

@@ -1,4 +1,4 @@
-// The beginning and the end of the trace of a process.
+// Begins and ends the trace of a process.
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,8 +29,8 @@ static void (*survey)(void); // writes the other records of the start and the en
 
 // The beginning
 
-// Name this process in another trace: the one at NAME if that was taken, or else the trace of the process
-// that forked it, or else the command's.
+// Name this process in another trace: the one at NAME if that was taken, otherwise the trace of the process
+// that forked it, otherwise the command's.
 static void announce(bool first) {
     char path[sizeof(hook_live->path)];
     const char *command = getenv("GPT_HOOK_ROOT"), *to = path;
@@ -41,7 +41,7 @@ static void announce(bool first) {
     hook_name_to(to, last_pid ? "fork" : "spawn");
 }
 
-// Begins the trace of this process. The thread that does it writes the first chunk.
+// Begins the trace of this process. The calling thread writes the first chunk.
 static bool start(void) {
     pid_t pid = getpid();
     if (!hook_template || !*hook_template) {
@@ -53,7 +53,7 @@ static bool start(void) {
     size_t length = hook_pack_header(&buffer, true);
     uint32_t size = hook_chunk_for(length);
     hook_bus_setup();
-    hook_close_file(); // of the process that forked this one
+    hook_close_file(); // close the file of the process that forked this one
     bool first;
     int file = hook_create_file(&first);
     if (file < 0 && atomic_load(&hook_live->state) == OFF)
@@ -94,7 +94,7 @@ struct thread *hook_begin_thread(void) {
     busy = true;
     uint32_t state = FRESH;
     bool started = atomic_compare_exchange_strong(&hook_live->state, &state, STARTING) && start();
-    // Another thread begins the trace: it opens a file, calls nobody and waits for nobody.
+    // Another thread is beginning the trace. It opens a file, but calls and waits for nobody, so we can wait.
     while (!started && (state = atomic_load(&hook_live->state)) == STARTING)
         sched_yield();
     struct thread *thread = started ? hook_thread : NULL;
@@ -119,7 +119,7 @@ struct thread *hook_begin_thread(void) {
 bool hook_is_ours(void) {
     return hook_live && !hook_in_vfork && atomic_load(&hook_live->state) == ON &&
            (uint32_t)getpid() ==
-               atomic_load(&hook_live->pid); // no process in our memory, as posix_spawn makes
+               atomic_load(&hook_live->pid); // not a process that shares our memory, as posix_spawn makes
 }
 
 void hook_finish(unsigned status) {
@@ -138,7 +138,7 @@ void hook_finish(unsigned status) {
     errno = error;
 }
 
-// Memory of this process alone.
+// Return memory that a forked child sees as zeros.
 
 static struct {
     void *start;
@@ -157,7 +157,7 @@ void *hook_process_memory(size_t size) {
     return found;
 }
 
-// In the child of fork. Its calls in flight are the parent's to finish.
+// Called in the child of a fork. Calls in flight are left to the parent.
 static void forget(void) {
     for (unsigned i = 0; i < sizeof(own) / sizeof(*own); i++)
         madvise(own[i].start, own[i].size, MADV_DONTNEED);
@@ -166,7 +166,7 @@ static void forget(void) {
 }
 
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
-                      void *) __attribute__((weak)); // what pthread_atfork calls, in glibc
+                      void *) __attribute__((weak)); // what pthread_atfork calls in glibc
 
 bool hook_trace_setup(void (*more)(void)) {
     hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");
@@ -206,7 +206,7 @@ static size_t read_command(struct gpt_str *words, size_t count, char *text, size
     return found;
 }
 
-// The rank of this process in its job, as the environment has it.
+// Return the rank of this process in its job, from the environment.
 static struct gpt_u64 read_rank(void) {
     static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
@@ -252,7 +252,7 @@ size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
 
 // -- Names of files --------------------------------------------------------
 //
-// The names of a process's files: NAME, or if another process was the first there, names of its own.
+// The names of a process's files: NAME or, if another process was there first, a name of its own.
 
 const char *hook_keep_variable(const char *name) {
     const char *value = getenv(name);
@@ -263,8 +263,8 @@ const char *hook_template;
 
 size_t hook_expand_name(char *path, size_t size) { return gpt_expand_name(hook_template, path, size); }
 
-// The names of this process where NAME is taken: NAME.PID, NAME.PID.2, ... from number 1 on, one for each
-// program that it was.
+// Write this process's name number `number` if NAME is taken: NAME.PID, NAME.PID.2, ... A process needs
+// several if it runs several programs by exec.
 static void name_number(char *path, size_t length, unsigned number) {
     int size = snprintf(path + length, 32, ".%d", getpid());
     if (number > 1)
@@ -277,7 +277,7 @@ static bool is_taken(char *path, size_t length, unsigned number) {
     return !lstat(path, &found);
 }
 
-// How many of them are taken, without a look at each.
+// Return how many of these names are taken, without trying each.
 static unsigned count_names(char *path, size_t length) {
     unsigned low = 0, high = 1;
     for (; is_taken(path, length, high); high *= 2)
@@ -289,14 +289,14 @@ static unsigned count_names(char *path, size_t length) {
     return low;
 }
 
-// Creates the file: NAME, or if this process is not the first there, one of its own names.
+// Creates the file: NAME or, if another process was there first, one of its own names.
 int hook_create_file(bool *first) {
     char *path = hook_live->path;
     size_t size = sizeof(hook_live->path) - 32, length = hook_expand_name(path, size);
     int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
     *first = file >= 0;
     if (file < 0 && errno == EEXIST && !hook_may_stay(path)) {
-        hook_turn_off(path, "another run of gpt-hook writes to it, or it is not a trace");
+        hook_turn_off(path, "another run of gpt-hook is writing to it, or it isn't a trace");
         return -1;
     }
     if (file < 0 && errno == EEXIST) // another process may be taking them too
@@ -308,8 +308,8 @@ int hook_create_file(bool *first) {
     return file;
 }
 
-// The folder of a live stream has the traces of processes that are there: the helper removes others, and
-// their names come again.
+// Makes the name unique in a live stream's folder: the helper removes the traces of processes that are gone,
+// and their names could be used again.
 static void end_in_folder(char *path) {
     _Alignas(struct dirent64) static char entries[4096];
     char *name = strrchr(path, '/') + 1, own[64];
@@ -354,8 +354,8 @@ void hook_end_predecessor(void) {
 
 // -- Recording on and off --------------------------------------------------
 //
-// Whether calls are recorded, and the `recording` records that say so. A trace that has none was recorded all
-// the time.
+// Turns recording of calls on and off, and writes the `recording` records. A trace without them was recorded
+// all the time.
 
 _Atomic bool hook_recording = true;
 struct periods hook_periods;
@@ -371,7 +371,7 @@ void hook_begin_recording(void) {
         HOOK_WRITE(recording, .on = false, .at = hook_now());
 }
 
-// With the clock, as days may be between two of them.
+// Writes the clock too, as days may pass between two of these records.
 void hook_write_recording(bool on) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

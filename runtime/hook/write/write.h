@@ -466,7 +466,7 @@ int hook_create_file(bool *first);
 // End the trace of the program that this process was before exec, if that program left it open.
 void hook_end_predecessor(void);
 
-// Whether calls are recorded, switched by gpt-hook ctl.
+// Recording of calls, which gpt-hook ctl turns on and off.
 
 // A forked child inherits it. Loads and look-ups are written either way.
 extern _Atomic bool hook_recording;

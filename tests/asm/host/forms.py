@@ -57,10 +57,14 @@ def head(target: str, version: str) -> str:
     )
 
 
-def forms(limit: int = 500) -> list[str]:
-    """List forms, each once: per opcode up to `limit` as in rows, with a word changed, and with an operand changed."""
+def forms(limit: int = 500, only: str = "") -> list[str]:
+    """List forms, each once: per opcode up to `limit` as in rows, with a word changed, and with an operand changed.
+
+    `only` names the opcodes, separated by commas; empty: all.
+    """
     made: dict[str, None] = {}
-    for opcode, rows in TABLE.rows.items():
+    for opcode in only.split(",") if only else TABLE.rows:
+        rows = TABLE.rows[opcode]
         choice = random.Random(opcode)
         chosen = [(row, words) for row in rows for words in _words(row, choice)]
         for group in (_plain(chosen), _with_other_words(rows, chosen), _with_other_operands(chosen, choice)):

@@ -5,6 +5,7 @@ gpt/asm/host/integer.py says.
 from __future__ import annotations
 
 import operator
+from functools import partial
 from itertools import product
 
 from tests.asm.host.rows import holds as holds_all
@@ -145,42 +146,64 @@ VIDEO = {
     **{f"set.{name}": holds for name, holds in COMPARE.items()},
 }
 LANES = ((2, "10", "10", "32"), (2, "1", "03", "21"), (4, "3210", "3210", "7654"), (4, "31", "7054", "1236"))
+SCALAR = (  # parts of the result and of two operands, and the second operation
+    ("b2", "b1", "h1", ""),
+    ("h1", "", "b3", ""),
+    ("h0", "", "", ""),
+    ("", "h0", "b0", "min"),
+    ("", "", "", "min"),
+    ("", "", "", "max"),
+)
 SECOND = {"add": lambda x, c: x + c, "min": min, "max": max}
 
 
-def scalar_video(does, d: str, a: str, b: str, saturates: bool, parts: str, then: str):
-    """What a scalar video instruction does; `parts` are those of the result and of two operands: `b1 h0 `."""
+def scalar_video(does, opcode: str, d: str, a: str, b: str, saturates: bool, parts: str, then: str):
+    """Return what ptxas's code for a scalar video instruction does; `parts` are those of the result and of two
+    operands: `b1 h0 `.
+    """
+    shifts, long = opcode[:3] == "vsh", (1 << 64) - 1
 
     def made(x: int, y: int, c: int = 0) -> int:
         to, of_x, of_y = parts.split(" ")
         value = does(piece(x, of_x, a), piece(y, of_y, b))
-        size = {"": 32, "b": 8, "h": 16}[to[:1]]
-        value = saturated(value, f"{d[0]}{size}") if saturates else value
-        if then:
-            return SECOND[then](cast(value, d), cast(c, d))
-        shift = size * int(to[1:] or 0)
-        return c & ~((1 << size) - 1 << shift) | (value & (1 << size) - 1) << shift if to else value
+        if saturates and opcode == "vshl":
+            value = cast(value, "s34")
+        if to:
+            size = {"b": 8, "h": 16}[to[0]]
+            if saturates:
+                value = saturated(value, d) if shifts else min(value & long, (1 << size - (d == "s32")) - 1)
+            shift = size * int(to[1])
+            return c & ~((1 << size) - 1 << shift) | ((value >> 16 if to == "h1" else value) & (1 << size) - 1) << shift
+        if saturates:
+            value = saturated(value, d) if d == "s32" or opcode == "vshl" else max(value, 0)
+        if opcode in ("vadd", "vsub") or (saturates and shifts):
+            value = cast(value, "s32")
+        if not then:
+            return value
+        mask = -1 if d == "s32" else long
+        return SECOND[then](value & mask, cast(c, d) & mask)
 
     return made
 
 
 def shift_video(left: bool, clamp: bool):
-    """Return what vshl or vshr makes of two operands: 34 bits with a sign, as the PTX manual says."""
+    """Return what vshl or vshr makes of two operands, in 64 bits."""
 
     def made(x: int, y: int) -> int:
         count = min(y, 32) if clamp else y & 31
-        return cast(x << count if left else x >> count, "s34")
+        return cast(x << count if left else x >> count, "s64")
 
     return made
 
 
-def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int):
-    """vmad of a.b3 and b.h1: `minus` says which are negated."""
+def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int, parts: tuple[str, str]):
+    """Return what ptxas's code for vmad does: `minus` says which operands are negated."""
 
     def made(x: int, y: int, c: int) -> int:
         signed = "s32" in (a, b) or bool(minus)
-        product, third = piece(x, "b3", a) * piece(y, "h1", b), cast(c, "s32" if signed else "u32")
-        value = (product * (-1 if minus == "a" else 1) + third * (-1 if minus == "c" else 1) + more) >> shift
+        product = cast(piece(x, parts[0], a), "s32") * cast(piece(y, parts[1], b), "s32")
+        value = product * (-1 if minus == "a" else 1) + cast(c, "s32") * (-1 if minus == "c" else 1) + more
+        value = (value if signed else value & (1 << 64) - 1) >> shift if shift else value
         return saturated(value, "s32" if signed else "u32") if saturates else value
 
     return made
@@ -217,11 +240,13 @@ def video():
                 more = tail + ".sat" * saturates
                 head = f"v{'set' if compares else name}"
                 if name != "avrg":
-                    yield f"{head}.{types}{more}", d, three[:2], scalar_video(does, d, a, b, saturates, "  ", "")
-                    for to, x, y, then in (("b2", "b1", "h1", ""), ("h1", "", "b3", ""), ("", "h0", "b0", "min")):
+                    compared = a if compares else d
+                    made = partial(scalar_video, does, head, compared, a, b, saturates)
+                    yield f"{head}.{types}{more}", d, three[:2], made("  ", "")
+                    for to, x, y, then in SCALAR:
                         text = f"{head}.{types}{more}{'.' * bool(then)}{then} {{}}{'.' * bool(to)}{to}, "
                         text += f"{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {{}}"
-                        yield text, d, three, scalar_video(does, d, a, b, saturates, f"{to} {x} {y}", then)
+                        yield text, d, three, made(f"{to} {x} {y}", then)
                 for count, to, x, y in LANES:
                     letter = "bh"[count == 2]
                     text = f"{head}{count}.{types}{more} {{}}.{letter}{to}, {{}}.{letter}{x}, {{}}.{letter}{y}, {{}}"
@@ -231,16 +256,24 @@ def video():
                         default = (2, "10", "10", "32") if count == 2 else (4, "3210", "3210", "7654")
                         yield text, d, three, lanes_video(does, f"{d} {a} {b}", default[0], False, True, *default[1:])
     for d, a, left, clamp, saturates in product(("u32", "s32"), ("u32", "s32"), *([(False, True)] * 3)):
-        text = f"vsh{'rl'[left]}.{d}.{a}.u32{'.sat' * saturates}.{('wrap', 'clamp')[clamp]}"
-        yield text, d, three[:2], scalar_video(shift_video(left, clamp), d, a, "u32", saturates, "  ", "")
+        head, does = ("vshr", "vshl")[left], shift_video(left, clamp)
+        text = f"{head}.{d}.{a}.u32{'.sat' * saturates}.{('wrap', 'clamp')[clamp]}"
+        made = partial(scalar_video, does, head, d, a, "u32", saturates)
+        yield text, d, three[:2], made("  ", "")
+        for to, x, y, then in SCALAR:
+            form = f"{text}{'.' * bool(then)}{then} {{}}{'.' * bool(to)}{to}, "
+            form += f"{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {{}}"
+            yield form, d, three, made(f"{to} {x} {y}", then)
     for a, b in product(("u32", "s32"), repeat=2):
         d = "u32" if a == b == "u32" else "s32"
         for minus, more, shift in (("", 0, 0), ("", 1, 7), ("", 0, 15), ("a", 0, 7), ("c", 0, 0)):
-            for saturates in (False, True):
+            for saturates, (x, y) in product((False, True), (("", ""), ("b3", "h1"))):
                 more_words = ".po" * more + ".sat" * saturates + f".shr{shift}" * bool(shift)
                 text = f"vmad.{'s32' if minus else d}.{a}.{b}{more_words} {{}}, "
-                text += f"{'-' * (minus == 'a')}{{}}.b3, {{}}.h1, {'-' * (minus == 'c')}{{}}"
-                yield text, "u32", three, mad_video(a, b, minus, more, saturates, shift)
+                text += (
+                    f"{'-' * (minus == 'a')}{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {'-' * (minus == 'c')}{{}}"
+                )
+                yield text, "u32", three, mad_video(a, b, minus, more, saturates, shift, (x, y))
 
 
 def instructions():

@@ -1,10 +1,14 @@
 """The simulated device refuses the same declarations as ptxas, with a reason, and takes the same."""
 
+import struct
 import subprocess
 
 import pytest
 
 from gpt.asm.host.module import ModuleWriter
+from gpt.asm.host.names import evaluate_float
+from gpt.asm.host.table import TYPES
+from gpt.ptx.parse import parse_statements
 from tests import cuda
 
 HEAD = ".version 8.7\n.target sm_90\n.address_size 64\n"
@@ -12,7 +16,8 @@ BEFORE = ".global .u32 y[8]; .shared .u32 s;\n"
 USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
 CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
 
-VARIABLES = {  # of a module, used by a kernel: others aren't looked at
+UNUSED = ".visible .entry k() { ret; }\n"
+VARIABLES = {  # of a module, used by a kernel or not
     ".global .v2 .f64 x;": "",
     ".shared .v4 .u16 x;": "",
     ".global .f16x2 x;": "",
@@ -38,6 +43,12 @@ VARIABLES = {  # of a module, used by a kernel: others aren't looked at
     ".global .s64 x = 0d3FF0000000000000;": "as a value of type .s64",
     ".global .f16 x = 1.5;": "of type .f16 with an initial value",
     ".global .b32 x = 0f3F800000;": "",
+    ".global .f64 x = 1e999;": "no normal number",
+    ".global .f64 x = -1e-310;": "no normal number",
+    ".global .f64 x = 0e-999;": "",
+    ".global .f32 x[2] = {(1.5+0.5)*2.0, 0d3FF8000000000000/-3.0};": "",
+    ".global .f32 x = 1.5+1;": "operand '1'",
+    ".global .f32 x = 1.5/0.0;": "divides by zero",
     ".global .u64 x = y+4;": "",
     ".global .b64 x = y;": "address 'y' as a value of type .b64",
     ".global .u8 x = y;": "address 'y' as a value of type .u8",
@@ -60,6 +71,21 @@ IN_KERNELS = {
     ".sreg .u32 x;": "'.sreg' in a function",
     ".visible .global .u32 x;": "'.visible' in a function",
     ".reg .f32 x; mov.f32 x, .5;": "",
+    ".reg .f32 x; mov.f32 x, 1.5-0.5*2.0;": "",
+    ".reg .f32 x; add.f32 x, x, 1e999;": "no normal number",
+    ".reg .f32 x; mov.f32 x, 0f3F800000+1.0;": "operand '0f3F800000'",
+    ".reg .u32 x; mov.u32 x, %tid;": "a vector",
+    ".reg .b32 x; mov.b32 x, %nctaid;": "a vector",
+    ".reg .u32 x; mov.u32 x, %tid.r;": "",
+    ".reg .v4 .u32 x; mov.v4.u32 x, %tid;": "",
+    ".reg .v2 .u32 x; .reg .u32 y; mov.u32 y, x;": "a vector",
+    ".reg .v2 .u32 x; .reg .b64 y; mov.b64 y, x;": "",
+    ".reg .u64 a, b; mov.v2.u64 {a, b}, {b, a};": "",
+    ".reg .u64 a, b; mov.v4.u64 {a, b, a, b}, {b, a, b, a};": "at most 128 bits",
+    ".reg .u32 x; b: .branchtargets a; brx.idx x, b; a:": "",
+    ".reg .u64 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
+    ".reg .u16 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
+    "b: .branchtargets a; brx.idx %tid.x, b; a:": "where .u32 is expected",
 }
 PARAMETERS = {  # of functions
     ".reg .v2 .u16 a": "",
@@ -79,6 +105,10 @@ ATTRIBUTES = {
 }
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
+    **{f"{BEFORE}{text}\n{UNUSED}": reason for text, reason in VARIABLES.items()},
+    f".global .texref x;\n{UNUSED}": "",
+    f".reg .texref x;\n{UNUSED}": "outside of functions",
+    f".common .shared .u32 x;\n{UNUSED}": "'.common'",
     **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},
     **{f".func f({text}) {{ ret; }}\n{CALLED}": reason for text, reason in PARAMETERS.items()},
     **{f".visible .entry k() {text} {{ ret; }}\n": reason for text, reason in ATTRIBUTES.items()},
@@ -94,6 +124,16 @@ def test_declarations(text):
     code.write()
     said = [fact for _, fact in code.faults]
     assert any(CASES[text] in fact for fact in said) if CASES[text] else not said, said
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.5-0.5*2.0", 0.5), ("-(1.5-0.5)/4.0", -0.25), ("1.5-1.0-1.0", -0.5), ("0d3FF8000000000000*2.0", 3.0)],
+)
+def test_expressions_of_floats(text, value):
+    (move,) = parse_statements(f"mov.f64 x, {text};")
+    assert evaluate_float(move.operands[1], TYPES["f64"]).to_bytes(8, "little") == struct.pack("<d", value)
+    assert evaluate_float(move.operands[1], TYPES["f32"]).to_bytes(4, "little") == struct.pack("<f", value)
 
 
 @pytest.mark.full

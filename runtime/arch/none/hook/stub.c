@@ -1,5 +1,5 @@
-// There are no stubs, so the program gets the driver's own functions: every call reaches the driver, and none
-// is recorded, which the trace says (entry/setup.c). dlsym and dlopen stay libc's.
+// There are no stubs, so the program gets the driver's own functions: every call reaches the driver, none is
+// recorded, and the trace says so (entry/setup.c). dlsym and dlopen stay libc's.
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ bool hook_is_stub(const void *address) {
     return false;
 }
 
-// Nothing comes here without a stub.
+// Never called, as there are no stubs.
 void hook_resolve(void) {}
 void hook_give_answer(void) {}
 void hook_dlsym_here(void) {}
@@ -28,7 +28,7 @@ size_t hook_unwind(uint64_t *addresses, size_t most) {
     return 0;
 }
 
-// A child of vfork runs in its parent's memory, which C alone can't tell it: it gets a copy, as POSIX
+// A vfork child runs in its parent's memory, and plain C can't detect that. So vfork is fork here, as POSIX
 // permits.
 EXPORT pid_t vfork(void);
 EXPORT pid_t vfork(void) { return fork(); }

@@ -1,11 +1,12 @@
-// Switches between the stacks of lanes by the C library, with a system call each time for the signal mask.
+// Switches between the stacks of lanes with the C library, which makes a system call for the signal mask each
+// time.
 
 #include <ucontext.h>
 
 #include "sim/run.h"
 
 void sim_switch(void **from, void *to) {
-    ucontext_t here; // on the stack that is left
+    ucontext_t here; // on the stack being left
     *from = &here;
     swapcontext(&here, to);
 }
@@ -14,12 +15,13 @@ static void begin(unsigned high, unsigned low) {
     sim_run_lanes((struct worker *)((uintptr_t)high << 32 | low));
 }
 
-// The context stays at the top of its stack: what runs below may prepare this stack again for another lane.
+// The context stays at the top of its stack, because code that runs below may prepare this stack again for
+// another lane.
 void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
     enum {
         ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,
         DEPTH = 64 << 10
-    }; // makecontext looks for the top only
+    }; // makecontext only computes the top from it
     ucontext_t *context = (ucontext_t *)(top - ROOM);
     getcontext(context);
     context->uc_link = NULL;

@@ -1,14 +1,15 @@
 // The stubs that a program calls in place of driver functions.
 //
-// A stub knows neither the signature nor the result of what it stands for. It keeps every register that can hold
-// an argument, lets hook_enter look at them, copies as many words of stack arguments as hook_enter says, and
-// *calls* the real function. So its own frame stays on the stack, described by ordinary CFI: exceptions unwind
-// through it, longjmp drops it, a debugger walks it, and shadow stacks (CET) stay true. Replacing the return
-// address instead would need no copy, and give up all of these.
+// A stub knows neither the signature nor the result type of its function. It saves every register
+// that can hold an argument, shows them to hook_enter, copies as many words of stack arguments as
+// hook_enter says, and *calls* the real function. So its own frame stays on the stack, described by
+// ordinary CFI: exceptions unwind through it, longjmp drops it, a debugger walks it, and shadow
+// stacks (CET) stay true. Replacing the return address instead would save the copy, but break all
+// of these.
 //
-// Most calls leave nothing but a row with time and result. Their stub (`lean`) writes it directly, without that frame.
-// What remains to pay are two reads of the clock (19 to 30 ns in a virtual machine) and the trace's pages (5 ns per
-// row).
+// Most calls need only a row with time and result. Their stub (`lean`) writes it directly, without
+// that frame. The remaining cost is two reads of the clock (19 to 30 ns in a virtual machine) and
+// the trace's pages (5 ns per row).
 //
 // If a function isn't watched, its stub jumps to it, so the function sees only its caller's frame. The stub of a launch
 // or query that is only counted does the same after counting. While nothing is recorded and nothing was ever probed,
@@ -21,8 +22,9 @@
 
     .text
 
-// Each stub loads its number, for r10 and r11 hold no argument. Those of the functions in abi/driver.h come first and
-// carry their names, so a program that is linked to the driver meets them.
+// Each stub loads its number into r10 or r11, which never hold an argument. The stubs of the
+// functions in abi/driver.h come first and have the functions' names, so a program that is linked
+// to the driver calls them.
 
     .p2align 4
     .globl hook_stubs
@@ -102,7 +104,8 @@ hook_stubs_end:
     .endr
     .endm
 
-// Counts a launch of the function in a register, by the counter of the thread in r10, and goes on to it.
+// Counts a launch of the function whose address is in a register, with the counter of the thread in
+// r10, and jumps to it.
     .macro count function
     movabsq $KEY_FACTOR, %rax
     imulq \function, %rax
@@ -181,7 +184,7 @@ full:
     call hook_enter
     movq %rsp, %r10                 // the frame
 
-    // The stack arguments; rax is an even number of words.
+    // Copy the stack arguments; rax is an even number of words.
     testq %rax, %rax
     jnz 4f
 2:  load_arguments %r10
@@ -219,7 +222,8 @@ full:
     .cfi_endproc
     .size enter, . - enter
 
-// What frame->real is where a handler has answered: called above, it finds the frame by rbp.
+// frame->real points here if a handler has answered the call. The stub calls it above, and it finds
+// the frame through rbp.
     .p2align 4
     .globl hook_give_answer
     .hidden hook_give_answer
@@ -232,9 +236,10 @@ hook_give_answer:
     .cfi_endproc
     .size hook_give_answer, . - hook_give_answer
 
-// What hook_enter and hook_leave (calls.c) do for a SLOT_LEAN: a row with the start, and after the call the result
-// and the duration. Where there is more to do (a thread's first call, a full batch) the way is theirs. Such a
-// function has no argument in rax or on the stack, and its result is in rax.
+// Does the work of hook_enter and hook_leave (calls.c) for a SLOT_LEAN: it writes a row with the
+// start, and after the call the result and the duration. If there's more to do (a thread's first
+// call, a full batch), it calls them. Such a function has no argument in rax or on the stack, and
+// its result is in rax.
     .p2align 5
     .type lean, @function
 lean:
@@ -309,8 +314,8 @@ lean:
     .cfi_endproc
     .size lean, . - lean
 
-// What the slot of a directly linked function holds before its first call: finds the real one and goes on to it, or,
-// if what this call is to be recorded with was not set up, to the stub. r11 is the slot.
+// The slot of a directly linked function points here before its first call. Finds the real function
+// and jumps to it, or to the stub if recording wasn't set up before this call. r11 is the slot.
     .p2align 4
     .globl hook_resolve
     .hidden hook_resolve
@@ -333,7 +338,7 @@ hook_resolve:
     .cfi_endproc
     .size hook_resolve, . - hook_resolve
 
-// Calls a function without arguments between a call and what it is jumped on to.
+// Calls a function without arguments before jumping on with the original call's arguments.
     .macro call_between function
     pushq %rdi
     .cfi_def_cfa_offset 16
@@ -350,8 +355,8 @@ hook_resolve:
     .cfi_def_cfa_offset 8
     .endm
 
-// dlsym looks at its caller's address (RTLD_NEXT, RTLD_DEFAULT): where it need not be answered here, it is jumped
-// to. hook_dlsym gives two values: the answer, and whether it is one.
+// dlsym depends on its caller's address (RTLD_NEXT, RTLD_DEFAULT), so unless we answer ourselves,
+// we jump to it. hook_dlsym returns two values: the answer, and whether there is one.
     .p2align 4
     .globl hook_dlsym_here
     .hidden hook_dlsym_here
@@ -397,7 +402,8 @@ hook_dlsym_here:
     .cfi_endproc
     .size hook_dlsym_here, . - hook_dlsym_here
 
-// dlopen looks at its caller's address too (RUNPATH): nothing is done but to remember that a library binds itself first.
+// dlopen depends on its caller's address too (RUNPATH), so we only note that a library is about to
+// be bound, and jump to it.
     .p2align 4
     .type hook_dlopen_here, @function
 hook_dlopen_here:
@@ -415,7 +421,8 @@ hook_dlopen_here:
     .cfi_endproc
     .size hook_dlopen_here, . - hook_dlopen_here
 
-// In the versions that glibc has them in: a library that looks for the next dlsym names one (dlvsym).
+// Export the symbols under glibc's versions, since a library that looks for the next dlsym names a
+// version (dlvsym).
     .macro versions name
     .globl \name\()_first, \name\()_now
     .type \name\()_first, @function
@@ -428,9 +435,9 @@ hook_dlopen_here:
     versions dlsym
     versions dlopen
 
-// A vfork child runs in its parent's memory while the parent's thread waits. It must not write the parent's
-// trace: this thread says so until the parent goes on. The return address is kept in a register, for the child
-// returns first and may overwrite the stack.
+// A vfork child runs in its parent's memory while the parent's thread waits. It must not write the
+// parent's trace, so this thread is marked until the parent goes on. The return address is kept in
+// a register, because the child returns first and may overwrite the stack.
     .p2align 4
     .globl vfork
     .type vfork, @function

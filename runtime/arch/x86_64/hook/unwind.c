@@ -1,11 +1,10 @@
-// Walks a stack by the tables that exceptions are unwound by (.eh_frame, found by .eh_frame_hdr), which every
-// library on x86-64 has, with frame pointers or without.
+// Walks a stack with the tables for exceptions (.eh_frame, found by .eh_frame_hdr), which every library on
+// x86-64 has, with frame pointers or without.
 //
 // Neither libgcc's unwinder nor backtrace(3) is used: both believe what they read, may take locks and
-// allocate. Here nothing is read but through the kernel (memory.c), so neither a wrong table nor an odd stack
-// can do harm; the library of an address is looked for without locks (_dl_find_object, glibc 2.35). What an
-// address asks for is remembered in one word, so that later stacks take a look at a table and a window of
-// stack memory.
+// allocate. Here everything is read through the kernel (memory.c), so neither a wrong table nor an odd stack
+// can do harm, and an address's library is found without locks (_dl_find_object, glibc 2.35). The rule for an
+// address is cached in one word, so later stacks only need a table look-up and a window of stack memory.
 //
 // A stack ends where there is no table (as in code generated at run time), where this file doesn't support
 // the rule (as in a signal frame), and at the start of a thread.
@@ -44,7 +43,7 @@ struct rule { // how to find the frame's address (CFA) and the caller's register
 // unsupported one.
 static struct rule read_rule(uintptr_t table, uint64_t address);
 
-// In one word that is not 0.
+// Pack a rule into one word that isn't 0.
 static uint64_t pack(const struct rule *rule) {
     return 1 | (uint64_t)rule->how << 1 | (uint64_t)rule->rbp << 3 | (uint64_t)rule->outermost << 5 |
            ((uint64_t)(uint32_t)rule->distance & 0xffffff) << 8 |
@@ -81,7 +80,7 @@ struct window { // of it
 
 static bool read_word(struct window *window, uintptr_t address, uint64_t *word) {
     if (address - window->start > window->size - 8 || window->size < 8) {
-        size_t rest = 4096 - address % 4096; // of the page: the next may not be there
+        size_t rest = 4096 - address % 4096; // bytes left in the page: the next one may not be mapped
         window->start = address;
         window->size = rest < 8 ? 8 : rest < WINDOW ? rest : WINDOW;
         if (!hook_peek((const void *)address, window->bytes, window->size)) {
@@ -135,8 +134,8 @@ void hook_unwind_setup(void) {
 //
 // Reads unwind tables: DWARF's call frame instructions, as .eh_frame has them (Linux Standard Base, 10.6).
 //
-// Nothing is believed: tables are read through the kernel (memory.c) into copies, to whose end nothing reads
-// on. Known are the rules that compilers make: the frame's address (CFA) is a distance from rsp or rbp, or is
+// Tables aren't trusted: they're copied through the kernel (memory.c), and no read passes the end of a copy.
+// We support the rules that compilers emit: the frame's address (CFA) is a distance from rsp or rbp, or is
 // loaded from a distance from rbp, where a function aligns its stack.
 
 enum { RBP = 6, RSP = 7, RETURN = 16 }; // DWARF's numbers
@@ -232,7 +231,7 @@ static struct common read_common(struct bytes *bytes) {
     return common;
 }
 
-// What DW_OP_breg6 says, alone or with a DW_OP_deref.
+// Read an expression: DW_OP_breg6, alone or followed by DW_OP_deref.
 static bool read_expression(struct bytes *bytes, bool loads, int64_t *distance) {
     uint64_t size = take_leb(bytes, false);
     struct bytes inside = *bytes;
@@ -254,7 +253,7 @@ struct machine {
 
 static void set_place(struct machine *machine, uint64_t of, enum saved_at place, int64_t at) {
     if (of == RETURN && (place != AT_CFA || at != -8)) {
-        machine->now.outermost = true; // undefined; or kept where nobody else keeps it
+        machine->now.outermost = true; // undefined, or saved in an unusual place
     } else if (of == RBP) {
         machine->now.rbp = fits(at) ? place : LOST;
         machine->now.rbp_at = fits(at) ? (int32_t)at : 0;
@@ -358,7 +357,7 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
     }
 }
 
-// Runs the instructions for the code before `until`, from where the function begins.
+// Runs the instructions from the function's start up to the code at `until`.
 static void run_table(struct machine *machine, struct bytes *bytes, uint64_t until) {
     while (!machine->bad && !bytes->bad && bytes->at < bytes->end) {
         unsigned op = (unsigned)take(bytes, 1), low = op & 0x3f;
@@ -395,7 +394,7 @@ static uintptr_t find_entry(uintptr_t table, uint64_t address, uint64_t *begin) 
     int64_t wanted = (int64_t)(address - table);
     int32_t entry[2];
     uint32_t low = 0, high = head.count;
-    while (low < high) { // the first that begins after it
+    while (low < high) { // find the first that begins after it
         uint32_t middle = low + (high - low) / 2;
         if (!read_entry(table, middle, entry))
             return 0;

@@ -1,4 +1,4 @@
-// How the program begins on glibc before 2.34. The startup code of a later one asks for a later
+// Start-up on glibc before 2.34. The startup code of a later one asks for a later
 // __libc_start_main; the linker has it call this instead (--wrap).
 
 #ifdef __GLIBC__

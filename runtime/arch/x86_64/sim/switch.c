@@ -2,7 +2,7 @@
 
 #include "sim/run.h"
 
-// Keeps what a function must keep, by the System V ABI, on the stack that it leaves.
+// Saves the registers that a function must preserve (System V ABI) on the stack that it leaves.
 void sim_first(void) __attribute__((visibility("hidden")));
 __asm__(".text\n"
         ".type sim_switch, @function\n"
@@ -40,7 +40,7 @@ __asm__(".text\n"
         "    ud2\n"
         ".size sim_first, . - sim_first\n");
 
-// What sim_switch finds there: it goes on to sim_first.
+// Prepares a stack so that sim_switch continues at sim_first.
 void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
     uint64_t *at = (uint64_t *)top;
     *--at = (uint64_t)sim_first;
@@ -48,6 +48,6 @@ void *sim_prepare_stack(unsigned char *top, struct worker *worker) {
     *--at = (uint64_t)worker; // rbx
     for (int i = 0; i < 4; i++)
         *--at = 0;
-    *--at = 0x037f00001f80; // control words as a process begins with
+    *--at = 0x037f00001f80; // the control words that a process starts with
     return at;
 }

@@ -1,0 +1,262 @@
+"""Prove that a rewritten kernel does what the original did, and the probe what it was compiled to do.
+
+A weaver replaces an instruction by a branch to a trampoline behind the kernel: a snippet, the instruction, perhaps
+another snippet, and a branch back. The hardware checks nothing about it. A snippet that takes the wrong register, or
+the right one a few cycles too early, gives wrong results without any error. So no woven kernel is used before it's
+been checked here, from its words alone, in a few milliseconds. The checker shares no code with the weaver: it believes
+neither the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds
+nothing, these hold:
+
+1. *Places*. Every word is the original's, or a branch to a trampoline, or in a trampoline, or one that was amended to
+   wait, stall or announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
+   (`_check_places`).
+2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the way back
+   leads behind the last of them (check_words.py).
+3. *Values*. What the kernel will still read is unchanged or restored; what a snippet is given has been written, or is
+   an operand of the moved instructions (check_state.py).
+4. *Time*. A snippet neither writes a register that's in flight nor reads one that hasn't arrived, and leaves nothing in
+   flight. A scoreboard is a counter that says when (words.py), but it only helps who waits for it: a dead register
+   isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the seams
+   between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
+5. *Lanes*. Only a branch between a BSSY and a BSYNC of its own, on a barrier that the kernel doesn't name, splits
+   lanes; nothing releases lanes that wait elsewhere (docs/sass-rules.md). Uniform registers and barriers are taken only
+   if the kernel never names them, since other lanes of the warp may be anywhere.
+6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
+
+What it can't see: where snippets' loads and stores go (the probe language bounds that), and whether weaving at these
+places is what the user asked for.
+
+A finding isn't an error of the kernel's. It may only mean that a proof needs something that words don't say; the
+kernel is left alone then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpt.sass.check_state import Surroundings, TrampolineCheck, registers_named
+from gpt.sass.check_words import (
+    NOP,
+    UNMOVABLE,
+    compare_amended,
+    compare_control,
+    compare_inserted,
+    compare_moved,
+    is_collective,
+    make_branch,
+)
+from gpt.sass.graph import is_conditional
+from gpt.sass.kernels import Facts, Kernel
+from gpt.sass.masks import STARTS, name_registers, pack
+from gpt.sass.words import SIZE, control_of
+from gpt.sass.woven import Declaration, Inserted, Trampoline
+
+
+class Finding(NamedTuple):
+    """Something that isn't proven: an instruction of the rewritten kernel (a number), the rule, and what's wrong."""
+
+    place: int
+    rule: str
+    detail: str
+
+
+class Version(NamedTuple):
+    """A kernel, before or after, and what the file says of it."""
+
+    kernel: Kernel
+    facts: Facts
+
+
+def check(original: Version, new: Version, declaration: Declaration) -> list[Finding]:
+    """Return what can't be proven of a rewritten kernel; nothing if all is well.
+
+    Raises UnboundedError if the original's control flow can't be found.
+    """
+    found = [*_check_shape(original.kernel, new.kernel, declaration)]
+    if found:
+        return found  # the others would look at places that aren't there
+    found += _check_places(original.kernel, new.kernel, declaration)
+    found += _check_facts(original, new, declaration)
+    if not declaration.trampolines:
+        return found
+    graph = original.kernel.graph
+    predecessors: list[list[int]] = [[] for _ in graph.blocks]
+    for number, followers in enumerate(graph.successors):
+        for follower in followers:
+            predecessors[follower].append(number)
+    around = Surroundings(original.kernel, new.kernel.code, declaration, registers_named(original.kernel), predecessors)
+    defined = -1
+    for trampoline in declaration.trampolines:
+        words = list(_check_words(original.kernel, new.kernel, trampoline))
+        found += words
+        if not words:
+            one = TrampolineCheck(around, trampoline)
+            found += [Finding(*fault) for fault in one.run()]
+            if trampoline.sources[0] == 0:
+                for state in one.ends:
+                    defined &= state.defined
+    found += _check_persistent(around, declaration, defined)
+    return found
+
+
+def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
+    """Find declarations that name places which aren't there, or parts that don't follow each other."""
+    before, after = len(original.code), len(new.code)
+    if after < before:
+        yield Finding(after, "places", "the kernel has become shorter")
+    if any(not 0 <= index < before for index in declaration.amended):
+        yield Finding(0, "places", "an amended instruction that isn't there")
+    at = before
+    for trampoline in sorted(declaration.trampolines, key=lambda one: one.start):
+        if trampoline.start < at or trampoline.end > after:
+            yield Finding(trampoline.start, "places", "a trampoline overlaps something, or isn't there")
+        at = trampoline.end
+        sources = trampoline.sources
+        if not sources or sources != list(range(sources[0], sources[0] + len(sources))):
+            yield Finding(trampoline.start, "places", "moved instructions that don't follow each other")
+        elif not 0 <= sources[0] <= sources[-1] < before:
+            yield Finding(trampoline.start, "places", "a moved instruction that isn't there")
+        place = trampoline.start
+        for part in trampoline.parts:
+            if part.start != place:
+                yield Finding(part.start, "places", "parts that don't follow each other")
+            place = part.start + part.length
+        if sources and place != trampoline.end - _has_way_back(original, trampoline):
+            yield Finding(trampoline.start, "places", "a trampoline that ends elsewhere")
+
+
+def _has_way_back(original: Kernel, trampoline: Trampoline) -> bool:
+    """Return whether a trampoline needs a branch at its end: its last instruction may go on."""
+    last = trampoline.parts[-1]
+    if isinstance(last, Inserted) or not 0 <= last.source < len(original.code):
+        return True
+    one = original.code[last.source]
+    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # its guard may be on the branch to it
+    return not (one.name in ("EXIT", "BRA") and (unguarded or not is_conditional(one)))
+
+
+def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
+    """Find words outside trampolines that aren't as they should be."""
+    replaced = {trampoline.sources[0]: trampoline for trampoline in declaration.trampolines}
+    if len(replaced) != len(declaration.trampolines):
+        yield Finding(0, "places", "two trampolines for one instruction")
+    old_words, new_words = original.code.words, new.code.words
+    for index in {index for index, word in enumerate(old_words) if word != new_words[index]} | replaced.keys():
+        word, was = new_words[index], old_words[index]
+        if index in replaced:
+            branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
+            guarded = make_branch(index, replaced[index].start, original.code.table.arch.branch, was)
+            control = control_of(word)
+            is_branch = not (word ^ branch) & _IDENTITY or (
+                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & _IDENTITY
+            )
+            if not is_branch or control.write_barrier != 7 or control.read_barrier != 7 or control.reuse:
+                yield Finding(index, "places", "it isn't the branch to its trampoline")
+            elif control.stall < control_of(was).stall and original.code[index].name == "EXIT":
+                yield Finding(index, "places", "the branch stalls less than the EXIT")
+        elif index not in declaration.amended:
+            yield Finding(index, "places", "it was changed, but isn't declared")
+        elif text := compare_amended(word, was, original.code[index].entry):
+            yield Finding(index, "places", text)
+    inside = [False] * len(new_words)
+    for trampoline in declaration.trampolines:
+        inside[trampoline.start : trampoline.end] = [True] * (trampoline.end - trampoline.start)
+    for index in range(len(old_words), len(new_words)):
+        if not inside[index] and new_words[index] != NOP:
+            yield Finding(index, "places", "behind the kernel, and in no trampoline")
+    yield from _check_jumps(original, declaration)
+
+
+_IDENTITY = (1 << 105) - 1
+
+
+def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
+    """Return whether a trampoline is for a guarded EXIT alone. The branch to it may then have the guard."""
+    sources = trampoline.sources
+    one = original.code[sources[0]]
+    return len(sources) == 1 and one.name == "EXIT" and is_conditional(one)
+
+
+def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
+    """Find jumps into the middle of replaced instructions, which a probe would miss, and places among collectives."""
+    code = original.code
+    targets = {target // SIZE for target in code.targets | original.jump_tables}
+    collecting: set[int] = set()
+    for index in code.find({"WARPSYNC"}):
+        if is_collective(code.words[index]):
+            end = index + 1
+            while end < len(code) and code[end].name != "ENDCOLLECTIVE":
+                collecting.add(end)
+                end += 1
+    for trampoline in declaration.trampolines:
+        for source in trampoline.sources:
+            if source != trampoline.sources[0] and source in targets:
+                yield Finding(source, "places", "something jumps among the replaced instructions")
+            if source in collecting or code[source].name in UNMOVABLE:
+                yield Finding(source, "places", f"{code[source].name} can't be moved from here")
+
+
+def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Iterator[Finding]:
+    """Find words of a trampoline that aren't the snippet's, or the kernel's."""
+    words, table = new.code.words, original.code.table
+    first = trampoline.sources[0]
+    branch = make_branch(first, trampoline.start, table.arch.branch)
+    has_guard_on_branch = bool((words[first] ^ branch) & _IDENTITY)
+    for part in trampoline.parts:
+        if isinstance(part, Inserted):
+            now = words[part.start : part.start + part.length]
+            yield from (Finding(part.start + k, "words", text) for k, text in compare_inserted(now, part, table))
+            if part.guard is not None and part.guard not in [original.code[k].guard for k in trampoline.sources]:
+                yield Finding(part.start, "words", "a guard that no moved instruction has")
+        else:
+            was = original.code[part.source]
+            text = compare_moved(words[part.start], part.start, was.word, part.source, was.entry, has_guard_on_branch)
+            if text:
+                yield Finding(part.start, "moved", text)
+    if _has_way_back(original, trampoline):
+        at = trampoline.end - 1
+        back = make_branch(at, trampoline.sources[-1] + 1, table.arch.branch)
+        if (words[at] ^ back) & _IDENTITY or compare_control(words[at], back | _PLAIN):
+            yield Finding(at, "places", "the way back leads elsewhere")
+
+
+_PLAIN = 1 << 105 | 7 << 110 | 7 << 113  # a stall of 1, no barriers
+
+
+def _check_facts(original: Version, new: Version, declaration: Declaration) -> Iterator[Finding]:
+    """Find numbers of the file that aren't what the words need."""
+    was, now = original.facts, new.facts
+    moved = {
+        SIZE * part.source: SIZE * part.start
+        for trampoline in declaration.trampolines
+        for part in trampoline.parts
+        if not isinstance(part, Inserted)
+    }
+    for text, is_right in (
+        (f"{now.registers} registers", now.registers == declaration.registers >= was.registers),
+        ("the list of exits", now.exits == tuple(moved.get(offset, offset) for offset in was.exits)),
+        (f"{now.barriers} barriers", now.barriers == was.barriers and now.flags == was.flags),
+        (f"a frame of {now.frame} bytes", now.frame == was.frame),
+        (f"a stack of {now.stack} bytes", now.stack == was.stack + declaration.stack and declaration.stack >= 0),
+        ("jump tables", new.kernel.jump_tables == original.kernel.jump_tables),
+    ):
+        if not is_right:
+            yield Finding(0, "facts", f"{text}: not what was declared, or needed")
+
+
+def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:
+    """Find registers that are to keep values between trampolines, but can't."""
+    mask = pack(declaration.persistent)
+    if not mask:
+        return
+    kernel = around.original
+    for text, bad in (
+        ("the kernel names it, too", mask & around.named),
+        ("the trampoline at the entry doesn't write it", mask & ~defined if defined != -1 else mask),
+        ("only general registers keep values in each lane", mask >> STARTS.UR << STARTS.UR),
+        ("the kernel calls code that may use it", mask if kernel.graph.calls_out else 0),
+        ("something jumps to the entry", 0 if kernel.has_usual_entry else mask),
+    ):
+        if bad:
+            yield Finding(0, "persistent", f"{name_registers(bad)}: {text}")

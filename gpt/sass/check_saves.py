@@ -1,0 +1,86 @@
+"""Follow values of the kernel that a trampoline keeps elsewhere, and see them come back.
+
+Where a snippet needs more registers than are free, the weaver saves live ones. Three pairs of instructions are known:
+
+    STL [R1-16], R4       LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
+    MOV R9, R4            MOV R4, R9           in a register that's free
+    P2R R9, PR, RZ, 0x7f  R2P PR, R9, 0x7f     all predicates at once
+
+A copy is a place and the register whose value it has. It's lost when something else is written to the place, and what
+was saved under a guard isn't one. Loading a register's own copy gives it back; loading another's doesn't.
+"""
+
+from __future__ import annotations
+
+from gpt.sass.code import Instruction
+from gpt.sass.masks import STARTS
+from gpt.sass.words import bits
+
+Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
+_MODIFIERS = (1 << 41) - 1  # in the upper half of a word
+_PREDICATES = range(STARTS.P, STARTS.P + 7)
+
+
+def is_slot(one: Instruction, stack: int) -> bool:
+    """Return whether an instruction leaves local memory alone, but for `stack` bytes below the stack pointer."""
+    if one.memory != "local":
+        return True
+    offset, size = _slot(one.word)
+    is_plain = bits(one.word, 24, 8) == 1 and not one.word & (1 << 76 | 1 << 91)  # [R1+offset]
+    return is_plain and size > 0 and -stack <= offset <= -size and offset % size == 0
+
+
+def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
+    """Return the copies after an instruction of a snippet; `own` are registers with the kernel's values before it."""
+    written = one.masks.writes
+    kept = {copy for copy in copies if not (copy[0] == "R" and written >> copy[1] & 1)}
+    if one.name == "STL":
+        offset, size = _slot(one.word)
+        kept = {copy for copy in kept if not (copy[0] == "stack" and offset - 3 <= copy[1] < offset + size)}
+        if one.guard.always:
+            first = bits(one.word, 32, 8)
+            kept |= {("stack", offset + 4 * k, first + k) for k in range(size // 4) if own >> first + k & 1}
+    elif _is_copy(one) and own >> bits(one.word, 32, 8) & 1:
+        kept.add(("R", bits(one.word, 16, 8), bits(one.word, 32, 8)))
+    elif _saves_predicates(one):
+        kept |= {("R", bits(one.word, 16, 8), number) for number in _PREDICATES if own >> number & 1}
+    return frozenset(kept)
+
+
+def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
+    """Return the registers that an instruction of a snippet gives their old values back."""
+    found = 0
+    register = bits(one.word, 16, 8)
+    if one.name == "LDL" and one.guard.always:
+        offset, size = _slot(one.word)
+        for k in range(size // 4):
+            found |= (("stack", offset + 4 * k, register + k) in copies) << register + k
+    elif _is_copy(one):
+        found |= (("R", bits(one.word, 32, 8), register) in copies) << register
+    elif _restores_predicates(one):
+        for number in _PREDICATES:
+            found |= (("R", bits(one.word, 24, 8), number) in copies) << number
+    return found
+
+
+def _slot(word: int) -> tuple[int, int]:
+    """Return the offset and the bytes of an access of local memory."""
+    offset = bits(word, 40, 24)
+    return offset - (offset >> 23 << 24), (1, 1, 2, 2, 4, 8, 16, 0)[bits(word, 73, 3)]
+
+
+def _is_copy(one: Instruction) -> bool:
+    """Return whether it's MOV R, R, of all lanes and all bytes."""
+    return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
+
+
+def _saves_predicates(one: Instruction) -> bool:
+    """Return whether it's P2R R, PR, RZ, 0x7f."""
+    plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
+    return one.opcode == 0x803 and plain and bits(one.word, 32, 32) == 0x7F
+
+
+def _restores_predicates(one: Instruction) -> bool:
+    """Return whether it's R2P PR, R, 0x7f."""
+    plain = one.guard.always and not one.word >> 64 & _MODIFIERS
+    return one.opcode == 0x804 and plain and bits(one.word, 32, 32) == 0x7F

@@ -1,0 +1,359 @@
+"""Follow a trampoline on every way through it, and find what it would do to the kernel.
+
+For each instruction of it, on the way there, this is known (State):
+
+- `own`: registers that hold what they'd hold in the original kernel at this point. At the beginning these are the live
+  ones. A snippet's write takes a register out, a moved instruction's puts it in.
+- `defined`: registers that snippets have written.
+- `copies`: where the kernel's values are kept meanwhile. A snippet may save a live register below the stack pointer
+  (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing else
+  makes it so: that's how saving is proven instead of believed.
+- `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
+- `pending`: results of fixed latency that aren't there yet.
+- `meetings`: BSSYs whose BSYNC is still to come.
+
+Wherever the kernel's own code runs, in a moved instruction or behind the trampoline, every live register must be `own`,
+and nothing of ours may be in flight or pending. A snippet begins with nothing of other snippets in flight, so within it
+ptxas's own scoreboards and stalls are right, for they're kept.
+
+A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
+of ours says where they meet. So a snippet may branch under a condition only between its BSSY and its BSYNC, on a
+barrier that the kernel doesn't name, and all must have met where it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpt.sass.check_saves import Copy, find_restored, is_slot, keep_copies
+from gpt.sass.check_words import FORBIDDEN, is_collective, rename
+from gpt.sass.code import Code
+from gpt.sass.flow import InFlight, issue, merge, wait_for
+from gpt.sass.graph import is_conditional
+from gpt.sass.kernels import Kernel
+from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
+from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, safe_cycles
+from gpt.sass.words import BARRIERS, PT, SIZE, bits, guard_of
+from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
+
+NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0)
+STACK_POINTER = 1 << 1
+_GENERAL = (1 << 255) - 1
+_PREDICATES = 127 << STARTS.P
+_KERNEL = -1  # the part of what the kernel itself wrote
+
+Fault = tuple[int, str, str]  # instruction, rule, detail
+
+
+class State(NamedTuple):
+    """What's known before an instruction (the module's text)."""
+
+    own: int
+    defined: int
+    copies: frozenset[Copy]
+    kernel: InFlight
+    ours: InFlight
+    pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
+    meetings: tuple[tuple[int, int], ...]  # barrier, and the instruction where lanes meet
+    part: int  # of the instruction before; _KERNEL at the beginning
+
+
+def join(one: State | None, other: State) -> State | None:
+    """Return what's known where two ways meet, or None if they can't."""
+    if one is None or one == other:
+        return other
+    if one.meetings != other.meetings:
+        return None
+    return State(
+        one.own & other.own,
+        one.defined & other.defined,
+        one.copies & other.copies,
+        merge(one.kernel, other.kernel),
+        merge(one.ours, other.ours),
+        one.pending | other.pending,
+        one.meetings,
+        one.part if one.part == other.part else _KERNEL,
+    )
+
+
+@dataclass
+class Surroundings:
+    """What the check of every trampoline needs of the kernel and of the declaration."""
+
+    original: Kernel
+    new: Code
+    declaration: Declaration
+    named: int  # registers that the kernel names
+    predecessors: list[list[int]]  # of blocks
+
+    @property
+    def usable(self) -> int:
+        """Registers that the file's count allows."""
+        return (1 << max(0, min(255, self.declaration.registers - 2))) - 1 | EVERY_REGISTER & ~_GENERAL
+
+
+class TrampolineCheck:
+    """One trampoline, whose words have been compared already."""
+
+    def __init__(self, around: Surroundings, trampoline: Trampoline) -> None:
+        self.around = around
+        self.trampoline = trampoline
+        self.code = around.new
+        self.parts: dict[int, int] = {}  # by instruction: its part
+        for number, part in enumerate(trampoline.parts):
+            self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
+        self.reads = self.saved = 0
+        self.faults: list[Fault] = []
+        self.persistent = pack(around.declaration.persistent)
+        self.back = trampoline.sources[-1] + 1
+        self.ends: list[State] = []
+
+    def run(self) -> list[Fault]:
+        """Return what's wrong."""
+        kernel = self.around.original
+        first = self.trampoline.sources[0]
+        flight = kernel.flight[first]
+        if flight is None:
+            return [(first, "reach", "nothing leads to this place")]
+        defined = 0 if first == 0 else self.persistent
+        has_stack = first != 0 and kernel.has_usual_entry
+        own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
+        start = State(own, defined, frozenset(), flight, NOTHING, frozenset(self._pending(first)), (), _KERNEL)
+        states: dict[int, State] = {}
+        left: list[tuple[int, State]] = [(self.trampoline.start, start)]
+        while left and len(self.faults) < 50:
+            index, arriving = left.pop()
+            known = states.get(index)
+            joined = join(known, arriving)
+            if joined is None:
+                self.faults.append((index, "lanes", "ways meet here with different BSSYs open"))
+                continue
+            if joined != known:
+                states[index] = joined
+                left += self._step(index, joined)
+        self._compare_sets()
+        return list(dict.fromkeys(self.faults))
+
+    def _compare_sets(self) -> None:
+        named = 0
+        for source in self.trampoline.sources:
+            read, written, *_ = self.around.original.code.masks[source]
+            named |= read | written
+        declared = pack(self.trampoline.reads)
+        for text, mask in (
+            ("read, but not declared", self.reads & ~declared),
+            ("declared as read, but not read", declared & ~self.reads),
+            ("read, but not the moved instructions'", declared & ~named),
+            ("overwritten, but not declared as saved", self.saved & ~pack(self.trampoline.saved)),
+            ("declared as saved, but not overwritten", pack(self.trampoline.saved) & ~self.saved),
+        ):
+            if mask:
+                self.faults.append((self.trampoline.start, "declared", f"{name_registers(mask)}: {text}"))
+
+    def _pending(self, first: int) -> Iterator[tuple[int, int, int]]:
+        """Yield results that the kernel still waits for where the trampoline begins."""
+        code, graph = self.around.original.code, self.around.original.graph
+        seen: dict[int, int] = {}
+        left = [(first, BRANCH_CYCLES)]
+        while left:
+            index, elapsed = left.pop()
+            if seen.get(index, LONGEST) <= elapsed:
+                continue
+            seen[index] = elapsed
+            block = graph.block_at(index)
+            before = [index - 1] if index > graph.blocks[block].start else [
+                graph.blocks[other].end - 1 for other in self.around.predecessors[block]
+            ]  # fmt: skip
+            for other in before:
+                passed = elapsed + code.controls.stalls[other]
+                written = code.masks[other].writes
+                rest = safe_cycles(code[other].entry, written) - passed
+                if written and rest > 0:
+                    yield written, rest, _KERNEL
+                left.append((other, passed))
+
+    def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
+        if mask:
+            self.faults.append((index, rule, f"{name_registers(mask)} {text}"))
+
+    def _step(self, index: int, state: State) -> Iterator[tuple[int, State]]:
+        number = self.parts.get(index)
+        if number is None:  # the way back
+            if index != self.trampoline.end - 1:
+                self.faults.append((index, "reach", "it runs out of the trampoline"))
+                return
+            self._end(index, state._replace(ours=wait_for(state.ours, self.code.controls.waits[index])), self.back)
+            return
+        part = self.trampoline.parts[number]
+        wait = self.code.controls.waits[index]
+        if state.part != number:
+            rest = wait_for(state.ours, wait)
+            self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
+            self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
+            if state.meetings:
+                self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
+            if isinstance(part, Inserted):
+                self._enter(index, part, state)
+            state = state._replace(ours=NOTHING, part=number, meetings=())
+        state = state._replace(kernel=wait_for(state.kernel, wait))
+        if isinstance(part, Moved):
+            yield from self._move(index, part, state)
+        else:
+            yield from self._insert(index, part, number, state)
+
+    def _enter(self, index: int, part: Inserted, state: State) -> None:
+        """Check what a snippet is given."""
+        if part.start != index:
+            self.faults.append((index, "reach", "a jump leads into a snippet"))
+        inputs = pack(part.snippet.inputs)
+        given = rename(inputs, part)
+        kept = given & state.own & ~(state.defined | STACK_POINTER)
+        self.reads |= kept if not _is_saving(self.code, part) else 0
+        self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
+        if given.bit_count() != inputs.bit_count():
+            self.faults.append((index, "undefined", "an input without a name"))
+
+    def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterator[tuple[int, State]]:
+        one = self.code[index]
+        read, written, *_ = one.masks
+        around = self.around
+        if one.name in FORBIDDEN and not is_collective(one.word):
+            self.faults.append((index, "forbidden", f"{one.name} in a snippet"))
+            return
+        self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
+        self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
+        foreign = written & around.named & ~(_GENERAL | _PREDICATES)
+        self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
+        flying = state.kernel.after_waiting(0)
+        late = read & _or(state.kernel.writes) | written & (flying | state.kernel.unawaited)
+        self._fault(index, "in flight", late, "is still being read or written")
+        for mask, _, other in state.pending:
+            if other != number:
+                self._fault(index, "stall", mask & (read | written), "isn't there yet")
+        following = self._next_source(number)
+        self.saved |= written & state.own & (around.original.live[following] if following is not None else 0)
+        copies = keep_copies(one, state.copies, state.own)
+        own = state.own & ~written | find_restored(one, state.copies)
+        if not is_slot(one, around.declaration.stack):
+            self.faults.append((index, "stack", "local memory that isn't the probe's"))
+        state = state._replace(
+            own=own,
+            defined=state.defined | written,
+            copies=copies,
+            ours=issue(state.ours, self.code, index),
+            pending=self._pass(index, state, number),
+        )
+        yield from self._follow(index, part, state)
+
+    def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
+        one = self.code[index]
+        if one.name == "BSSY":
+            assert one.target is not None
+            barrier = bits(one.word, 16, 4)
+            yield index + 1, state._replace(meetings=(*state.meetings, (barrier, one.target // SIZE)))
+        elif one.name == "BSYNC":
+            if not state.meetings or state.meetings[-1][0] != bits(one.word, 16, 4) or not one.guard.always:
+                self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
+            else:
+                yield state.meetings[-1][1], state._replace(meetings=state.meetings[:-1])
+        elif one.name == "BRA":
+            assert one.target is not None
+            if is_conditional(one):
+                if not state.meetings and _can_split(one.word):
+                    self.faults.append((index, "lanes", "a branch splits lanes without a BSSY of its own"))
+                yield index + 1, state
+            yield one.target // SIZE, state
+        else:
+            if one.name == "WARPSYNC" and one.target is not None and one.target // SIZE > part.start + part.length:
+                self.faults.append((index, "lanes", "a collective leaves its snippet"))
+            yield index + 1, state
+
+    def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
+        """Let a moved instruction run: it needs all that it needed."""
+        kernel = self.around.original
+        source = kernel.code[part.source]
+        self._fault(index, "live", kernel.live[part.source] & ~state.own, "isn't what the kernel left there")
+        read, written, *_ = source.masks
+        for mask, left, other in state.pending:
+            if other != _KERNEL and isinstance(self.trampoline.parts[other], Inserted):
+                self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
+        copies = frozenset(
+            copy for copy in state.copies
+            if not written >> copy[2] & 1 and not (copy[0] == "R" and written >> copy[1] & 1)
+        )  # fmt: skip
+        state = state._replace(
+            own=state.own | written,
+            defined=state.defined & ~written,
+            copies=copies,
+            kernel=issue(state.kernel, self.code, index),
+            pending=self._pass(index, state, state.part),
+        )
+        one = self.code[index]
+        if one.name == "EXIT":
+            if is_conditional(one):
+                yield index + 1, state
+            return
+        if one.name == "BRA":
+            assert one.target is not None
+            self._end(index, state, one.target // SIZE)
+            if not is_conditional(one):
+                return
+        yield index + 1, state
+
+    def _end(self, index: int, state: State, to: int) -> None:
+        """Check what the kernel finds when it goes on at `to`."""
+        kernel = self.around.original
+        live = kernel.live[to] if to < len(kernel.live) else 0
+        self._fault(index, "live", live & ~state.own, "isn't what the kernel left there")
+        rest = state.ours
+        self._fault(index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight on the way back")
+        if state.meetings:
+            self.faults.append((index, "lanes", "the way back is between BSSY and BSYNC"))
+        stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)
+        for mask, left, other in state.pending:
+            is_ours = other != _KERNEL and isinstance(self.trampoline.parts[other], Inserted)
+            if is_ours and left > stall:
+                self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet on the way back")
+        self.ends.append(state)
+
+    def _next_source(self, number: int) -> int | None:
+        """Return the instruction of the kernel that comes after a part, if there's one."""
+        for part in self.trampoline.parts[number:]:
+            if isinstance(part, Moved):
+                return part.source
+        return self.back if self.back < len(self.around.original.code) else None
+
+    def _pass(self, index: int, state: State, number: int) -> frozenset[tuple[int, int, int]]:
+        """Return what's pending after an instruction."""
+        stall = self.code.controls.stalls[index]
+        written = self.code.masks[index].writes
+        found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
+        left = safe_cycles(self.code[index].entry, written) - stall
+        if written and left > 0:
+            found.add((written, left, number))
+        return frozenset(entry for entry in found if entry[0])
+
+
+def _or(masks: tuple[int, ...]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def _can_split(word: int) -> bool:
+    """Return whether a branch goes by what each lane has. BRA.DIV doesn't: all lanes that are there take it."""
+    return not guard_of(word).always or bits(word, 87, 4) != PT
+
+
+def _is_saving(code: Code, part: Inserted) -> bool:
+    """Return whether a part only keeps registers or gives them back: STL, LDL, MOV, P2R, R2P."""
+    names = {code[index].name for index in range(part.start, part.start + part.length)}
+    return names <= {"STL", "LDL", "P2R", "R2P", "NOP", "MOV"}
+
+
+def registers_named(kernel: Kernel) -> int:
+    """Return the registers that a kernel's instructions name, whether or not they can run."""
+    return _or(tuple({masks.reads | masks.writes for masks in kernel.code.masks}))

@@ -1,0 +1,190 @@
+"""Compare words of a rewritten kernel with what they were made from.
+
+*Inserted* words equal the snippet's under one renaming that maps no two registers to the same one. Each register field
+of a word is renamed, and all bits that aren't register fields stay. RZ and PT stay what they are, and a register of an
+operand of two or four words goes where its neighbours go. Jumps keep their distances within the snippet.
+
+*Moved* words equal the kernel's, but a branch leads where it led from the old place, and the EXIT behind a guarded
+branch has lost its guard.
+
+In both, what a word waits for can only become more: a longer stall, more barriers awaited. A hint to keep operands in
+the register cache may be dropped: the words around have changed, and it saves energy, not time. Whether an instruction
+announces its result or its reads stays, but a word that was *amended* in its place may announce its reads where it
+didn't: then its operands can be awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpt.formats.kernel_edit import NOP as PADDING
+from gpt.sass.masks import STARTS, Registers
+from gpt.sass.tables import Opcode, Operand, Table
+from gpt.sass.words import (
+    CONTROL,
+    NO_BARRIER,
+    PT,
+    SIZE,
+    Guard,
+    control_of,
+    guard_of,
+    target_of,
+    with_guard,
+    with_target,
+)
+from gpt.sass.woven import Inserted
+
+NOP = int.from_bytes(PADDING, "little")
+BRANCH = 0x947 | PT << 12 | PT << 87
+_GUARD_FIELD = 12
+_SECOND_FIELD = 15 << 87  # of EXIT and BRA: a further predicate and its sign
+LAST_PLAIN_STALL = 11  # from 12 on ptxas clears the hint
+
+# Not in a snippet. The first three release lanes that wait at a BSYNC of the kernel (docs/sass-rules.md). Others end
+# the kernel or leave the trampoline; use barriers of the block, whose number the file has; or go on in the background,
+# and no scoreboard announces their end.
+FORBIDDEN = {
+    *("YIELD", "NANOSLEEP", "WARPSYNC"),
+    *("EXIT", "KILL", "CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "BREAK", "LEPC", "BPT", "PREEXIT", "ACQBULK"),
+    *("BAR", "B2R", "ARRIVES", "SYNCS", "UCGABAR_ARV", "UCGABAR_WAIT", "USETMAXREG", "PMTRIG"),
+    *("HGMMA", "IGMMA", "BGMMA", "QGMMA", "WARPGROUP", "DEPBAR", "LDGSTS", "LDGDEPBAR", "STAS", "REDAS"),
+    *("UBLKCP", "UBLKPF", "UBLKRED", "UTMALDG", "UTMAPF", "UTMAREDG", "UTMASTG", "UTMACCTL", "UTMACMDFLUSH"),
+}
+# Don't move: they depend on where they stand, or on what stands around them.
+UNMOVABLE = {
+    *("CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "LEPC", "BSSY", "BSYNC", "BREAK", "KILL", "BPT"),
+    *("WARPSYNC", "ENDCOLLECTIVE", "YIELD", "NANOSLEEP", "WARPGROUP", "HGMMA", "IGMMA", "BGMMA", "QGMMA", "USETMAXREG"),
+}
+_COLLECTIVE = 1 << 86  # in WARPSYNC: gather the lanes of a mask up to ENDCOLLECTIVE
+
+
+def is_collective(word: int) -> bool:
+    """Return whether a WARPSYNC only gathers lanes, up to an ENDCOLLECTIVE."""
+    return word & 0xFFF == 0x348 and bool(word & _COLLECTIVE)
+
+
+def compare_control(new: int, old: int) -> str:
+    """Return why a word waits for less than it did, or announces something else; empty if it doesn't."""
+    stall, hint, write, read, wait, reuse = control_of(new)
+    was = control_of(old)
+    if stall < was.stall:
+        return f"it stalls {stall} cycles instead of {was.stall}"
+    if stall > LAST_PLAIN_STALL and hint:
+        return f"it has the scheduler's hint at a stall of {stall}"
+    if was.wait & ~wait:
+        return "it doesn't wait for a barrier"
+    if (write, read) != (was.write_barrier, was.read_barrier):
+        return "it announces something else"
+    return "it keeps another operand in the register cache" if reuse & ~was.reuse else ""
+
+
+def compare_amended(new: int, old: int, opcode: Opcode) -> str:
+    """Return why a word in its place was changed in a way that may matter; empty if it wasn't."""
+    if (new ^ old) & ~CONTROL:
+        return "it's another instruction"
+    now, was = control_of(new), control_of(old)
+    if was.read_barrier == NO_BARRIER and now.read_barrier < 6 and opcode.variable:
+        old = old & ~(7 << 113) | now.read_barrier << 113
+    return compare_control(new, old)
+
+
+def make_branch(at: int, to: int, form: str, word: int = 0) -> int:
+    """Return the branch from one instruction to another, with the guard of a guarded EXIT, if that's `word`."""
+    base = BRANCH if not word else BRANCH & ~(0xF << 12 | _SECOND_FIELD) | word & (0xF << 12 | _SECOND_FIELD)
+    return with_target(base, form, SIZE * at, SIZE * to)
+
+
+def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_unguarded_exit: bool) -> str:
+    """Return why a moved word isn't the kernel's; empty if it is."""
+    if opcode.target and opcode.name == "BRA":
+        old = with_target(old, opcode.target, SIZE * at, target_of(old, opcode.target, SIZE * source))
+    if is_unguarded_exit:
+        old = with_guard(old, Guard(PT, False)) & ~_SECOND_FIELD | PT << 87
+    return "it's another instruction" if (new ^ old) & ~CONTROL else compare_control(new, old)
+
+
+def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
+    """Yield each word of a snippet that isn't what it should be, and why. `new` are as many words of the kernel."""
+    yield from ((0, text) for text in _check_names(part, table))
+    for index, (now, old) in enumerate(zip(new, part.snippet.words, strict=True)):
+        if text := _compare(now, old, index, part, table):
+            yield index, text
+
+
+def _check_names(part: Inserted, table: Table) -> Iterator[str]:
+    for file, names in part.names.items():
+        if file not in Registers._fields:
+            yield f"a renaming of {file}"
+            continue
+        last = (1 << table.arch.register_bits[file]) - (1 if file != "B" else 0)
+        if len(set(names.values())) != len(names):
+            yield f"two {file} registers of the snippet are one"
+        if any(not 0 <= number < last for pair in names.items() for number in pair):
+            yield f"a {file} register beyond the last"
+
+
+def _compare(new: int, old: int, index: int, part: Inserted, table: Table) -> str:
+    opcode = table.opcode(old)
+    at = SIZE * (part.start + index)
+    if opcode.name == "YIELD":
+        return "a YIELD isn't a NOP" if (new ^ NOP) & ~CONTROL else compare_control(new, old)
+    if opcode.name == "RET":
+        branch = make_branch(part.start + index, part.start + part.length, table.arch.branch)
+        branch = with_guard(branch, guard_of(old)) & ~_SECOND_FIELD | old & _SECOND_FIELD
+        old = branch | old & CONTROL
+        opcode = table.opcode(old)
+    elif opcode.target:
+        target = target_of(old, opcode.target, SIZE * index)
+        if not 0 <= target <= SIZE * part.length or target % SIZE:
+            return "the snippet leaves itself"
+        old = with_target(old, opcode.target, at, SIZE * part.start + target)
+    if part.guard is not None:
+        if not guard_of(old).always or opcode.target:
+            return "a guard for what has one, or jumps"
+        if guard_of(new) != part.guard:
+            return "it hasn't the declared guard"
+        new = with_guard(new, Guard(PT, False))
+    fields = 0
+    for operand in opcode.operands:
+        text, mask = _compare_operand(new, old, operand, part, table)
+        if text:
+            return text
+        fields |= mask
+    if (new ^ old) & ~(CONTROL | fields):
+        return "it's another instruction"
+    return compare_control(new, old)
+
+
+def _compare_operand(new: int, old: int, operand: Operand, part: Inserted, table: Table) -> tuple[str, int]:
+    """Return why an operand isn't the snippet's, and the bits that it occupies."""
+    counts = [count.most if (number := count.of(old)) < 0 else number for count in (operand.writes, operand.reads)]
+    count = max(counts)
+    if not count:
+        return "", 0
+    low = operand.low or 0
+    if operand.file in ("PR", "UPR"):  # a set of predicates, whose bits are compared like any others
+        names = part.names.get(operand.file.replace("PR", "P"), {})
+        mask = old >> low & 127 if operand.low is not None else 127
+        moved = any(names.get(number, number) != number for number in range(7) if mask >> number & 1)
+        return ("predicates of a set have other names" if moved else "", 0)
+    none = (1 << table.arch.register_bits[operand.file]) - 1
+    turn = none if operand.inverted else 0
+    was, now = (old >> low & none) ^ turn, (new >> low & none) ^ turn
+    if operand.file != "B" and none in (was, now):
+        return ("" if was == now else f"{operand.name} is none of the registers, or was"), none << low
+    names = part.names.get(operand.file, {})
+    if any(names.get(was + k) != now + k for k in range(count)):
+        return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}", none << low
+    size = 1 << (count - 1).bit_length()
+    return ("" if was % size or not now % size else f"{operand.name} isn't aligned"), none << low
+
+
+def rename(mask: int, part: Inserted) -> int:
+    """Return the kernel's registers for a set of the snippet's; those without a name are left out."""
+    found = 0
+    for file, names in part.names.items():
+        start: int = getattr(STARTS, file)
+        for was, now in names.items():
+            if mask >> start + was & 1:
+                found |= 1 << start + now
+    return found

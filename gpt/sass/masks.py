@@ -1,0 +1,60 @@
+"""Sets of registers, as bit masks: one for each register file, or one number for all of them.
+
+The analyses use one number for all, since going through a kernel is then a few operations on integers for each
+instruction. In it, R has the lowest 256 bits, then come UR, P, UP and B.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Registers(NamedTuple):
+    """Sets of registers: a bit mask for each register file."""
+
+    R: int = 0
+    UR: int = 0
+    P: int = 0
+    UP: int = 0
+    B: int = 0
+
+    def __or__(self, other: Registers) -> Registers:
+        return Registers(*(a | b for a, b in zip(self, other, strict=True)))
+
+
+class Masks(NamedTuple):
+    """Registers that a word reads and writes, its guard included, as masks of all files.
+
+    `keeps` are those whose value before certainly isn't lost: all but what it writes; but under a guard, or if it
+    isn't `exact`, it may write less than it could, so then all of them. `exact` if all its modifiers are known.
+    """
+
+    reads: int
+    writes: int
+    keeps: int
+    exact: bool
+
+
+NO_REGISTERS = Registers()
+WIDTHS = Registers(256, 256, 8, 8, 16)  # bits of each register file in a mask of all
+STARTS = Registers(0, 256, 512, 520, 528)
+EVERY_REGISTER = (1 << 255) - 1 | ((1 << 255) - 1) << 256 | 127 << 512 | 127 << 520 | 0xFFFF << 528
+
+
+def pack(registers: Registers) -> int:
+    """Return sets of registers as one mask."""
+    general, uniform, predicates, uniform_predicates, barriers = registers
+    return general | uniform << 256 | predicates << 512 | uniform_predicates << 520 | barriers << 528
+
+
+def unpack(mask: int) -> Registers:
+    """Return one mask as sets of registers."""
+    return Registers(*(mask >> start & (1 << width) - 1 for start, width in zip(STARTS, WIDTHS, strict=True)))
+
+
+def name_registers(mask: int) -> str:
+    """Return the registers of a mask as text: R4 R5 P0."""
+    names = []
+    for file, start, width in zip(Registers._fields, STARTS, WIDTHS, strict=True):
+        names += [f"{file}{number}" for number in range(width) if mask >> start + number & 1]
+    return " ".join(names)

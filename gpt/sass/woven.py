@@ -1,0 +1,89 @@
+"""What a weaver says it did to a kernel, for `gpt/sass/check` to prove.
+
+Nothing here is believed. A declaration only spares the checker from guessing: where the trampolines are, from which
+words each part of them was made, and which register stands for which. Instructions are numbered from the start of
+their section, `source` in the original kernel, everything else in the rewritten one.
+
+    original              rewritten                        a trampoline
+      k  LDG R4, [R2]       k  BRA t                          t  part: a snippet, its registers renamed
+      k+1                   k+1  (as it was)                     part: the LDG, moved
+                            ...                                  part: another snippet
+                            t  the trampoline                    BRA k+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpt.sass.masks import NO_REGISTERS, Registers
+from gpt.sass.words import Guard
+
+Names = Mapping[str, Mapping[int, int]]  # by register file: the snippet's number of a register -> the kernel's
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Code to be inserted, as ptxas compiled it, or written by the weaver.
+
+    `inputs` are the registers whose values it's given. Its jumps stay inside or lead right behind it. A RET stands for
+    a jump behind it, and a YIELD for a NOP.
+    """
+
+    words: tuple[int, ...]
+    inputs: Registers = NO_REGISTERS
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """A snippet in its place. With a guard, each of its words has that guard instead of none."""
+
+    start: int
+    snippet: Snippet
+    names: Names
+    guard: Guard | None = None
+
+    @property
+    def length(self) -> int:
+        """Its number of words."""
+        return len(self.snippet.words)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An instruction of the kernel that was moved into a trampoline."""
+
+    start: int
+    source: int
+    length: int = field(default=1, init=False)
+
+
+@dataclass(frozen=True)
+class Trampoline:
+    """A trampoline: its parts in order, then the way back, unless the last part never goes on.
+
+    The branch to it replaces the first instruction that's moved. The others follow that one in the kernel, and are
+    left where they were, too.
+    """
+
+    start: int
+    end: int
+    parts: tuple[Inserted | Moved, ...]
+    reads: Registers = NO_REGISTERS  # the kernel's registers that are inputs of snippets
+    saved: Registers = NO_REGISTERS  # live registers that snippets overwrite; saved before and restored after
+
+    @property
+    def sources(self) -> list[int]:
+        """The instructions that are moved into it."""
+        return [part.source for part in self.parts if isinstance(part, Moved)]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that was done to a kernel."""
+
+    trampolines: tuple[Trampoline, ...] = ()
+    amended: frozenset[int] = frozenset()  # instructions left in their places that wait, stall or announce more
+    persistent: Registers = NO_REGISTERS  # registers that keep a probe's values from one trampoline to another
+    registers: int = 0  # the count in the file, the two that the hardware keeps included
+    stack: int = 0  # bytes below the stack pointer for saved registers
