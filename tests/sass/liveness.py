@@ -33,7 +33,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
 from gpt.formats.cubin_edit import CubinEditor
@@ -43,8 +44,9 @@ from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import live_before, pack, unpack
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel, read_kernel
-from gpt.sass.tables import Registers, table_of
-from gpt.sass.words import SIZE, Control
+from gpt.sass.masks import Masks, Registers
+from gpt.sass.tables import table_of
+from gpt.sass.words import SIZE
 from tests import cuda
 from tests.sass.listing import Row, iter_rows
 
@@ -103,17 +105,6 @@ def _iter_rules(calls: bool, tables: bool) -> Iterator[tuple[str, ...]]:
         yield from combinations(rules, number)
 
 
-@dataclass
-class _Seen:
-    """An instruction as nvdisasm sees it, with what `live_before` needs."""
-
-    reads: Registers
-    writes: Registers
-    kills: Registers
-    control: Control
-    variable: bool
-
-
 def _seen(
     code: Code, graph: Graph, rows: Sequence[Row], rules: tuple[str, ...], tables: dict[int, list[int]]
 ) -> tuple[Code, Graph]:
@@ -130,16 +121,16 @@ def _seen(
             successors = tuple(sorted({graph.block_at(target // SIZE) for target in own}))
         followers.append(successors)
     unknown = frozenset() if "calls" in rules else graph.calls_out
-    return cast(Any, made), Graph(graph.blocks, tuple(followers), unknown)
+    return cast(Code, SimpleNamespace(masks=made)), Graph(graph.blocks, tuple(followers), unknown)
 
 
-def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> _Seen:
+def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> Masks:
     reads, writes = one.reads, one.writes
     if row and ("calls" if one.name in ("CALL", "RET") else "operands") in rules:
         reads = (row.live if one.name == "RET" else row.reads)._replace(B=reads.B)
         writes = row.writes._replace(B=writes.B)
-    kills = writes if one.exact and ("guard" in rules or one.guard.always) else Registers()
-    return _Seen(reads, writes, kills, one.control, one.variable)
+    kills = pack(writes) if one.exact and ("guard" in rules or one.guard.always) else 0
+    return Masks(pack(reads), pack(writes), ~kills, one.exact)
 
 
 def list_kernels(nvdisasm: str, cubin: CubinEditor, path: Path, names: Sequence[str]) -> dict[str, list[Row]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpt.sass.code import MEMORY
-from gpt.sass.tables import Registers
+from gpt.sass.masks import Registers
 from gpt.sass.words import BARRIERS, control_of
 from tests.sass.interp.decode import Array
 
