@@ -23,6 +23,11 @@ each seen by varying a PTX instruction, and held against it by tests/sass/test_f
     75, 78     HMMA: shape; 76 accumulates in f32; 82-83 type: 0 f16, 1 bf16, 2 tf32
     75, 86     IMMA: shape; 76 and 78 A and B are signed
     76 -  77   DMMA: shape
+    53 -  57   HGMMA, QGMMA: columns / 8 - 1; HGMMA has 58 set for tf32. 73 sparse
+    53 -  58   IGMMA: three times the place of the columns in 8, 16, 24, 32, 48, 64, 80, ... 256
+    75         HGMMA, QGMMA: accumulates in f32; IGMMA: saturates
+    76 -  77   HGMMA: type; QGMMA: 76 A and 77 B are e5m2; IGMMA: 76 A is signed
+    82         IGMMA: B is signed
 
 An instruction that has a further bit set there, or another value, has no face. Other architectures keep the widths of
 memory, but the atomics of sm_80 and of sm_100 are encoded differently, so their instructions have no faces at all.
@@ -43,6 +48,7 @@ _INTEGERS = ("u32", "s32", "u64", "s64")
 _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
 _COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
+_INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # of IGMMA
 _UNTYPED = {"and", "or", "xor", "exch", "cas"}  # which PTX has for b32 and b64
 
 
@@ -140,6 +146,48 @@ def _double_mma(word: int) -> str | None:
     return f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64"
 
 
+def _group_mma(types: Callable[[int], tuple[str, int] | None]) -> Callable[[int], str | None]:
+    """`types` returns types and depth. Which operands are transposed isn't shown: PTX has numbers for that."""
+
+    def face(word: int) -> str | None:
+        found = None if bits(word, 73, 1) or bits(word, 59, 1) else types(word)
+        if not found:
+            return None
+        text, depth = found
+        saturates, columns = "", 8 * (bits(word, 53, 5) + 1)
+        if text.startswith("s32"):
+            place, rest = divmod(bits(word, 53, 6), 3)
+            if rest or place >= len(_INTEGER_COLUMNS):
+                return None
+            saturates, columns = ".satfinite" if bits(word, 75, 1) else "", _INTEGER_COLUMNS[place]
+        shape = f"m64n{columns}k{depth}"
+        return f"wgmma.mma_async.sync.aligned.{shape}{saturates}.{text}"
+
+    return face
+
+
+def _half_types(word: int) -> tuple[str, int] | None:
+    type_ = {0: "f16", 1: "bf16", 2: "tf32"}.get(bits(word, 76, 2))
+    accumulator = "f32" if bits(word, 75, 1) else "f16" if type_ == "f16" else None
+    if type_ is None or accumulator is None or bits(word, 58, 1) != (type_ == "tf32"):
+        return None
+    return f"{accumulator}.{type_}.{type_}", 8 if type_ == "tf32" else 16
+
+
+def _quarter_types(word: int) -> tuple[str, int] | None:
+    if bits(word, 58, 1):
+        return None
+    a, b = ("e5m2" if bits(word, bit, 1) else "e4m3" for bit in (76, 77))
+    return f"{'f32' if bits(word, 75, 1) else 'f16'}.{a}.{b}", 32
+
+
+def _integer_types(word: int) -> tuple[str, int] | None:
+    if bits(word, 77, 1) or bits(word, 83, 1):
+        return None
+    a, b = ("s8" if bits(word, bit, 1) else "u8" for bit in (76, 82))
+    return f"s32.{a}.{b}", 32
+
+
 def _branch(word: int) -> str | None:
     others = word & ~(CONTROL | 0xFFFF | 0xFF << 16 | (1 << 48) - 1 << 34 | 15 << 87)
     return None if others else "bra"  # not BRA.DIV, nor one on a uniform predicate
@@ -173,12 +221,15 @@ _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name 
     ("HMMA", 0x03C): _half_mma,
     ("IMMA", 0x037): _integer_mma,
     ("DMMA", 0x03F): _double_mma,
+    ("HGMMA", 0x1F0): _group_mma(_half_types),
+    ("IGMMA", 0x1F1): _group_mma(_integer_types),
+    ("QGMMA", 0x1F3): _group_mma(_quarter_types),
     ("EXIT", 0x14D): "exit",
     ("BRA", 0x147): _branch,
     ("BRX", 0x149): "brx.idx",
 }
 _WITHOUT = {  # have no face yet, though a probe might look for them
-    *("LDGMC", "SYNCS", "STAS", "REDAS", "BMMA", "HGMMA", "IGMMA", "BGMMA", "QGMMA", "TEX", "TLD", "TLD4", "SULD"),
+    *("LDGMC", "SYNCS", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD"),
     *("SUST", "SUATOM", "SURED", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "BRXU"),
 }
 _NAMES = {name for name, _ in _FACES} | _WITHOUT

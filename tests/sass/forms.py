@@ -58,6 +58,16 @@ MMA = (  # shape, types of D, A, B and C, registers of A, B and C
 )  # fmt: skip
 
 
+GROUP_MMA = (  # types and depth
+    *((f"{accumulator}.f16.f16", 16) for accumulator in ("f32", "f16")),
+    ("f32.bf16.bf16", 16),
+    ("f32.tf32.tf32", 8),
+    *((f"{accumulator}.{a}.{b}", 32) for accumulator in ("f32", "f16") for a in ("e4m3", "e5m2")
+      for b in ("e4m3", "e5m2")),
+    *((f"{saturates}s32.{a}.{b}", 32) for saturates in ("", "satfinite.") for a in ("s8", "u8") for b in ("s8", "u8")),
+)  # fmt: skip
+
+
 class Form(NamedTuple):
     """An instruction, the faces that must be among those of its kernel, and the statements of the kernel."""
 
@@ -156,7 +166,31 @@ def _mma() -> Iterator[Form]:
         yield Form(face, (face,), f"{load} {face} {operands}; {keep}")
 
 
-FORMS = (*_accesses(), *_atomics(), *_others(), *_mma())
+def _group_mma() -> Iterator[Form]:
+    for number, (types, depth) in enumerate(GROUP_MMA):
+        integers, halves = "s32" in types, types.startswith("f16")
+        columns = (8, 24, 64, 128)[number % 4]
+        for takes_registers in (False, True):
+            count = columns // (4 if halves else 2)
+            results = [f"{'%f' if types.startswith('f32') else '%x'}{60 + i}" for i in range(count)]
+            kind = "f32" if types.startswith("f32") else "b32"
+            a = "{%r1,%r2,%r1,%r2}" if takes_registers else "%rd1"
+            more = "" if integers else ", 1, 1" + (", 0" if takes_registers else ", 0, 1") * (depth == 16)
+            name, _, rest = types.rpartition("s32.") if integers else ("", "", types)
+            operation, type_ = ("s32." + rest, name) if integers else (rest, "")
+            face = f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{type_}{operation}"
+            ptx = f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{operation}{'.satfinite' * bool(type_)}"
+            load = "".join(f"ld.volatile.global.{kind} {one}, [%q+{256 + 4 * i}];" for i, one in enumerate(results))
+            keep = "".join(f"st.volatile.global.{kind} [%q+{256 + 4 * i}], {one};" for i, one in enumerate(results))
+            body = (
+                f".reg .{kind} {results[0][:2]}<{60 + count}>; setp.eq.u32 %p1, %r1, 0; {load}"
+                f" wgmma.fence.sync.aligned; {ptx} {{{','.join(results)}}}, {a}, %rd2, %p1{more};"
+                f" wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; {keep}"
+            )
+            yield Form(f"{ptx}{' registers' if takes_registers else ''}", (face,), "{" + body + "}")
+
+
+FORMS = (*_accesses(), *_atomics(), *_others(), *_mma(), *_group_mma())
 
 
 def make_module() -> str:
@@ -164,5 +198,5 @@ def make_module() -> str:
     offsets = {"%r1": 0, "%r2": 4, "%rd1": 8, "%rd2": 16, "%f1": 24, "%f2": 28, "%fd1": 32, "%fd2": 40, "%h1": 48}
     types = {"%r": "b32", "%rd": "b64", "%f": "f32", "%fd": "f64", "%h": "b16"}
     loads = "".join(f"ld.global.{types[name[:-1]]} {name}, [%q+{at}];" for name, at in offsets.items())
-    head = ".version 8.8\n.target sm_90\n.address_size 64\n"
+    head = ".version 8.8\n.target sm_90a\n.address_size 64\n"
     return head + "".join(HEAD.format(number=number, loads=loads, body=form.body) for number, form in enumerate(FORMS))

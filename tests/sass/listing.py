@@ -43,10 +43,10 @@ def list_cubin(nvdisasm: str, cubin: Path) -> dict[str, list[Row]]:
         if start := _SECTION.search(line):
             lines = found.setdefault(start[1], [])
         lines.append(line)
-    return {name: list(_iter_rows(lines)) for name, lines in found.items()}
+    return {name: list(iter_rows(lines)) for name, lines in found.items()}
 
 
-def _iter_rows(lines: list[str]) -> Iterator[Row]:
+def iter_rows(lines: list[str]) -> Iterator[Row]:
     names: list[str] = []
     columns: list[tuple[str, int]] = []  # a register file, and where its register 0 stands
     instruction: tuple[int, str] | None = None

@@ -25,7 +25,7 @@ OPCODES = {"LDG": "ld.global", "STG": "st.global", "LD": "ld", "ST": "st", "LDS"
 def cubin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faces")
     (folder / "forms.ptx").write_text(make_module())
-    command = ["-arch", "sm_90", "-o", folder / "forms.cubin", folder / "forms.ptx"]
+    command = ["-arch", "sm_90a", "-o", folder / "forms.cubin", folder / "forms.ptx"]
     try:
         subprocess.run([cuda.tool("ptxas"), *command], check=True)
     except FileNotFoundError as error:

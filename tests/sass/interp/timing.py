@@ -1,0 +1,204 @@
+"""When values arrive: what the compiler promises by stalls and scoreboards, held against what the code reads.
+
+A result of fixed latency is there so many cycles after its instruction, others when their scoreboard has been awaited.
+Whoever reads it earlier gets garbage, and `Launch.early` has a line about it. So has it for two things that are wrong
+later: a register that's overwritten while a load is still to write it, or while a memory instruction hasn't read it.
+
+Cycles, and which instructions read in order, are those of docs/sass-rules.md, measured on an H200. What wasn't measured
+counts with the shortest time that was, so nothing is said to be early that might not be. A warp's clock only counts its
+own stalls: other warps and misses never make a value arrive in time here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gpt.sass.code import MEMORY
+from gpt.sass.masks import Registers
+from gpt.sass.words import BARRIERS, control_of
+from tests.sass.interp.decode import Array
+
+if TYPE_CHECKING:
+    from tests.sass.interp.machine import Warp
+
+# Two sorts of units; a result takes a cycle more to the other.
+MULTIPLIERS, ADDERS = {"IMAD", "FADD", "FMUL", "FFMA"}, {"IADD3", "MOV", "LOP3", "SEL", "ISETP", "R2UR"}
+LATE = 2  # cycles by which the operand at bit 64 is read after the others, at most: seen in code of ptxas
+BRANCHES = {"BRA", "BRX", "CALL", "RET", "EXIT", "BSYNC", "BSSY", "WARPSYNC", "BAR"}
+BRANCH_CYCLES = 5  # that a branch takes beyond its stall
+GUARDS = {"VOTE", "VOTEU", *BRANCHES}
+IN_ORDER = {name for name, space in MEMORY.items() if space in ("global", "shared", "local", "generic")} | {
+    "SHFL",
+    "S2R",
+}
+SPECIAL = {"MUFU", "POPC", "FLO", "BREV", "I2F", "F2I", "F2F", "FRND", "FCHK"}  # one unit
+IN_ORDER |= {"MOVM"}
+IN_ORDER -= {"LDGSTS", "SYNCS", "LDSM", "STSM", "CCTL"}  # not measured: they need a scoreboard of their own
+NEVER = 1 << 60
+
+
+class Register(NamedTuple):
+    """A register of a file."""
+
+    file: str
+    number: int
+
+
+@dataclass
+class Arriving:
+    """A value that's on its way, for some lanes."""
+
+    lanes: Array
+    writer: str
+    ready: int  # the cycle, or NEVER if a scoreboard says when
+    barrier: int
+    order: int  # a later instruction of the same unit comes after it
+    unit: str
+
+
+@dataclass
+class Reading:
+    """Operands that an instruction hasn't read yet."""
+
+    lanes: Array
+    registers: frozenset[Register]
+    reader: str
+    order: int  # in the queue of memory instructions
+    barrier: int
+
+
+def registers_of(sets: Registers) -> list[Register]:
+    """Return the registers in masks, but no convergence barriers."""
+    found = []
+    for file in ("R", "UR", "P", "UP"):
+        mask = getattr(sets, file)
+        while mask:
+            found.append(Register(file, (mask & -mask).bit_length() - 1))
+            mask &= mask - 1
+    return found
+
+
+def _unit(name: str) -> str:
+    """Return the unit that does an instruction. What a unit does is done in order: ptxas awaits the last of some."""
+    return "special" if name in SPECIAL else name
+
+
+def latency(writer: str, reader: str, register: Register, guards: bool, late: bool) -> int:
+    """Return the cycles from a writer of fixed latency to a reader."""
+    if register.file == "P":
+        return 13 if guards or reader in GUARDS else 4
+    if register.file == "UP":
+        return 4
+    if register.file == "UR":
+        return 1 if writer != "R2UR" else 8 if reader.startswith("U") else 10
+    crosses = (writer in MULTIPLIERS and reader in ADDERS) or (writer in ADDERS and reader in MULTIPLIERS)
+    return 4 + crosses - LATE * late
+
+
+class Timing:
+    """What's on its way in a warp."""
+
+    def __init__(self, warp: Warp, early: list[str]) -> None:
+        self.warp, self.early = warp, early
+        self.now = 0
+        self.arriving: dict[Register, list[Arriving]] = {}
+        self.readings: list[Reading] = []
+        self.order = 0
+        self.kept: list[tuple[Array, Array]] = []  # registers with garbage, and what's really in them
+        self.after: list[tuple[Register, Arriving]] = []
+
+    def issue(self, place: int, word: int, taken: Array) -> None:
+        """Look at what an instruction reads and writes, before it's executed."""
+        table = self.warp.cubin.table
+        entry, effect, control = table.opcode(word), table.effect(word), control_of(word)
+        self._await(control.wait)
+        lanes = taken if taken.any() else self.warp.exists & False
+        reads, writes = registers_of(effect.reads), registers_of(effect.writes)
+        guard = (word >> 12 & 7) if word >> 12 & 7 != 7 else None
+        self.kept = []
+        last = {("R", number) for number in range(word >> 64 & 255, (word >> 64 & 255) + 2)}
+        if not any(operand.name == "R64" and operand.reads.of(word) for operand in entry.operands):
+            last = set()
+        if lanes.any():
+            for register in reads:
+                guards = register == ("P", guard)
+                self._read(register, entry.name, place, lanes, guards, register in last)
+            for register in writes:
+                self._write(register, entry.name, place, lanes)
+        self.after = []
+        barrier = control.write_barrier
+        self.order += 1
+        for register in writes if lanes.any() else ():
+            ready = NEVER if entry.variable else self.now
+            one = Arriving(lanes, entry.name, ready, barrier, self.order, _unit(entry.name))
+            self.after.append((register, one))
+        if entry.variable and lanes.any():
+            self._queue(entry.name, frozenset(reads), lanes, control.read_barrier, barrier)
+        self.now += max(1, control.stall) + (BRANCH_CYCLES if entry.name in BRANCHES else 0)
+
+    def finish(self) -> None:
+        """Put back what was garbage, and note what's on its way now."""
+        for row, values in self.kept:
+            row[...] = values
+        for register, one in self.after:
+            kept = [old for old in self.arriving.get(register, ()) if (old.lanes & ~one.lanes).any()]
+            self.arriving[register] = [*kept, one]
+
+    def _await(self, mask: int) -> None:
+        if not mask:
+            return
+        awaited = [one for values in self.arriving.values() for one in values if mask >> one.barrier & 1]
+        done = {one.unit: one.order for one in sorted(awaited, key=lambda one: one.order)}
+        for register, values in list(self.arriving.items()):
+            left = [
+                one
+                for one in values
+                if one.ready != NEVER or not (mask >> one.barrier & 1 or one.order <= done.get(one.unit, -1))
+            ]
+            if left:
+                self.arriving[register] = left
+            else:
+                del self.arriving[register]
+        read = [one for one in self.readings if mask >> one.barrier & 1]
+        last = max((one.order for one in read), default=-1)
+        self.readings = [one for one in self.readings if not mask >> one.barrier & 1 and not 0 <= one.order <= last]
+
+    def _queue(self, name: str, registers: frozenset[Register], lanes: Array, read: int, write: int) -> None:
+        order = -1
+        if name in IN_ORDER:
+            order = self.order
+        elif name not in MEMORY:
+            return  # it reads its operands at once
+        barrier = read if read < BARRIERS else write
+        self.readings.append(Reading(lanes, registers, name, order, barrier))
+
+    def _read(self, register: Register, reader: str, place: int, lanes: Array, guards: bool, late: bool) -> None:
+        for one in self.arriving.get(register, ()):
+            early = one.ready == NEVER or self.now < one.ready + latency(one.writer, reader, register, guards, late)
+            if early and (one.lanes & lanes).any():
+                self._say(place, f"{reader} reads {register.file}{register.number} too early after {one.writer}")
+                row = getattr(self.warp, register.file)[register.number]
+                self.kept.append((row, row.copy()))
+                garbage = self.warp.rng.integers(0, 1 << 32, row.shape, np.uint32)
+                row[...] = garbage if row.dtype == np.uint32 else garbage & np.uint32(1) != 0
+                return
+
+    def _write(self, register: Register, writer: str, place: int, lanes: Array) -> None:
+        for one in self.arriving.get(register, ()):
+            if one.ready == NEVER and (one.lanes & lanes).any():
+                self._say(place, f"{writer} writes {register.file}{register.number}, which {one.writer} still writes")
+        for reading in self.readings:
+            if writer in IN_ORDER and reading.order >= 0:
+                continue  # it reads later, and writes later still
+            if register in reading.registers and (reading.lanes & lanes).any():
+                self._say(
+                    place, f"{writer} writes {register.file}{register.number}, which {reading.reader} still reads"
+                )
+
+    def _say(self, place: int, text: str) -> None:
+        line = f"{place:#x}: {text}"
+        if line not in self.early:
+            self.early.append(line)

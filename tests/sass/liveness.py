@@ -1,0 +1,216 @@
+"""Compare our liveness with nvdisasm's, and explain each difference by a rule.
+
+    python -m tests.sass.liveness --minutes 10 FOLDER
+
+takes kernels of the cubins in a folder at random and prints a table. `nvdisasm -plr` needs about a second for 2,000
+instructions, so it's given as many kernels as the time allows. Where the two differ, the same liveness is computed
+again the way that nvdisasm seems to see it:
+
+    guard      a write under a guard ends a life (ours goes on: the other lanes keep the old value)
+    operands   what an instruction reads and writes is what the listing says. It leaves out the predicates that P2R
+               and R2P move.
+    calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and
+               reads the stack pointer. A RET leads nowhere, and reads what the caller expects to find again.
+    meetings   a BSYNC leads to the next instruction only. Ours leads to the label of each BSSY on the same barrier,
+               also of another call's.
+    tables     an indirect branch leads to its own table's targets. Ours leads to those of all tables of the kernel.
+
+A register that differs belongs to the first set of rules, the small ones first, under which it doesn't. Where none
+helps, the difference is unexplained. In kernels without calls nothing may be live for nvdisasm only, but predicates
+that R2P overwrites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.nvinfo import iter_attributes
+from gpt.sass.code import Code, Instruction
+from gpt.sass.flow import live_before, pack, unpack
+from gpt.sass.graph import Graph
+from gpt.sass.kernels import Kernel, read_kernel
+from gpt.sass.masks import Masks, Registers
+from gpt.sass.tables import table_of
+from gpt.sass.words import SIZE
+from tests import cuda
+from tests.sass.listing import Row, iter_rows
+
+RULES = ("guard", "operands", "calls", "meetings", "tables")
+COMPARED = (1 << 528) - 1 & ~2  # no barriers, which nvdisasm doesn't list; no R1, which it takes to be live at an EXIT
+PREDICATES = pack(Registers(P=127))
+BATCH = 12_000  # instructions for a run of nvdisasm
+LONGEST = 40_000  # of a kernel
+
+
+@dataclass
+class Differences:
+    """Counts of instructions and of registers that differ, by (`more` or `less`, rule, whether the kernel calls)."""
+
+    kernels: Counter[bool] = field(default_factory=Counter)  # by whether they call
+    instructions: Counter[bool] = field(default_factory=Counter)
+    equal: Counter[bool] = field(default_factory=Counter)
+    by_rule: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+
+    def add(self, kernel: Kernel, rows: Sequence[Row], tables: dict[int, list[int]]) -> None:
+        """Compare one kernel. The listing may leave out what pads the code. `tables`: targets by indirect branch."""
+        calls = any(one.name == "CALL" for one in kernel.code)
+        graph, code = kernel.graph, kernel.code
+        reachable = graph.reachable()
+        ours = live_before(code, graph)
+        others: dict[tuple[str, ...], list[int]] = {}
+        self.kernels[calls] += 1
+        for index, row in enumerate(rows):
+            if graph.block_at(index) not in reachable:
+                continue
+            self.instructions[calls] += 1
+            mine, theirs = ours[index] & COMPARED, pack(row.live) & COMPARED
+            self.equal[calls] += mine == theirs
+            for way, left in (("more", mine & ~theirs), ("less", theirs & ~mine)):
+                for rules in _iter_rules(calls, len(tables) > 1) if left else ():
+                    if rules not in others:
+                        others[rules] = live_before(*_seen(code, graph, rows, rules, tables))
+                    found = left & ~(others[rules][index] ^ theirs)
+                    if way == "less" and not calls:
+                        found &= PREDICATES
+                    if found:
+                        self.by_rule[way, " and ".join(rules), calls] += found.bit_count()
+                    left &= ~found
+                    if not left:
+                        break
+                if left:
+                    self.by_rule[way, "unexplained", calls] += left.bit_count()
+                    self.unexplained.append(f"{kernel.name} {16 * index:#x} {row.text}: {way} {unpack(left)}")
+
+
+def _iter_rules(calls: bool, tables: bool) -> Iterator[tuple[str, ...]]:
+    without = {"calls": not calls, "tables": not tables}
+    rules = [rule for rule in RULES if not without.get(rule)]
+    for number in range(1, len(rules) + 1):
+        yield from combinations(rules, number)
+
+
+def _seen(
+    code: Code, graph: Graph, rows: Sequence[Row], rules: tuple[str, ...], tables: dict[int, list[int]]
+) -> tuple[Code, Graph]:
+    made = [_see(one, rows[one.index] if one.index < len(rows) else None, rules) for one in code]
+    followers = []
+    for block, successors in zip(graph.blocks, graph.successors, strict=True):
+        name = code[block.end - 1].name
+        after = (graph.block_at(block.end),) if block.end < len(code) else ()
+        if "calls" in rules and name in ("CALL", "RET"):
+            successors = after if name == "CALL" else ()
+        elif "meetings" in rules and name == "BSYNC":
+            successors = after
+        elif "tables" in rules and (own := tables.get(code[block.end - 1].offset)):
+            successors = tuple(sorted({graph.block_at(target // SIZE) for target in own}))
+        followers.append(successors)
+    unknown = frozenset() if "calls" in rules else graph.calls_out
+    return cast(Code, SimpleNamespace(masks=made)), Graph(graph.blocks, tuple(followers), unknown)
+
+
+def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> Masks:
+    reads, writes = one.reads, one.writes
+    if row and ("calls" if one.name in ("CALL", "RET") else "operands") in rules:
+        reads = (row.live if one.name == "RET" else row.reads)._replace(B=reads.B)
+        writes = row.writes._replace(B=writes.B)
+    kills = pack(writes) if one.exact and ("guard" in rules or one.guard.always) else 0
+    return Masks(pack(reads), pack(writes), ~kills, one.exact)
+
+
+def list_kernels(nvdisasm: str, cubin: CubinEditor, path: Path, names: Sequence[str]) -> dict[str, list[Row]]:
+    """Return nvdisasm's listing of some kernels of a cubin, which is also at `path`."""
+    found = {}
+    indices = {str(cubin.kernels[name.encode()]): name for name in names}
+    command = [nvdisasm, "-plr", "-lrm", "narrow", "-c", "-hex", "-fun", ",".join(indices), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for part in done.stdout.split("//--------------------- ")[1:]:
+        name = part.split(maxsplit=1)[0].removeprefix(".text.")
+        found[name] = list(iter_rows(part.splitlines()))
+    return found
+
+
+def jump_tables(cubin: CubinEditor, name: str) -> dict[int, list[int]]:
+    """Return the targets of each indirect branch of a kernel, by its offset."""
+    found = {}
+    for entry in iter_attributes(KernelEditor(cubin, name).info):
+        at = 0
+        while entry.kind == INDIRECT_BRANCH_TARGETS and at < len(entry.payload):
+            branch, _, count = struct.unpack_from("<III", entry.payload, at)
+            found[branch] = list(struct.unpack_from(f"<{count}I", entry.payload, at + 12))
+            at += 12 + 4 * count
+    return found
+
+
+def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, rng: random.Random) -> None:
+    """Compare kernels of a cubin, in random order, until that time."""
+    cubin = CubinEditor(path.read_bytes())
+    table = table_of("sm_90")
+    names = sorted(name.decode() for name in cubin.kernels)
+    rng.shuffle(names)
+    batch: dict[str, Kernel] = {}
+    for number, name in enumerate(names, 1):
+        kernel = read_kernel(cubin, name, table)
+        if len(kernel.code) <= LONGEST:
+            batch[name] = kernel
+        if batch and (number == len(names) or sum(len(one.code) for one in batch.values()) > BATCH):
+            listing = list_kernels(nvdisasm, cubin, path, list(batch))
+            for each, kernel in batch.items():
+                found.add(kernel, listing[each], jump_tables(cubin, each))
+            batch = {}
+            if time.monotonic() > until:
+                return
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sass.liveness")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    paths = sorted(options.folder.glob("*.cubin"))
+    rng.shuffle(paths)
+    nvdisasm, found = str(cuda.tool("nvdisasm")), Differences()
+    end = time.monotonic() + 60 * options.minutes
+    for index, path in enumerate(paths):
+        now = time.monotonic()
+        if now > end:
+            break
+        compare_cubin(nvdisasm, path, found, now + (end - now) / (len(paths) - index), rng)
+        if index % 20 == 19:
+            print(f"{index + 1} of {len(paths)} cubins", report(found), *found.unexplained[:5], sep="\n", flush=True)
+    print(report(found))
+    print("\n".join(found.unexplained[:40]))
+    return bool(found.unexplained)
+
+
+def report(found: Differences) -> str:
+    """Return the counts as lines."""
+    lines = [
+        f"{'with' if calls else 'without'} calls: {found.kernels[calls]:,} kernels, {found.instructions[calls]:,}"
+        f" instructions, {found.equal[calls]:,} equal"
+        for calls in (False, True)
+    ]
+    lines += [f"  {way} {rule}{' (calls)' if calls else ''}: {n:,}" for (way, rule, calls), n in found.by_rule.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
