@@ -56,7 +56,7 @@ static struct patience patience_of(unsigned seconds) {
     return made;
 }
 
-// Whether in this second no thread of ours had anything to do but wait for a call of the driver.
+// Return whether no thread of ours had anything to do in this second but wait for a driver call.
 static bool is_up_to_driver(const struct patience *patience) {
     unsigned handed_count = 0, issued = 0, copying = 0;
     for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -337,8 +337,8 @@ static void drain_others(struct pool *pool, const struct claim *claim, uint64_t 
     }
 }
 
-// Whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made into it,
-// and another thread may or may not keep the one it has taken.
+// Return whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made
+// into it, and another thread may or may not keep the one it has taken.
 static bool may_return(const struct pool *pool) {
     return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] ||
            pool->making;
