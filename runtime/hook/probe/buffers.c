@@ -40,6 +40,7 @@ static struct timespec in_ns(int ns) {
 
 struct patience {
     unsigned seconds, left;
+    bool by_clock;       // for a moment only: our threads may be unable to go on
     struct timespec end; // of this second
     uint64_t progress, looks;
 };
@@ -50,8 +51,8 @@ static void begin_second(struct patience *patience) {
     patience->looks = hook_looks;
 }
 
-static struct patience patience_of(unsigned seconds) {
-    struct patience made = {.seconds = seconds, .left = seconds};
+static struct patience patience_of(unsigned seconds, bool by_clock) {
+    struct patience made = {.seconds = seconds, .left = seconds, .by_clock = by_clock};
     begin_second(&made);
     return made;
 }
@@ -83,9 +84,9 @@ static bool wait_for_return(struct patience *patience, bool soon) {
     now = in_ns(0);
     if (is_before(&now, &patience->end))
         return true;
-    if (hook_progress != patience->progress)
+    if (hook_progress != patience->progress && !patience->by_clock)
         patience->left = patience->seconds;
-    else if (is_up_to_driver(patience))
+    else if (patience->by_clock || is_up_to_driver(patience))
         patience->left--;
     begin_second(patience);
     return patience->left;
@@ -375,7 +376,7 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         return false;
     if (!waiting->waits) {
         waiting->waits = true;
-        waiting->patience = patience_of(pool->patience);
+        waiting->patience = patience_of(pool->patience, false);
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
     bool first = is_first(pool, waiting);
@@ -446,7 +447,7 @@ static bool has_ended(const struct pool *pool) {
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand) {
     bool all = hook_settings.complete;
     pthread_mutex_lock(&hook_pools_lock);
-    struct patience patience = patience_of(all ? PATIENCE : HASTE);
+    struct patience patience = patience_of(all ? PATIENCE : HASTE, !all);
     struct pool *pool = ends ? NULL : hook_find_pool(claim->context);
     uint64_t round = ++rounds;
     bool waits = pool && !pool->stuck && !pool->uncounted;
@@ -694,7 +695,7 @@ void hook_drain_all(enum moment moment, uint64_t context) {
     if (!hook_first_pool()) // don't start a trace in a process that doesn't use the driver
         return;
     pthread_mutex_lock(&hook_pools_lock);
-    struct patience patience = patience_of(PATIENCE);
+    struct patience patience = patience_of(PATIENCE, false);
     ends |= moment == PROCESS_ENDS;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         bool needed = moment == MEMORY_NEEDED;
@@ -738,7 +739,7 @@ static void lose_sent(struct pool *pool) {
 
 void hook_abandon_pending(bool within_driver) {
     pthread_mutex_lock(&hook_pools_lock);
-    struct patience patience = patience_of(within_driver ? HASTE : PATIENCE);
+    struct patience patience = patience_of(within_driver ? HASTE : PATIENCE, within_driver);
     ends = true;
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         for (struct timespec soon = in_ns(SECOND); pool->issuing && !within_driver;)
