@@ -314,7 +314,7 @@ def test_stages_of_what_is_launched_once():
 def test_stages_without_a_launch_say_what_is_missing(calls):
     done = run("stages", data=forge.pack(made(*calls)))
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"gpt-analyze: error: no launch of a kernel or graph in the trace, which stages")
+    assert done.stderr.startswith(b"gpt-analyze: error: no launch of a kernel or graph in the trace, and stages are")
 
 
 def test_the_wildest_times_are_no_fault():

@@ -131,6 +131,7 @@ def trace() -> list[Record]:
         *saves(),
         records.make("times", launch=1, prologue=800, epilogue=90, kernel=4000, original=3000),
         records.make("memusage", function=1, launches=2, bytes=700, most=400),
+        records.make("refused", module=1, name="_Z3onePf", code="no_ptx", detail="here"),
         records.make("unprobed", function=1, launches=2, reason="no PTX", code="no_ptx", detail="here"),
         records.make("sync", id=1),
         records.make("answer", name="kernels", columns=[{"name": "text", "type": "text", "offset": 8}, column],

@@ -141,7 +141,7 @@ def test_memory_of_several_gpus():
     for turn, context in enumerate((0xA, 0xB)):
         at = ZERO + 100 * US * turn
         told.append(forge.calls([(at, US, 1, 0, context, 0)], forge.OBJECT))
-        told.append(forge.calls([(at + 5 * US, US, 2, 0, 0x1000 + turn, 0, 4096 << turn, 0)], forge.MEMORY))
+        told.append(forge.calls([(at + 5 * US, US, 2, 0, 0x10000 << turn, 0, 4096 << turn, 0)], forge.MEMORY))
         told.append(forge.calls([forge.launch(at + 10 * US, US, 3, 0)], forge.LAUNCH))
         row = (at + 12 * US, US, at + 10 * US, 0, 3, 0, 1, 0, turn)
         told.append(records.make("gpu_times", **forge.rows([row], forge.GPU_TIMES | {"device": "u32"})))

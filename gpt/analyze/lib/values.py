@@ -185,8 +185,10 @@ def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
     if whole:
         step = max(1.0, float(math.ceil((high - low + 1) / most)))
         edges = low + step * np.arange(math.ceil((high - low + 1) / step) + 1, dtype=np.float64)
+    elif math.isfinite(high - low):
+        edges = np.linspace(low, high, most + 1)
     else:
         place = np.arange(most + 1) / most
-        edges = low * (1 - place) + high * place  # high - low may be more than a float holds
+        edges = low * (1 - place) + high * place
     edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers have no room between them
     return edges if len(edges) > 1 else np.array([low, math.nextafter(low + (abs(low) / 100 or 1.0), math.inf)])
