@@ -238,7 +238,7 @@ def test_an_existing_trace_is_left_alone(tmp_path):
         (["-p", "1", "--system"], "exclude"),
         (["--duration", "1"], "-p PID or --system is needed"),
         (["-p", "0"], "x>=1"),
-        (["--system", "--duration", "nan"], "not a number"),
+        (["--system", "--duration", "nan"], "not a valid number"),
         (["--system", "--calls", "cuMemAllok"], "cuMemAlloc"),
         (["--system", "--calls", ""], "names nothing"),
     ),
