@@ -16,7 +16,7 @@ from gpt.stream.stage import Stage
 
 NO_SPANS = "no spans in the stream: gpt-locate finds them"
 NO_ELEMENTS = "no spans in the stream, nor a list of GPU code: 'gpt-extract LIBRARY | gpt-locate' makes both"
-UNDECIDED = "libraries that gpt-locate decided nothing about, as it said, are not written"
+UNDECIDED = "gpt-locate failed to decide about these libraries (its errors say why), so they aren't written"
 TRACE = "a trace, in which no library is read: 'gpt-extract LIBRARY | gpt-locate --used TRACE' does"
 FIND_NONE = {"gpt-asm", "gpt-dump", "gpt-patch", "gpt-ptx-probe"}  # filters that add no spans
 

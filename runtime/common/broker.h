@@ -262,9 +262,10 @@ const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
 
-// The beginning of a folder's name, KIND.BOOT., up to what mkdtemp makes; and whether a name is one with it.
+// Make the beginning of a folder's name, KIND.BOOT.; mkdtemp makes the rest.
 void gpt_make_prefix(const char *kind, char prefix[64]);
-bool gpt_has_prefix(const char *name, const char *prefix);
+// Empty and remove our folders with such a name that is_stale says nobody uses any more.
+void gpt_remove_stale(const char *parent, const char *prefix, bool (*is_stale)(int), void (*empty)(int));
 
 // Makes a private folder for the supervisor's socket, and removes folders whose supervisor was killed.
 // Returns a descriptor that keeps it locked, or -1.

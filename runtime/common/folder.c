@@ -38,7 +38,7 @@ void gpt_make_prefix(const char *kind, char prefix[64]) {
     snprintf(prefix, 64, "%s.%s.", kind, boot);
 }
 
-bool gpt_has_prefix(const char *name, const char *prefix) {
+static bool has_prefix(const char *name, const char *prefix) {
     size_t size = strlen(prefix);
     bool good = !strncmp(name, prefix, size) && strlen(name) == size + RANDOM;
     for (size_t i = size; good && name[i]; i++)
@@ -46,14 +46,14 @@ bool gpt_has_prefix(const char *name, const char *prefix) {
     return good;
 }
 
-static void remove_stale(const char *parent, const char *prefix) {
+void gpt_remove_stale(const char *parent, const char *prefix, bool (*is_stale)(int), void (*empty)(int)) {
     DIR *entries = opendir(parent);
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
         int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-        if (gpt_has_prefix(entry->d_name, prefix))
+        if (has_prefix(entry->d_name, prefix))
             folder = openat(dirfd(entries), entry->d_name, flags);
-        if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX | LOCK_NB)) {
-            empty_folder(folder);
+        if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && is_stale(folder)) {
+            empty(folder);
             unlinkat(dirfd(entries), entry->d_name, AT_REMOVEDIR);
         }
         if (folder >= 0)
@@ -63,6 +63,8 @@ static void remove_stale(const char *parent, const char *prefix) {
         closedir(entries);
 }
 
+static bool is_unlocked(int folder) { return !flock(folder, LOCK_EX | LOCK_NB); }
+
 // Makes a folder and locks it. Until it is locked, another run may take it for a stale one and remove it.
 static int make_in(const char *parent, char path[PATH_MAX]) {
     enum { TRIES = 8 };
@@ -70,7 +72,7 @@ static int make_in(const char *parent, char path[PATH_MAX]) {
     if (!realpath(parent, real) || strlen(real) > PATH_MAX - 128)
         return -1;
     gpt_make_prefix("gpt-broker", prefix);
-    remove_stale(real, prefix);
+    gpt_remove_stale(real, prefix, is_unlocked, empty_folder);
     for (int i = 0; i < TRIES; i++) {
         struct stat status;
         snprintf(path, PATH_MAX, "%s/%sXXXXXX", strcmp(real, "/") ? real : "", prefix);

@@ -1,6 +1,5 @@
 // Where the trace goes.
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -153,34 +152,17 @@ static int open_pipe(const char *path) {
     return file;
 }
 
-// Return whether a live stream's folder is ours, and nobody holds its lock: all its processes were killed.
+// Return whether nobody holds the lock of a live stream's folder: all its processes were killed.
 // One that was made just now may be locked in a moment.
 static bool is_left(int folder) {
     enum { YOUNG = 60 }; // seconds
     struct stat status;
     int lock = openat(folder, FOLDER_LOCK, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    bool left = lock >= 0 && gpt_owns_folder(folder, geteuid()) && !fstat(lock, &status) &&
-                S_ISREG(status.st_mode) && time(NULL) - status.st_mtime > YOUNG && folder_is_left(lock);
+    bool left = lock >= 0 && !fstat(lock, &status) && S_ISREG(status.st_mode) &&
+                time(NULL) - status.st_mtime > YOUNG && folder_is_left(lock);
     if (lock >= 0)
         close(lock);
     return left;
-}
-
-static void remove_left(const char *parent, const char *prefix) {
-    DIR *entries = opendir(parent);
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        int folder = -1, flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-        if (gpt_has_prefix(entry->d_name, prefix))
-            folder = openat(dirfd(entries), entry->d_name, flags);
-        if (folder >= 0 && is_left(folder)) {
-            folder_empty(folder);
-            unlinkat(dirfd(entries), entry->d_name, AT_REMOVEDIR);
-        }
-        if (folder >= 0)
-            close(folder);
-    }
-    if (entries)
-        closedir(entries);
 }
 
 // Lets the traces go to a private folder, where a helper merges them into one stream.
@@ -211,7 +193,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     const char *given = getenv("TMPDIR"), *parent = given && *given == '/' ? given : "/tmp";
     char prefix[64];
     gpt_make_prefix("gpt-hook", prefix);
-    remove_left(parent, prefix);
+    gpt_remove_stale(parent, prefix, is_left, folder_empty);
     snprintf(folder, PATH_MAX - 8, "%s/%sXXXXXX", parent, prefix);
     if (!mkdtemp(folder))
         fail(BAD, folder, "%s", strerror(errno));

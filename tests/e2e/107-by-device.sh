@@ -91,7 +91,7 @@ fails 2 "two wheels have the name 'demo-1.2-py3-none-any.whl'" --arch sm_90 -r d
 
 # An architecture that nothing is for: no library is written, nor replaced by one that is only packed smaller.
 fails 1 "no code for sm_60: there is cubin for sm_75, sm_90; ptx for sm_90: nothing is cut" --arch sm_60 -r lib -o no
-fails 1 "libraries that gpt-locate decided nothing about, as it said, are not written" --arch sm_60 --recompress --apply -r lib
+fails 1 "gpt-locate failed to decide about these libraries (its errors say why), so they aren't written" --arch sm_60 --recompress --apply -r lib
 fails 1 "no code for sm_60" --arch sm_60 --recompress -r demo-1.2-py3-none-any.whl -o no
 test -z "$(find no -type f)"
 test ! -e lib/libdemo.so.gpt-orig

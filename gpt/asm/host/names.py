@@ -157,7 +157,7 @@ def constant(text: str, type_: PtxType) -> str:
 
 
 def float_bits(text: str, type_: PtxType) -> int:
-    """Return the bits of a float constant in a type. `0f3F800000` gives the bits directly; other forms are rounded.
+    """Return a float constant's bits as a type has them: as written for `0f3F800000`, else rounded.
 
     Raises Unsupported.
     """
@@ -175,7 +175,7 @@ def _decimal(text: str) -> float:
         return float(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0])
     value = float(text)
     if math.isinf(value) or (abs(value) < sys.float_info.min and re.search("[1-9]", re.split("[eE]", text)[0])):
-        raise Unsupported(f"constant {text}, which is no normal number of 64 bits")
+        raise Unsupported(f"constant {text}, which isn't a normal 64-bit float")
     return value
 
 
