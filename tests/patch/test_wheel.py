@@ -497,7 +497,9 @@ def test_two_folders_of_metadata(wheel, tmp_path, folder):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-NOT_CUT = "gpt-patch: error: gpt-locate failed to decide about these libraries (its errors say why), so they aren't written\n"
+NOT_CUT = (
+    "gpt-patch: error: gpt-locate failed to decide about these libraries (its errors say why), so they aren't written\n"
+)
 
 
 @pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])

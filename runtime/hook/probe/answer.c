@@ -63,7 +63,7 @@ static char *keep_text(struct value value) {
 static bool read_params(struct woven *woven, struct value items, struct cursor at, struct woven_param **found,
                         size_t *count, bool added) {
     if (items.type != ARRAY || items.number > MOST_ITEMS)
-        return doubt(woven, "it tells no parameters");
+        return doubt(woven, "it lists no parameters");
     if (!(*found = calloc(items.number + 1, sizeof(**found))))
         return refuse(woven, WHY(no_memory));
     for (*count = 0; *count < items.number; ++*count) {
@@ -85,7 +85,7 @@ static bool read_variables(struct woven *woven, struct value items, struct curso
     if (items.type == ELSE)
         return true;
     if (items.type != ARRAY || items.number > MOST_ITEMS)
-        return doubt(woven, "it tells no variables");
+        return doubt(woven, "it lists no variables");
     if (!(woven->variables = calloc(items.number + 1, sizeof(*woven->variables))))
         return refuse(woven, WHY(no_memory));
     for (size_t i = 0; i < items.number; i++) {
@@ -266,7 +266,7 @@ static bool read_all(struct woven *woven, const char *kernel) {
         } else if (is(record.kind, "map")) {
             if (woven->map_count == MOST_MAPS) {
                 char detail[64];
-                snprintf(detail, sizeof(detail), "it tells more than %d maps", MOST_MAPS);
+                snprintf(detail, sizeof(detail), "it lists more than %d maps", MOST_MAPS);
                 return doubt(woven, detail);
             }
             if (!read_map(woven, &record))
