@@ -17,6 +17,7 @@ from gpt.asm.host.variables import ModuleVariable, declared
 from gpt.base.errors import MalformedError
 from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
+from gpt.ptx.contract import contracted
 from gpt.ptx.head import NEWEST, read_head
 from gpt.ptx.parse import parse_head
 from gpt.ptx.prune import INDIRECT, needed, pruned
@@ -55,7 +56,8 @@ class ModuleWriter:
 
     def __init__(self, data: bytes, name: str) -> None:
         """Raises MalformedError if the text isn't PTX."""
-        whole = scan_module(data, name)
+        # ptxas would fuse these products and sums, and results here are to be those of a GPU.
+        whole = contracted(scan_module(data, name))
         head = read_head(whole)
         # The targets of an indirect call aren't known, so a module with one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton

@@ -6,6 +6,7 @@ A line can also replace a piece of the text; then the mark holds the original.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Insertions:
     def __init__(self) -> None:
         self._all: list[_Insertion] = []
         self.size = 0  # characters of lines
+        self._offsets: list[int] = []
 
     def add(self, offset: int, order: int, lines: Iterable[str]) -> None:
         """Insert lines before the character at `offset`, and mark them."""
@@ -50,6 +52,13 @@ class Insertions:
     def replace(self, start: int, end: int, line: str) -> None:
         """Replace the text between two different offsets with a line."""
         self._all.append(_Insertion(start, _REPLACE, len(self._all), f"\t{line} {MARK}=", end))
+
+    def are_within(self, start: int, end: int) -> bool:
+        """Return whether something is inserted between two offsets."""
+        if len(self._offsets) != len(self._all):
+            self._offsets = sorted(insertion.offset for insertion in self._all)
+        at = bisect_right(self._offsets, start)
+        return at < len(self._offsets) and self._offsets[at] < end
 
     def text(self, text: str) -> bytes:
         """Return the text with all insertions."""

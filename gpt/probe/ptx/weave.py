@@ -45,6 +45,7 @@ from gpt.probe.ptx.edits import (
     unweave,
 )
 from gpt.probe.ptx.function import PtxFunction
+from gpt.probe.ptx.fuse import fuse
 from gpt.probe.ptx.params import declare, extended
 from gpt.probe.ptx.state import State
 from gpt.probe.ptx.template import Shapes
@@ -128,6 +129,7 @@ class _Weaver:
         declare(module, self.entry.item, [placed.param for placed in maps], self.insertions)
         for function in kept:
             self.declare_registers(function, state)
+            fuse(module, function, self.insertions, f"{self.prefix}c_")
         params, added = extended(module, self.entry.item, len(maps))
         self.variables.share(self.insertions, {f.item: f.statements for f in self.functions})
         return Woven(

@@ -1,0 +1,18 @@
+"""Keep a kernel's results when a probe's code comes between a product and a sum that ptxas would have fused."""
+
+from __future__ import annotations
+
+from gpt.probe.ptx.edits import DECLARE, KEEP, Insertions
+from gpt.probe.ptx.function import PtxFunction
+from gpt.ptx.contract import find_edits
+from gpt.ptx.scan import Module
+
+
+def fuse(module: Module, function: PtxFunction, insertions: Insertions, prefix: str) -> None:
+    """Write such pairs as fma, where something is inserted in their stretch of code (gpt/ptx/contract.py)."""
+    item = function.item
+    for start, end, text in list(find_edits(module, item, function.statements, prefix, insertions.are_within)):
+        if end > start:
+            insertions.replace(start, end, text)
+        else:
+            insertions.add(start, DECLARE if start == item.body + 1 else KEEP, [text.strip()])

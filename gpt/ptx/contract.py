@@ -1,0 +1,252 @@
+"""Find the products and sums that ptxas fuses.
+
+PTX lets ptxas make one fma of a `mul` and an `add` or `sub` without a rounding modifier, which rounds once instead of
+twice. nvcc and NVRTC leave it such pairs: `a * b - c` is a `mul.f32` and a `sub.f32`. ptxas fuses a pair only if both
+are in one stretch without branches, so whoever puts a branch between them changes the last bit of the result. The
+weaver therefore writes the pairs as fma itself where it puts something between, and the simulated device, which
+rounds each instruction as written, writes all of them so.
+
+What ptxas does (12.0 to 13.0, sm_80 to sm_90; tests/ptx/test_contract.py compares random kernels):
+
+- A product is fused if everything that reads it is an `add` or `sub` of its type in the same stretch, with the same
+  `.ftz`. A sum may be guarded and may saturate, a product neither. A sum of a product and itself isn't fused. Copies
+  by `mov` and `neg` count as the product.
+- Of two products that are added, the one is fused that fewer instructions read, or the first one. The other one is then
+  read by an fma, and isn't fused anywhere from then on.
+- Sums are fused in the order of the text; of f32 and f64, those with a product that's read once come first.
+- A stretch ends at a label that something branches to, at a branch, exit, call, trap, `membar` or `fence`, at a
+  division, square root or reciprocal with rounding, which have branches inside, and at a guarded instruction that's
+  more than arithmetic, as ptxas branches around it.
+
+Left out: registers that an inner scope declares, and pairs that meet only when ptxas inlines a function or unrolls a
+loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpt.ptx import tree
+from gpt.ptx.flow import Flow, inner_names, names_in, stretches_of
+from gpt.ptx.quick import parse_instruction
+from gpt.ptx.scan import Item, Module, Statement, scan_module
+
+_PRODUCT = re.compile(r"mul(\.ftz)?\.(f32|f64|f16|f16x2|bf16|bf16x2)")
+_SUM = re.compile(r"(add|sub)(\.ftz)?(\.sat)?\.(f32|f64|f16|f16x2|bf16|bf16x2)")
+_REGISTER = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
+_SIZES = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}
+
+
+class Edit(NamedTuple):
+    """A piece of a function's text to replace; it's empty where something is inserted."""
+
+    start: int
+    end: int
+    text: str
+
+
+class _Product(NamedTuple):
+    number: int  # of its statement
+    factors: tuple[str, str]
+    written: tuple[int | None, ...]  # the statement that wrote each factor
+    kind: tuple[str, bool]  # type and .ftz
+
+
+class _Term(NamedTuple):
+    """A product as an operand of a sum."""
+
+    product: _Product
+    is_negative: bool
+
+
+class _Sum(NamedTuple):
+    number: int
+    node: tree.Instruction
+    terms: tuple[_Term | None, _Term | None]
+
+
+def contracted(module: Module) -> Module:
+    """Return the module with all pairs written as fma, each on its line."""
+    prefix = next(p for n in itertools.count() if (p := f"fused{n}_") not in module.text)
+    edits = [edit for item in module.functions for edit in find_edits(module, item, module.statements(item), prefix)]
+    parts, at = [], 0
+    for start, end, text in sorted(edits):
+        parts += [module.text[at:start], text]
+        at = end
+    if not parts:
+        return module
+    return scan_module("".join([*parts, module.text[at:]]).encode("latin-1"), module.name)
+
+
+def find_edits(
+    module: Module,
+    item: Item,
+    statements: Sequence[Statement],
+    prefix: str,
+    wanted: Callable[[int, int], bool] = lambda start, end: True,
+) -> Iterator[Edit]:
+    """Yield what writes a function's pairs as fma, in stretches whose start and end in the text are `wanted`."""
+    hidden = inner_names(module, statements)
+    stretches = list(stretches_of(module, statements))
+    flow: Flow | None = None
+    for stretch in stretches:
+        heads = [statements[number].head for number in stretch]
+        if not (any(map(_PRODUCT.fullmatch, heads)) and any(map(_SUM.fullmatch, heads))):
+            continue
+        if not wanted(statements[stretch[0]].start, statements[stretch[-1]].end):
+            continue
+        flow = flow or Flow(module, statements)
+        for sum_, place in _fuse(*_read(module, statements, stretch, flow, hidden)):
+            yield from _edits(item, statements, sum_, place, f"{prefix}{sum_.number}_", flow.writers(stretch))
+
+
+def _edits(
+    item: Item,
+    statements: Sequence[Statement],
+    sum_: _Sum,
+    place: int,
+    prefix: str,
+    writer: Callable[[str, int], int | None],
+) -> Iterator[Edit]:
+    """Yield the edits that fuse a sum with one of its terms."""
+    term = sum_.terms[place]
+    assert term
+    product, is_negative = term.product, term.is_negative
+    type_, is_flushed = product.kind
+    declared, factors = f".reg .{_REGISTER[type_]} {prefix}", list(product.factors)
+    for number, (factor, written) in enumerate(zip(factors, product.written, strict=True)):
+        if writer(factor, sum_.number) != written:  # it's overwritten before the sum: keep it
+            factors[number] = f"{prefix}{number}"
+            yield Edit(item.body + 1, item.body + 1, f" {declared}{number};")
+            at = statements[product.number].start
+            yield Edit(at, at, f"mov.{_move(type_)} {prefix}{number}, {factor}; ")
+    result, *terms = map(str, sum_.node.operands)
+    other = terms[1 - place]
+    front = ""
+
+    def minus(number: int, value: str) -> str:
+        nonlocal front
+        front += f"{declared}{number}; neg.{type_} {prefix}{number}, {value}; "
+        return f"{prefix}{number}"
+
+    if sum_.node.opcode == "sub" and place == 0:
+        other = minus(2, other)
+    if is_negative != (sum_.node.opcode == "sub" and place == 1):
+        factors[0] = minus(3, factors[0])
+    guard = f"{sum_.node.guard} " if sum_.node.guard else ""
+    words = ".ftz" * is_flushed + ".sat" * (".sat" in sum_.node.modifiers)
+    text = f"{guard}fma.rn{words}.{type_} {result}, {factors[0]}, {factors[1]}, {other};"
+    place_of = statements[sum_.number]
+    yield Edit(place_of.start, place_of.end, f"{{ {front}{text} }}" if front else text)
+
+
+def _move(type_: str) -> str:
+    """Return the type with which mov copies such a register."""
+    return {"f16": "b16", "bf16": "b16"}.get(type_, _REGISTER[type_])
+
+
+# Pairs
+
+_Uses = dict[int, list["tuple[int, int] | None"]]  # by product: the sums that read it, and as which operand; None: else
+
+
+def _read(
+    module: Module, statements: Sequence[Statement], stretch: list[int], flow: Flow, is_hidden: Callable[[str], bool]
+) -> tuple[list[_Sum], _Uses]:
+    """Return the sums of a stretch with their products, and who reads each product."""
+    writer = flow.writers(stretch)
+    products: dict[int, _Product] = {}
+    for number in stretch:
+        statement = statements[number]
+        if (match := _PRODUCT.fullmatch(statement.head)) and not statement.guard:
+            node = parse_instruction(module.source(statement))
+            if len(node.operands) == 3 and not any(
+                is_hidden(name) for part in node.operands for name in names_in(part)
+            ):
+                factors = (str(node.operands[1]), str(node.operands[2]))
+                written = tuple(writer(factor, number) for factor in factors)
+                products[number] = _Product(number, factors, written, (match[2], bool(match[1])))
+    uses: _Uses = {number: [] for number in products}
+    terms: dict[int, list[_Term | None]] = {}
+    inside = set(stretch)
+    for number, product in products.items():
+        (name,) = flow.access(number).written
+        found, todo = uses[number], [(name, number, False)]
+        while todo:  # its own name, and those that it's copied to
+            name, start, is_negative = todo.pop()
+            for reader in [n for n in flow.mentions(name) if start < n <= stretch[-1]]:
+                access = flow.access(reader)
+                if name in access.read:
+                    copy = _copy(statements[reader], product) if reader in inside else None
+                    places = _places(module, statements[reader], name, product) if reader in inside else []
+                    if copy and access.written:
+                        todo.append((next(iter(access.written)), reader, is_negative != (copy == "neg")))
+                    elif len(places) == 1:
+                        found.append((reader, places[0]))
+                        terms.setdefault(reader, [None, None])[places[0]] = _Term(product, is_negative)
+                    else:
+                        found.append(None)
+                if name in access.written:  # it's another value from here on
+                    found += [None] * access.is_guarded
+                    break
+            else:
+                found += [None] * flow.is_read_after(name, stretch[-1])
+    sums: list[_Sum] = []
+    for number, (left, right) in sorted(terms.items()):
+        if left and right and _is_same(left.product, right.product):
+            for product in (left.product, right.product):
+                uses[product.number].append(None)
+        else:
+            sums.append(_Sum(number, parse_instruction(module.source(statements[number])), (left, right)))
+    return sums, uses
+
+
+def _is_same(left: _Product, right: _Product) -> bool:
+    """Return whether two products have the same factors."""
+    return left.kind == right.kind and sorted(zip(left.factors, map(str, left.written), strict=True)) == sorted(
+        zip(right.factors, map(str, right.written), strict=True)
+    )
+
+
+def _copy(statement: Statement, product: _Product) -> str:
+    """Return `mov` or `neg` if an instruction only copies a product, or its negative."""
+    type_, is_flushed = product.kind
+    if statement.guard:
+        return ""
+    if statement.head in (f"mov.{type_}", f"mov.{_move(type_)}", f"mov.b{_SIZES[type_]}"):
+        return "mov"
+    return "neg" * (statement.head == f"neg{'.ftz' * is_flushed}.{type_}")
+
+
+def _places(module: Module, statement: Statement, name: str, product: _Product) -> list[int]:
+    """Return as which operands a sum that may be fused reads a product; none if it's something else."""
+    found = _SUM.fullmatch(statement.head)
+    if not found or (found[4], bool(found[2])) != product.kind:
+        return []
+    terms = parse_instruction(module.source(statement)).operands[1:]
+    return [place for place, term in enumerate(terms) if str(term) == name]
+
+
+def _fuse(sums: list[_Sum], uses: _Uses) -> Iterator[tuple[_Sum, int]]:
+    """Yield each sum that's fused, and with which of its operands."""
+    fused: dict[int, int] = {}
+
+    def count(sum_: _Sum, place: int, only_once: bool) -> int:
+        """How many instructions read the product if it can be fused now; else 0."""
+        term = sum_.terms[place]
+        if term is None or (only_once and term.product.kind[0] not in ("f32", "f64")):
+            return 0
+        found = uses[term.product.number]
+        return len(found) * all(use and fused.get(use[0], use[1]) == use[1] for use in found)
+
+    for only_once in (True, False):
+        for sum_ in sums:
+            found = [
+                (n, place) for place in (0, 1) if (n := count(sum_, place, only_once)) and (n == 1 or not only_once)
+            ]
+            if found and sum_.number not in fused:
+                fused[sum_.number] = min(found)[1]
+                yield sum_, fused[sum_.number]

@@ -1,0 +1,157 @@
+"""The stretches of a PTX function that ptxas compiles as one, and who writes and reads its registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpt.ptx import tree
+from gpt.ptx.quick import parse_instruction
+from gpt.ptx.scan import Module, Statement
+
+WORD = re.compile(r"[\w$%]+")
+# Instructions whose first operand is read, if it isn't an address. An accumulator is both written and read.
+_NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "wgmma", "tcgen05", "pmevent"}
+_DECLARED = re.compile(r"([\w$%]+)(<)?")
+_ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "pmevent", "call", "membar", "fence"}
+_SLOW = re.compile(r"(?:div|sqrt|rcp)\.r[nzmp]\b|(?:div|rem)\.[su]64$")
+# What ptxas branches around if it's guarded; it gives other instructions a predicate.
+_BRANCHED = {
+    *("ld", "ldu", "st", "atom", "red", "bar", "barrier", "shfl", "vote", "match", "redux", "cp", "tex"),
+    *("suld", "sust", "prefetch", "multimem", "mbarrier", "wmma", "mma", "ldmatrix", "stmatrix", "nanosleep"),
+}  # fmt: skip
+
+
+class Access(NamedTuple):
+    """The registers that an instruction writes and reads."""
+
+    written: frozenset[str]
+    read: frozenset[str]
+    is_guarded: bool
+
+
+class Flow:
+    """Which statements write and read a register."""
+
+    def __init__(self, module: Module, statements: Sequence[Statement]) -> None:
+        self._module, self._statements = module, statements
+        self._known: dict[int, Access] = {}
+        self._mentions: dict[str, list[int]] = {}
+        for number, statement in enumerate(statements):
+            if statement.kind == "instruction":
+                for word in set(WORD.findall(module.text[statement.start : statement.end])):
+                    self._mentions.setdefault(word, []).append(number)
+        self._labels = {s.head: number for number, s in enumerate(statements) if s.kind == "label"}
+
+    def mentions(self, name: str) -> list[int]:
+        """Return the instructions with this name in them, in order."""
+        return self._mentions.get(name, [])
+
+    def access(self, number: int) -> Access:
+        """Return what an instruction writes and reads."""
+        found = self._known.get(number)
+        if found is None:
+            node = parse_instruction(self._module.source(self._statements[number]))
+            first = node.operands[:1] if _has_result(node) else ()
+            written = frozenset(name for operand in first for name in names_in(operand))
+            read = {name for operand in node.operands[len(first) :] for name in names_in(operand)}
+            read |= {node.guard.register} if node.guard else set()
+            found = self._known[number] = Access(written, frozenset(read), node.guard is not None)
+        return found
+
+    def writers(self, stretch: list[int]) -> Callable[[str, int], int | None]:
+        """Return a function: the last statement of a stretch, before a number, that writes a name."""
+        first = stretch[0]
+
+        def find(name: str, before: int) -> int | None:
+            found = (n for n in reversed(self.mentions(name)) if first <= n < before and name in self.access(n).written)
+            return next(found, None)
+
+        return find
+
+    def is_read_after(self, name: str, number: int) -> bool:
+        """Return whether some path from behind an instruction reads a register before it writes it."""
+        mentions = self.mentions(name)
+        if not any(name in self.access(n).read for n in mentions):
+            return False
+        seen: set[int] = set()
+        todo, wanted = [number + 1], set(mentions)
+        while todo:
+            at = todo.pop()
+            while at < len(self._statements) and at not in seen:
+                seen.add(at)
+                statement = self._statements[at]
+                if at in wanted:
+                    access = self.access(at)
+                    if name in access.read:
+                        return True
+                    if name in access.written and not access.is_guarded:
+                        break
+                opcode = statement.head.partition(".")[0]
+                if opcode == "brx":
+                    todo += self._labels.values()
+                elif opcode == "bra":
+                    words = WORD.findall(self._module.text[statement.start : statement.end])
+                    todo += [self._labels[word] for word in words if word in self._labels]
+                if opcode in ("bra", "brx", "ret", "exit", "trap") and not statement.guard:
+                    break
+                at += 1
+        return False
+
+
+def _has_result(node: tree.Instruction) -> bool:
+    """Return whether the first operand is a result."""
+    if not node.operands or isinstance(node.operands[0], tree.Address):
+        return False
+    return node.opcode not in _NO_RESULT or ".red" in node.modifiers
+
+
+def names_in(operand: tree.Operand) -> Iterator[str]:
+    """Yield the names in an operand."""
+    if isinstance(operand, tree.Name):
+        yield operand.name
+    else:
+        yield from WORD.findall(str(operand))
+
+
+def inner_names(module: Module, statements: Sequence[Statement]) -> Callable[[str], bool]:
+    """Return whether an inner scope declares a register of this name."""
+    depth = 0
+    plain: set[str] = set()
+    counted: set[str] = set()
+    for statement in statements:
+        depth += (statement.kind == "{") - (statement.kind == "}")
+        if depth and statement.head == ".reg":
+            for name, has_count in _DECLARED.findall(module.text[statement.start : statement.end]):
+                (counted if has_count else plain).add(name)
+    return lambda name: name in plain or name.rstrip("0123456789") in counted
+
+
+def stretches_of(module: Module, statements: Sequence[Statement]) -> Iterator[list[int]]:
+    """Yield the numbers of the instructions of each stretch without branches."""
+    targets = _targets(module, statements)
+    stretch: list[int] = []
+    for number, statement in enumerate(statements):
+        is_end = statement.kind == "label" and statement.head in targets
+        if statement.kind == "instruction":
+            opcode = statement.head.partition(".")[0]
+            is_end = opcode in _ENDS or bool(_SLOW.match(statement.head))
+            is_end = is_end or (bool(statement.guard) and opcode in _BRANCHED)
+            if not is_end:
+                stretch.append(number)
+        if is_end and stretch:
+            yield stretch
+            stretch = []
+    if stretch:
+        yield stretch
+
+
+def _targets(module: Module, statements: Sequence[Statement]) -> set[str]:
+    """Return the names of all labels that branches, or lists of targets, name."""
+    return {
+        word
+        for statement in statements
+        if statement.head.startswith(("bra", "brx", ".branchtargets"))
+        for word in WORD.findall(module.text[statement.start : statement.end])
+    }

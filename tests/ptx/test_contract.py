@@ -1,0 +1,178 @@
+"""The pairs that gpt/ptx/contract.py finds are those that ptxas fuses.
+
+Random kernels of products, sums and copies are compiled as they are and with their pairs written as fma. What each
+stores, as an expression over what it loads, must be the same.
+"""
+
+import random
+import re
+import subprocess
+
+import pytest
+
+from gpt.probe.ptx.weave import unweave, weave
+from gpt.ptx.contract import contracted
+from gpt.ptx.scan import scan_module
+from tests import cuda
+from tests.probe.ptx.woven import simple
+
+TYPES = {"f32": ("f32", 4), "f64": ("f64", 8), "f16x2": ("b32", 4), "bf16x2": ("b32", 4)}
+HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
+LOADED = 6
+
+
+def make(rng: random.Random, type_: str, between: str = "") -> str:
+    """A kernel's body: loads, a dozen instructions, stores."""
+    register, size = TYPES[type_]
+    code = []
+    values = list(range(LOADED))
+    used = set()
+    for new in range(LOADED, LOADED + rng.randint(3, 12)):
+        word = rng.choices(("mul", "add", "sub", "neg", "mov"), (9, 5, 5, 1, 1))[0]
+        read = [rng.choice(values[-6:]), rng.choice(values)][: 1 if word in ("neg", "mov") else 2]
+        kind = {"f64": "f64", "f32": "f32"}.get(type_, "b32") if word == "mov" else type_
+        code.append(f"{word}.{kind} %v{new}, {', '.join(f'%v{number}' for number in read)};")
+        values.append(new)
+        used |= set(read)
+        code += [between] * (rng.random() < 0.5)
+    stored = [v for v in values[LOADED:] if v not in used or rng.random() < 0.1]
+    lines = [f".reg .{register} %v<32>; .reg .b64 %a; .reg .b32 %x<9>; .reg .pred %p<9>;", "ld.param.u64 %a, [a];"]
+    lines += [f"ld.global.b{8 * size} %v{number}, [%a+{size * number}];" for number in range(LOADED)]
+    stores = [f"st.global.b{8 * size} [%a+{1024 + size * place}], %v{v};" for place, v in enumerate(stored)]
+    return "\n".join([*lines, *code, *stores, "ret;"])
+
+
+def module(bodies: list[str]) -> str:
+    return HEAD + "".join(f".visible .entry k{n}(.param .u64 a)\n{{\n{body}\n}}\n" for n, body in enumerate(bodies))
+
+
+def stored(text: str, folder) -> dict[str, dict]:
+    """What each kernel stores, by offset, as ptxas compiled it."""
+    (folder / "k.ptx").write_text(text)
+    subprocess.run([cuda.tool("ptxas"), "-arch=sm_90", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
+    line = [cuda.tool("nvdisasm"), "-c", folder / "k.cubin"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    parts = (part.partition(",") for part in said.split("\t.section\t.text.")[1:])
+    return {name: expressions(code) for name, _, code in parts}
+
+
+def minus(e):
+    return e[1] if e[0] == "-" else ("-", e)
+
+
+def product(a, b):
+    odd = (a[0] == "-") != (b[0] == "-")
+    a, b = (e[1] if e[0] == "-" else e for e in (a, b))
+    whole = ("*", *sorted((a, b), key=repr))
+    return minus(whole) if odd else whole
+
+
+def total(*terms):
+    return ("+", *sorted(terms, key=repr))
+
+
+def fused(a, b, c):
+    return ("fma", product(a, b), c)
+
+
+def expressions(code: str) -> dict[int, tuple]:
+    """What straight code stores."""
+    values: dict[str, tuple] = {}
+    found = {}
+
+    def read(word: str) -> tuple:
+        word = word.strip().replace(".reuse", "").replace(".H0_H0", "")
+        if word.lstrip("-") == "RZ":
+            return ("zero",)
+        return minus(values[word[1:]]) if word[0] == "-" else values[word]
+
+    def offset(address: str) -> int:
+        written = re.search(r"\+(0x[0-9a-f]+)\]", address)
+        return int(written[1], 16) if written else 0
+
+    for opcode, rest in re.findall(r"/\*[0-9a-f]{4}\*/\s+(\w+)\S* (.*?) ;", code):
+        words = rest.split(",")
+        match opcode:
+            case "LDG":
+                values[words[0]] = ("x", offset(rest))
+            case "STG":
+                found[offset(rest)] = read(words[-1])
+            case "MOV":
+                values[words[0]] = read(words[1])
+            case "FMUL" | "DMUL" | "HMUL2":
+                values[words[0]] = product(*map(read, words[1:]))
+            case "FADD" | "DADD" | "HADD2":
+                values[words[0]] = read(words[1]) if "RZ" in words[2] else total(*map(read, words[1:]))
+            case "FFMA" | "DFMA" | "HFMA2":
+                if words[2].strip() == "1":
+                    values[words[0]] = total(read(words[1]), read(words[-1]))
+                elif "RZ" in words[1]:
+                    values[words[0]] = read(words[-1])
+                elif "RZ" in words[3]:
+                    values[words[0]] = product(*map(read, words[1:3]))
+                else:
+                    values[words[0]] = fused(*map(read, words[1:4]))
+    return found
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_pairs_are_those_of_ptxas(type_, tmp_path):
+    text = module([make(random.Random(seed), type_) for seed in range(300)])
+    found = stored(text, tmp_path)
+    assert str(found).count("'fma'") > 200
+    assert stored(contracted(scan_module(text.encode(), "k")).text, tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("between", "ends"),
+    [
+        ("bar.sync 0;", False),
+        ("atom.global.add.u32 %x0, [%a+64], 1;", False),
+        ("div.full.f32 %d0, %v1, %v2;", False),
+        ("setp.eq.u32 %p0, %x1, 7;\n@%p0 add.u32 %x2, %x1, 3;", False),
+        ("membar.gl;", True),
+        ("setp.eq.u32 %p0, %x1, 7;\n@%p0 red.global.add.u32 [%a+64], 1;", True),
+        ("div.rn.f32 %d0, %v1, %v2;", True),
+    ],
+)
+def test_what_ends_a_stretch(between, ends, tmp_path):
+    body = make(random.Random(0), "f32").partition("ld.param")[0]
+    body += ".reg .f32 %d0;\nld.param.u64 %a, [a];\nld.global.u32 %x1, [%a+80];\n"
+    body += "mov.u32 %x2, 0;\nmov.f32 %d0, 0f00000000;\n"
+    body += "".join(f"ld.global.f32 %v{n}, [%a+{4 * n}];\n" for n in range(4))
+    tail = "\nst.global.f32 [%a], %v5;\nst.global.u32 [%a+4], %x2;\nst.global.f32 [%a+8], %d0;\nret;"
+    text = module([f"{body}mul.f32 %v4, %v0, %v1;\n{between}\nadd.f32 %v5, %v4, %v3;{tail}"])
+    assert ("fma.rn" in contracted(scan_module(text.encode(), "k")).text) != ends
+    rounded = text.replace("mul.f32", "mul.rn.f32").replace("add.f32", "add.rn.f32")
+    count = [opcodes(one, tmp_path) for one in (text, rounded)]
+    assert (count[0] == count[1]) == ends
+
+
+def opcodes(text: str, folder) -> list[str]:
+    (folder / "k.ptx").write_text(text)
+    subprocess.run([cuda.tool("ptxas"), "-arch=sm_90", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
+    line = [cuda.tool("nvdisasm"), "-c", folder / "k.cubin"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    return sorted(re.findall(r"\b(?:FFMA|FMUL|FADD)\b", said))
+
+
+def test_operands_are_kept_where_they_are_overwritten():
+    body = ".reg .f32 %f<9>; .reg .b64 %a;\nld.param.u64 %a, [a];\nld.global.f32 %f1, [%a];\nmul.f32 %f2, %f1, %f1;\n"
+    body += "ld.global.f32 %f1, [%a+4];\nsub.f32 %f3, %f1, %f2;\nst.global.f32 [%a], %f3;\nret;"
+    text = contracted(scan_module(module([body]).encode(), "k")).text
+    assert "mov.f32 fused0_" in text and text.count("\n") == module([body]).count("\n")
+    assert re.search(r"neg\.f32 (\w+), fused0_\w+_0; fma\.rn\.f32 %f3, \1, fused0_\w+_1, %f1;", text)
+
+
+def test_a_probe_between_changes_no_result(tmp_path):
+    fused = 0
+    texts = [module([make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;")]) for seed in range(12)]
+    for text in texts:
+        if "red." not in text:
+            continue
+        woven = weave(text.encode(), "k0", [simple("red", "mov.u32 %a, %laneid;")])
+        assert unweave(woven.data) == text.encode()
+        found = opcodes(text, tmp_path).count("FFMA")
+        assert opcodes(woven.data.decode(), tmp_path).count("FFMA") == found
+        fused += found
+    assert fused > 4
