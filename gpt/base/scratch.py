@@ -3,8 +3,8 @@
 In a TMPDIR where others may rename files, such as a group's folder without the sticky bit, somebody can put another
 folder in the place of ours at any time. What a compiler writes there is code that will run. So the runtime makes the
 folder (gpt_make_temporary in runtime/common/own.c, which gpt-hook uses too), judges its owner and mode, and hands it
-over open. Whoever runs or reads code goes through the descriptor. The name is for messages, for removal, and for files
-that are only data.
+over open. Use the descriptor to run a compiler there and to read what it wrote. The name is for messages, for removal,
+and for files that are only data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Scratch:
             file.write(data)
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a regular file, or nothing if there is none."""
+        """Return the contents of a regular file, or nothing if there isn't one."""
         try:
             if not stat.S_ISREG(os.stat(name, dir_fd=self.folder, follow_symlinks=False).st_mode):
                 return b""

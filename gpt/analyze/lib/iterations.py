@@ -314,7 +314,7 @@ class BusyTimes:
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
         at = int(gaps.argmax())
         number = int((gaps > 0).sum())
-        last = int(ends[: at + 1].argmax())  # the work that ended last needn't be the one that began last
+        last = int(ends[: at + 1].argmax())  # what ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
         return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
 
