@@ -9,7 +9,6 @@ write sequentially.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from enum import StrEnum
@@ -23,6 +22,7 @@ from gpt.analyze.lib.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import made_beside, take_name
+from gpt.base.scratch import scratch_folder
 from gpt.stream.stage import DASH, FLUSH_BYTES, Stage
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Export:
         from gpt.export.targets import Targets
 
         if self._output == DASH:
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt-export.")))
+            folder = self._stack.enter_context(scratch_folder("gpt-export.")).path
         else:
             folder = self._stack.enter_context(made_beside(self._output, self._form is ExportFormat.parquet))
         self._path = folder / NAMES[self._form]

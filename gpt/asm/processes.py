@@ -47,7 +47,7 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env=os.environ | {"TMPDIR": folder},
+                    env=os.environ | {"TMPDIR": "."},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -5,9 +5,7 @@ The output counts only if it's complete: exit status 0 and a cubin that can be p
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from gpt.asm.backend import AssembledModule, Options
@@ -17,6 +15,7 @@ from gpt.asm.reports import MODULE, Report, find_faults, find_messages, read_rep
 from gpt.asm.targets import GpuTarget, find_source, find_version
 from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError, MalformedError
+from gpt.base.scratch import scratch_folder
 from gpt.formats.nvinfo import read_needs
 
 
@@ -81,16 +80,15 @@ class Runner(Processes):
 
         Raises Faults if ptxas rejects the text, and GptError if ptxas itself fails.
         """
-        with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
-            Path(folder, MODULE).write_bytes(text)
+        with scratch_folder("gpt-asm-") as folder:
+            folder.write(MODULE, text)
             command = [tool.path, "-v", f"-arch={target}", *_arguments(options), MODULE, "-o", "module.cubin"]
             try:
-                status, output = self.run(command, folder)
+                status, output = self.run(command, folder.working)
             except TimeoutError:
                 slow = f"{tool.name} took over {self._timeout:g} s for {target} and was killed (--timeout)"
                 raise GptError(slow, name) from None
-            out = Path(folder, "module.cubin")
-            cubin = out.read_bytes() if status == 0 and out.is_file() else b""
+            cubin = b"" if status else folder.read("module.cubin")
         if status < 0:
             raise GptError(f"{tool.name} crashes on it, for {target}: {signal_name(-status)}", name)
         if status:

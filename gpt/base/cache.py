@@ -33,10 +33,10 @@ class _Distrust(ctypes.Structure):
 
 
 @cache
-def _library() -> Any:
+def load_runtime() -> Any:
     """Load the runtime's functions; return None if there's no runtime for this machine."""
     try:
-        found = ctypes.CDLL(str(LIBRARY))
+        found = ctypes.CDLL(str(LIBRARY), use_errno=True)
     except OSError:
         return None
     key = [ctypes.c_char_p, ctypes.c_char_p]
@@ -47,6 +47,8 @@ def _library() -> Any:
     found.gpt_cache_put.restype = None
     found.gpt_cache_open.argtypes = [ctypes.c_char_p, ctypes.c_bool, why]
     found.gpt_cache_open.restype = ctypes.c_int
+    found.gpt_cache_temporary.argtypes = [*key, ctypes.c_char_p]
+    found.gpt_cache_temporary.restype = ctypes.c_int
     found.gpt_cache_free.argtypes = [ctypes.c_void_p]
     found.gpt_cache_free.restype = None
     return found
@@ -74,7 +76,7 @@ def make_private(path: Path) -> None:
 
     Raises OSError if that's impossible; its `filename` is the place that can't be trusted.
     """
-    library, why = _library(), _Distrust()
+    library, why = load_runtime(), _Distrust()
     if library is None:  # no runtime for this machine
         path.mkdir(0o700, parents=True, exist_ok=True)
         return
@@ -107,7 +109,7 @@ class Cache:
 
     def get(self, key: str) -> bytes | None:
         """Return the result for a key; None if there isn't one, or if it's damaged."""
-        library = _library()
+        library = load_runtime()
         if self._folder is None or library is None:
             return None
         data, size, why = ctypes.c_void_p(), ctypes.c_size_t(), _Distrust()
@@ -121,7 +123,7 @@ class Cache:
 
     def put(self, key: str, data: bytes) -> None:
         """Keep a result, unless it takes over an eighth of the limit or can't be written."""
-        library = _library()
+        library = load_runtime()
         if self._folder is None or library is None:
             return
         why = _Distrust()

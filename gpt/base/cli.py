@@ -50,7 +50,7 @@ def _set_verbose(value: bool) -> bool:
     return value
 
 
-verbose = False  # show tracebacks of errors
+verbose = False  # show tracebacks of errors, and tables with a row for each element
 _tool = ""  # name for --version
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object per line.")]
@@ -72,6 +72,15 @@ Filter = Annotated[
 NoVerify = Annotated[bool, Option("--no-verify", help="Don't check that probes are harmless.")]
 Verbose = Annotated[
     bool, Option("--verbose", "-v", callback=_set_verbose, is_eager=True, help="Show the traceback of an error.")
+]
+VerboseRows = Annotated[
+    bool,
+    Option(
+        *("--verbose", "-v"),
+        callback=_set_verbose,
+        is_eager=True,
+        help="Give each recompressed element a row in the table; show the traceback of an error.",
+    ),
 ]
 Version = Annotated[
     bool,

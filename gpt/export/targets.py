@@ -12,7 +12,7 @@ import gpt
 from gpt.export import schema
 from gpt.export.files import TableFile
 from gpt.export.strings import Strings
-from gpt.trace.machines import LIMIT, Machines
+from gpt.trace.machines import LIMIT, NO_END, Machines
 
 if TYPE_CHECKING:
     from gpt.export.rows import ProcessRows
@@ -67,7 +67,7 @@ class Targets:
         for ordinal, card in sorted(process.cards.items()):
             self._add_gpu(process, ordinal, card)
         if process.status is None:
-            self._said.append((schema.WARNING, f"no end of process {process.pid}: killed, or still running", pid))
+            self._said.append((schema.WARNING, f"no end of process {process.pid}: {NO_END}", pid))
         self._said += [(schema.WARNING, line, pid) for line in rows.iter_lost()]
         levels = {"error": schema.ERROR}
         self._said += [

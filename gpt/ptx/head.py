@@ -83,6 +83,7 @@ class Head:
     target: int
     suffix: str
     address_size: int = 64
+    texmode_independent: bool = False  # samplers are variables of their own
 
     @property
     def is_newer(self) -> bool:
@@ -104,7 +105,9 @@ def read_head(module: Module) -> Head:
         raise _fault(module, wrong, "goes only at the beginning, after .version and .target")
     version = _read_version(module, items[0])
     target, suffix = _read_target(module, targets, version)
-    return Head(version, target, suffix, _read_size(module, sizes[0], version) if sizes else 64)
+    size = _read_size(module, sizes[0], version) if sizes else 64
+    independent = any("texmode_independent" in _text(module, item) for item in targets)
+    return Head(version, target, suffix, size, independent)
 
 
 def _read_version(module: Module, item: Item) -> tuple[int, int]:

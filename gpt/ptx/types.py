@@ -153,7 +153,7 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
 
 def takes_constant(wanted: str, text: str) -> bool:
     """Return True if ptxas takes a constant for an operand of a type."""
-    if wanted in PACKED or wanted in ("f16", "b128"):
+    if wanted in PACKED or wanted == "f16":
         return False
     if FLOAT.fullmatch(text):
         same_size = {"0f": "b32"}.get(text[:2].lower(), "b64")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from gpt.base import cli
 from gpt.base.errors import MalformedError
 from gpt.base.printable import printable, shorten
 from gpt.screen.demangle import readable
@@ -51,6 +52,7 @@ class LibraryTables:
         self._left: Counter[str] = Counter()  # reason -> unused kernels in these elements
         self._repacked: list[Record] = []
         self._recompressed: dict[tuple[str, str, str], Counter[str]] = {}  # type, arch, codec before -> sums
+        self._each: dict[str, list[Record]] = {}  # recompressed elements by library, with --verbose
         self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
         self._modules: list[tuple[str, ...]] = []
         self._answers: AnswerTables | None = None
@@ -123,6 +125,8 @@ class LibraryTables:
     def _add_recompressed(self, record: Record) -> None:
         sums = self._recompressed.setdefault((record["type"], record["arch"], record["codec"]), Counter())
         sums.update(elements=1, **{key: record[key] for key in RECOMPRESSED})
+        if cli.verbose:
+            self._each.setdefault(record["library"], []).append(record)
 
     def _add_ptx(self, record: Record) -> None:
         counts = human_count(len(record["kernels"])), human(len(record["data"]))
@@ -216,6 +220,10 @@ class LibraryTables:
         if len(self._tallies) > 1:
             yield Text()
             yield from _library_grid(self._tallies, width).lines(width)
+        for library, rows in self._each.items():
+            yield Text()
+            yield Text(shorten(printable(library), width))
+            yield from _each_grid(rows).lines(width)
         if self._recompressed:
             yield Text()
             yield from _recompressed_grid(self._recompressed).lines(width)
@@ -271,6 +279,17 @@ def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
         add((arch, type_, codec), rows[type_, arch, codec])
     if len(rows) > 1:
         add((TOTAL, "", ""), sum(rows.values(), Counter[str]()), total=True)
+    return grid
+
+
+def _each_grid(rows: Iterable[Record]) -> Grid:
+    """Return a table of the recompressed elements of a library, with what each gained and took."""
+    grid = Grid("offset", "arch", "type", "packed", "before", "zstd", "less", "time", texts=4)
+    for row in rows:
+        before, after = row["size_before"], row["size_after"]
+        less = "as it was" if "reason" in row else percent(before - after, before)
+        texts = f"{row['offset']:#x}", row["arch"], row["type"], row["codec"]
+        grid.add(*texts, human(before), human(after), less, f"{row['time'] / 1e6:,.1f} ms")
     return grid
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from gpt.base import cli
 from gpt.base.errors import GptError
 from gpt.base.options import Argument, Option
 from gpt.base.outputs import make_folder
+from gpt.base.scratch import scratch_folder
 from gpt.stream.stage import DASH
 
 TOOL = "gpt-dump"
@@ -47,15 +46,11 @@ def dump(
 
     printed = _open(output) if output and output != DASH else 2
     stage = Dumping(TOOL, json=json, from_json=from_json, table=table)
-    folder = Path(tempfile.mkdtemp(prefix="gpt-dump."))
-    try:
-        with _keep(folder):
-            if dumps:
-                make_folder(dumps, 0o700)
-            stage.follow(dumps or folder, folder, dumps is not None, limit, printed)
-            return stage.run(files or [], None if quiet else LAUNCH)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder("gpt-dump.") as folder, _keep(folder.path):
+        if dumps:
+            make_folder(dumps, 0o700)
+        stage.follow(dumps or folder.path, folder.path, dumps is not None, limit, printed)
+        return stage.run(files or [], None if quiet else LAUNCH)
 
 
 def _keep(folder: Path) -> subprocess.Popen[bytes]:

@@ -72,7 +72,7 @@ def patch(
     table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
-    verbose: cli.Verbose = False,
+    verbose: cli.VerboseRows = False,
     version: cli.Version = False,
 ) -> int:
     """Write libraries without the GPU code that gpt-locate found unused."""

@@ -27,7 +27,7 @@ from gpt.trace.calls_store import GPU, Kept, call_fields, times_of
 from gpt.trace.follow import Follow
 from gpt.trace.inputs import expand, read_input, side_folder
 from gpt.trace.kinds import COSTS, DETAILS, LOADS, RANGES, RUNS, SAVES, SITES, TENSORS
-from gpt.trace.machines import identity
+from gpt.trace.machines import NO_END, identity
 from gpt.trace.params import ArgumentValue
 from gpt.trace.process import Api, Process, iter_processes
 from gpt.trace.ranges import KeptRanges
@@ -230,7 +230,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
                 model.end(process)
                 model.incomplete += process.missing
                 if process.status is None:
-                    model.incomplete.append(f"no end of process {process.pid}: killed, or still running")
+                    model.incomplete.append(f"no end of process {process.pid}: {NO_END}")
         except MalformedError as error:
             model.incomplete.append(str(error))
         model.incomplete += [f"{trace.name}: {fact}" for fact in trace.missing]

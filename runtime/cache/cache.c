@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "../common/cache.h"
+#include "../common/own.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -23,6 +24,10 @@ EXPORT void gpt_cache_put(const char *path, const char *key, const char *data, s
 }
 
 EXPORT void gpt_cache_free(char *data) { free(data); }
+
+EXPORT int gpt_cache_temporary(const char *parent, const char *prefix, char path[PATH_MAX]) {
+    return gpt_make_temporary(parent, prefix, path);
+}
 
 EXPORT int gpt_cache_open(const char *path, bool make, struct gpt_distrust *why) {
     return gpt_open_private(path, make, why);

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "broker.h"
+#include "own.h"
 
 enum { RANDOM = 6 }; // characters
 
@@ -75,24 +76,21 @@ static int make_in(const char *parent, char path[PATH_MAX]) {
     gpt_remove_stale(real, prefix, is_unlocked, empty_folder);
     for (int i = 0; i < TRIES; i++) {
         struct stat status;
-        snprintf(path, PATH_MAX, "%s/%sXXXXXX", strcmp(real, "/") ? real : "", prefix);
-        if (!mkdtemp(path))
+        int folder = gpt_make_temporary(real, prefix, path);
+        if (folder < 0)
             return -1;
-        int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (folder >= 0 && gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX) &&
-            !fstat(folder, &status) && status.st_nlink)
+        if (gpt_owns_folder(folder, geteuid()) && !flock(folder, LOCK_EX) && !fstat(folder, &status) &&
+            status.st_nlink)
             return folder;
-        if (folder >= 0)
-            close(folder);
+        close(folder);
         rmdir(path);
     }
     return -1;
 }
 
 int gpt_make_folder(char path[PATH_MAX]) {
-    const char *parent = getenv("TMPDIR");
     mode_t mask = umask(S_IRWXG | S_IRWXO);
-    int folder = parent && *parent == '/' ? make_in(parent, path) : -1;
+    int folder = make_in(gpt_temporary_parent(), path);
     if (folder < 0)
         folder = make_in("/tmp", path);
     umask(mask);

@@ -1,5 +1,6 @@
 // Files that we make and recognize: see own.h.
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -55,6 +56,46 @@ int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode) {
 bool gpt_is_part(const char *name) {
     return strlen(name) == GPT_PART_BYTES - 1 && !strncmp(name, ".gpt-", 5) &&
            strspn(name + 5, "0123456789abcdef") == 32 && !strcmp(name + 37, ".part");
+}
+
+const char *gpt_temporary_parent(void) {
+    const char *parent = getenv("TMPDIR");
+    return parent && *parent == '/' ? parent : "/tmp";
+}
+
+static bool is_empty(int folder) {
+    int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), names = 0;
+    DIR *entries = copy >= 0 ? fdopendir(copy) : NULL;
+    while (entries && names < 3 && readdir(entries))
+        names++;
+    if (entries)
+        closedir(entries);
+    else if (copy >= 0)
+        close(copy);
+    return names == 2; // . and ..
+}
+
+// Where users have no numbers, the owner says nothing. Then nobody may rename in the parent but its own
+// owner.
+static bool is_ours(int folder, const char *parent) {
+    struct stat status, above;
+    return !fstat(folder, &status) && !(status.st_mode & (S_IRWXG | S_IRWXO)) &&
+           (gpt_is_user(status.st_uid, geteuid()) ||
+            (status.st_uid == geteuid() && !stat(parent, &above) &&
+             (above.st_mode & S_ISVTX || !(above.st_mode & (S_IWGRP | S_IWOTH)))));
+}
+
+int gpt_make_temporary(const char *parent, const char *prefix, char path[PATH_MAX]) {
+    int size = snprintf(path, PATH_MAX, "%s/%sXXXXXX", strcmp(parent, "/") ? parent : "", prefix);
+    errno = size < PATH_MAX ? 0 : ENAMETOOLONG;
+    int folder =
+        size < PATH_MAX && mkdtemp(path) ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (folder >= 0 && !(is_ours(folder, parent) && is_empty(folder))) {
+        close(folder);
+        folder = -1;
+        errno = EACCES;
+    }
+    return folder;
 }
 
 bool gpt_is_own(int folder, const char *name, struct stat *status) {

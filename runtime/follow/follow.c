@@ -32,7 +32,7 @@
 #define SEARCH 100 // ms between two looks at all processes
 
 static const struct follow *self;
-static int folder = -1; // held open, because in a shared TMPDIR somebody could replace it with a link
+static int folder = -1;
 static struct output output;
 static uint64_t syncs;
 static volatile sig_atomic_t stopped;
@@ -315,9 +315,6 @@ static void helper(pid_t root, int root_file) {
 
 bool follow_start(const struct follow *follow) {
     self = follow;
-    folder = open(follow->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    // Another user who can rename folders in TMPDIR may have put their own in its place.
-    bool own = folder >= 0 && gpt_owns_folder(folder, geteuid());
-    errno = folder >= 0 && !own ? EACCES : errno;
-    return own && gpt_start_apart(helper);
+    folder = follow->file;
+    return gpt_start_apart(helper);
 }

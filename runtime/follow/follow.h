@@ -19,6 +19,7 @@
 
 struct follow {
     const char *folder;  // absolute; the helper removes it when it ends
+    int file;            // the folder, open: in a shared TMPDIR somebody could replace it with a link
     const char *where;   // of the output, for messages
     int output;          // where the stream goes
     int lock;            // of the folder, held while the helper lives; -1: none

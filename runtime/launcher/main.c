@@ -11,6 +11,7 @@
 #include "../common/broker.h"
 #include "../common/cache.h"
 #include "../common/control.h"
+#include "../common/own.h"
 #include "../common/unwatchable.h"
 #include "launcher.h"
 #include "options.h"
@@ -92,9 +93,7 @@ static void set_report(bool wanted) {
              (unsigned long long)error.st_ino, path);
     set("GPT_HOOK_REPORT", value);
     char notes[PATH_MAX];
-    const char *folder = getenv("TMPDIR");
-    snprintf(notes, sizeof(notes), "%s/gpt-hook-%s", folder && *folder == '/' ? folder : "/tmp",
-             getenv("GPT_HOOK_RUN"));
+    snprintf(notes, sizeof(notes), "%s/gpt-hook-%s", gpt_temporary_parent(), getenv("GPT_HOOK_RUN"));
     set("GPT_HOOK_NOTES", notes);
 }
 

@@ -190,13 +190,13 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
         fail(BAD, where, "%s", strerror(errno));
 
     static char folder[PATH_MAX], traces[2 * PATH_MAX];
-    const char *given = getenv("TMPDIR"), *parent = given && *given == '/' ? given : "/tmp";
+    const char *parent = gpt_temporary_parent();
     char prefix[64];
     gpt_make_prefix("gpt-hook", prefix);
     gpt_remove_stale(parent, prefix, is_left, folder_empty);
-    snprintf(folder, PATH_MAX - 8, "%s/%sXXXXXX", parent, prefix);
-    if (!mkdtemp(folder))
-        fail(BAD, folder, "%s", strerror(errno));
+    follow.file = gpt_make_temporary(parent, prefix, folder);
+    if (follow.file < 0)
+        fail(BAD, parent, "no folder for the traces can be made: %s", strerror(errno));
     follow.folder = folder;
     follow.lock = folder_lock(folder);
     name_folder(folder);
@@ -204,6 +204,7 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
         fail(BAD, "helper", "%s", strerror(errno));
     if (follow.lock >= 0)
         close(follow.lock);
+    close(follow.file);
     size_t at = 0;
     for (const char *from = folder; *from; from++) {
         if (*from == '%')

@@ -118,7 +118,7 @@ def test_every_form_says_what_is_missing(tmp_path):
         done = run("summary", *form, path)
         assert done.returncode == 3
         text = done.stdout.decode().replace("\\", "")
-        assert "incomplete" in text and "no end of process 77: killed, or still running" in text
+        assert "incomplete" in text and "no end of process 77: killed, still running, or no longer recorded" in text
         assert fact in "".join(text.split()) and "bytesintoarecord" in "".join(text.split())
     svg = tmp_path / "p.svg"
     run("summary", "--plot", svg, path)
@@ -371,6 +371,7 @@ def test_an_answer_goes_through_json(tmp_path):
     with open(tmp_path / "direct", "rb") as file:
         answers = [record for record in wire.read_records(file, "d") if record["kind"] == "answer"]
     assert answers and all(
-        answer["incomplete"] == ["no end of process 10: killed, or still running"] for answer in answers
+        answer["incomplete"] == ["no end of process 10: killed, still running, or no longer recorded"]
+        for answer in answers
     )
     assert Answers(lines).rows["kernels"] == ask("gmem_bytes", process()[:-1]).rows["kernels"]

@@ -36,7 +36,7 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
         (side(100, 50, 10), side(100, 55, 10), "time"),  # 3.5
         (side(10**5, 50, 10), side(10**5, 50.5, 10), "noise"),  # 1 %: of runs on another day
         (side(10**5, 50, 10), side(10**5, 52, 10), "time"),
-        (side(2, 50, 1), side(2, 500, 1), "too few"),
+        (side(2, 50, 1), side(2, 500, 1), "few times"),
         (side(100, 50), side(100, 50), "nothing"),
         (side(7, 0, timed=False), side(7, 0, timed=False), "nothing"),  # only counted
         (side(7, 0, timed=False), side(7, 5), "not timed"),

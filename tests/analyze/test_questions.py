@@ -63,6 +63,17 @@ def test_processes_are_told_by_their_ranks():
     assert [row["pid"] for row in found.rows["iterations"]] == [10]
 
 
+def test_the_gpu_is_idle_after_the_work_that_ended_last():
+    """Which needn't be the work that began last."""
+    times = [
+        (ZERO + 210 * US, 60 * US, LAUNCH, 1),
+        (ZERO + 220 * US, 10 * US, COPY, 0),
+        (ZERO + 300 * US, US, LAUNCH, 2),
+    ]
+    evidence = questions(ask("summary", inference(forge.gpu_times(times))))["idle periods of the GPU"]["evidence"]
+    assert "30.0us of 91.0us, 1 time; 30.0us at most" in evidence and "after k1 and before k2" in evidence
+
+
 def test_what_the_trace_says():
     times = [(ZERO + 205 * US + 50 * US * n, 20 * US, LAUNCH, 1) for n in range(10)]
     times.append((ZERO + 52 * US, 4 * US, COPY, 0))
@@ -83,7 +94,7 @@ def test_what_the_trace_says():
     assert evidence["calls of loading"].endswith("until its first launch, 100us: memory 4, memcpy 1, other 1")
     assert "the same 10 times, from launch 3 (k1) on, 95.2 % of the launches; 50.0us each" in \
         evidence["kernels an iteration"]  # fmt: skip
-    assert "419us of 623us, 10 times; 149us at most, 1.06ms after its beginning, after a copy or a graph" in \
+    assert "419us of 623us, 10 times; 149us at most, 1.06ms after its beginning, after a copy (cuMemcpyHtoD)" in \
         evidence["idle periods of the GPU"]  # fmt: skip
     assert "schedule a group of channels 2, bind a channel to an engine 1" in evidence["scheduler of the GPU"]
     assert not any("option" in row for row in asked.values())

@@ -1,5 +1,6 @@
 """gpt-patch --recompress: smaller, and the same code for everybody who unpacks it: us, cuobjdump, the host."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gpt.formats import fatbin
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from gpt.patch.recompress import can_recompress, recompress_all
+from gpt.screen.units import human, percent
 from tests import cuda
 from tests.formats import oracle, samples
 from tests.patch import checks
@@ -111,7 +113,23 @@ def test_options_and_files_that_stay(sample, tmp_path):
     assert copy.read_bytes() == library.read_bytes()
     table = run("gpt-patch", "--recompress", "--zstd-sizes", "--table", "-n", "-o", tmp_path / "x", data=stream).out
     assert "zstd 19 before" in table.decode()
-    assert "lz4" in table.decode()
+    assert "lz4" in table.decode() and "offset" not in table.decode()
+
+
+def test_verbose_gives_each_element_a_row(sample, tmp_path):
+    library = sample("lz4")
+    done = run(
+        "gpt-patch", "--recompress", "--verbose", "--table", "-n", "-o", tmp_path / "x", data=extract(library).out
+    )
+    rows = run("gpt-patch", "--recompress", "-n", "-o", tmp_path / "x", data=extract(library).out).kind("recompressed")
+    assert done.status == 0 and len(rows) == 9
+    lines = {line.split()[0]: line for line in done.out.decode().splitlines() if line.startswith("0x")}
+    assert list(lines) == [f"{row['offset']:#x}" for row in rows]
+    for row in rows:
+        line, before, after = lines[f"{row['offset']:#x}"], row["size_before"], row["size_after"]
+        words = [row["arch"], row["type"], row["codec"], human(before), human(after)]
+        left = "as it was" if "reason" in row else percent(before - after, before)
+        assert re.fullmatch(r"\S+ +" + " +".join(map(re.escape, [*words, left])) + r" +[\d.,]+ ms", line.rstrip()), line
 
 
 def test_zstd_sizes_count_no_compression(sample, tmp_path):

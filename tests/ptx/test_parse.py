@@ -294,8 +294,19 @@ registers = st.builds(Name, names, st.lists(words, max_size=2).map(tuple))
 OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=", ">=", "<", ">", "&&", "||", "?", ":"]
 
 
+def named_briefly(strategy):
+    """The same strategy with a short repr: hypothesis writes it when a filter fails, and nested it took megabytes."""
+
+    @st.composite
+    def inner(draw):
+        return draw(strategy)
+
+    return inner()
+
+
 def expressions(operand):
     """An operand of an expression has no prefix and is not an expression, or the tree would be another."""
+    operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
     base = plain.filter(lambda node: not isinstance(node, Prefixed))
     items = st.lists(operand, max_size=3).map(tuple)

@@ -204,7 +204,8 @@ def test_a_program_that_has_zstd_in_itself(tmp_path):
     assert [r.get("codec") for r in trace.of("buffer")] == ["zstd"]
 
 
-NOISE = """
+# No two threads save the same: repeated values would shrink. (Clocks of two blocks may be equal.)
+NOISE = '''
 [map.noise]
 level = "thread"
 cap = 1
@@ -213,8 +214,9 @@ data = {{{fields}}}
 [probe.noise]
 position = "kernel"
 level = "thread"
-before = ".reg .u64 %x, %t, {all}; cvt.u64.u32 %x, %tid.x; add.u64 %x, %x, CLOCK; {steps} SAVE [noise] {{{all}}};"
-"""
+before = """.reg .u64 %x, %t, {all}; .reg .u32 %n; mov.u32 %n, %ctaid.x; mad.lo.u32 %n, %n, 256, %tid.x;
+cvt.u64.u32 %x, %n; add.u64 %x, %x, 1; {steps} SAVE [noise] {{{all}}};"""
+'''
 STEP = (
     "shl.b64 %t, %x, 13; xor.b64 %x, %x, %t; shr.b64 %t, %x, 7; xor.b64 %x, %x, %t;"
     " shl.b64 %t, %x, 17; xor.b64 %x, %x, %t; mov.u64 %{name}, %x;"

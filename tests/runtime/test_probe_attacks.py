@@ -164,7 +164,7 @@ def test_signals_of_children_are_ignored(tmp_path, once):
 
 
 def test_a_long_wait(tmp_path, once):
-    check_bytes(good(tmp_path, once, "--wait", "1e18", "--jit", PIPELINE), 1)
+    check_bytes(good(tmp_path, once, "--wait", str(10**18), "--jit", PIPELINE), 1)
 
 
 @pytest.mark.parametrize("folder", ["/dev/null/folder", "/proc/none", "no/parent", "/dev/null"])

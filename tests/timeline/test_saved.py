@@ -92,7 +92,7 @@ def test_what_was_not_saved_is_said():
     done = run("timeline", "--format", "chrome", data=forge.pack(trace))
     found = json.loads(done.stdout)
     assert found["incomplete"] == [
-        "no end of process 10: killed, or still running",
+        "no end of process 10: killed, still running, or no longer recorded",
         "2 launches ran with probes, 1 without: no PTX (1)",
         "1 launch with probes lost: no room", "1 launch with probes lost: the trace ends before it was written",
     ]  # fmt: skip

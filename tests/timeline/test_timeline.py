@@ -16,6 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
 from gpt.stream import records
 from gpt.timeline.tracks import CORRELATION, find_lanes
+from gpt.trace.machines import NO_END
 from tests.analyze.asked import run
 from tests.timeline.made import US, ZERO, call, draw, launch, pushed, segment, small
 from tests.trace import forge
@@ -113,7 +114,7 @@ def test_what_did_not_end_is_drawn_until_the_last_of_its_process_and_marked():
     assert spans["step"]["dur"] == 41
     assert spans["cuStreamSynchronize"]["dur"] == 36
     assert [name for name, e in spans.items() if e["args"].get("incomplete")] == ["step", "cuStreamSynchronize"]
-    assert found["incomplete"] == ["no end of process 10: killed, or still running"]
+    assert found["incomplete"] == [f"no end of process 10: {NO_END}"]
 
 
 def test_processes_of_two_machines_with_one_pid():
@@ -359,7 +360,10 @@ def test_perfetto_marks_what_is_incomplete():
     ]
     marks = [p for p in packets if p.track_event.type == schema.TrackEvent.TYPE_INSTANT]
     assert [(p.track_event.name, p.timestamp) for p in marks] == [
-        ("incomplete: no end of process 10: killed, or still running", ZERO + US)  # where the picture begins
+        (
+            f"incomplete: no end of process 10: {NO_END}",
+            ZERO + US,
+        )  # where the picture begins
     ]
 
 

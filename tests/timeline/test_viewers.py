@@ -55,7 +55,7 @@ def test_perfetto_marks_what_is_incomplete(tmp_path):
     cut = segment(call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
     with viewers.perfetto(draw("perfetto", forge.pack(cut)), tmp_path / "browser") as shown:
         assert shown.query("SELECT name FROM slice WHERE dur = 0") == [
-            ["incomplete: no end of process 10: killed, or still running"]
+            ["incomplete: no end of process 10: killed, still running, or no longer recorded"]
         ]
         assert shown.query(FAULTS) == []
 

@@ -347,6 +347,8 @@ class Passage:
 
     def _lines(self) -> list[str]:
         """Return lines about the missing input."""
+        from gpt.trace.machines import NO_END
+
         lines = [*self._missing]
         if more := len(lines) - NAMED:
             lines[NAMED:] = [f"{more:,} more errors"] if more > 0 else []
@@ -354,7 +356,7 @@ class Passage:
             who = tell_apart(found)[:NAMED]
             names = [f"{pid}" + (f" of {host}" if host else "") for host, _, pid in who]
             told = ", ".join(names) + (f" and {len(found) - NAMED:,} more" if len(found) > NAMED else "")
-            lines.append(f"no end of process {told}: killed, or still running")
+            lines.append(f"no end of process {told}: {NO_END}")
         return lines
 
     def finish(self, absent: list[str]) -> None:

@@ -5,7 +5,6 @@ or more of each side, the spread within a side is the noise: means over m and n 
 standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs only the calls within
 them show a spread, so the same rule takes the m and n calls. Either way LITTLE of a mean counts as noise too, because
 clocks and temperature change.
-too, because clocks and temperature change.
 
 One run that is far from the others of its side raises the variance, and so hides a difference that the others show.
 Such outliers are found by the median and the median distance from it, which one run can't move, and the verdict names
@@ -27,7 +26,8 @@ from typing import NamedTuple
 from gpt.trace.durations import Durations
 
 ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
-    "only in A", "only in B", "count", "bytes", "time", "median", "slowest", "noise", "too few", "not timed", "nothing",
+    "only in A", "only in B", "count", "bytes", "time", "median",
+    "slowest", "noise", "few times", "not timed", "nothing",
 )  # fmt: skip
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors

@@ -284,7 +284,7 @@ class BusyTimes:
         self.total += len(rows)
         rows = rows[: max(0, MOST - self._kept)]
         self._kept += len(rows)
-        columns = rows["begin"], rows["duration"], rows["function"]
+        columns = rows["begin"], rows["duration"], rows["function"], rows["api"]
         self._parts.append([np.ascontiguousarray(column) for column in columns])
 
     def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
@@ -294,7 +294,7 @@ class BusyTimes:
         """
         if not self._kept:
             return None
-        stamps, ticks, function = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        stamps, ticks, function, api = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         begin, took = clock.times(stamps), np.minimum(clock.durations(ticks), LIMIT).astype(np.int64)
         order = np.argsort(begin, kind="stable")
         if len(loaded):
@@ -303,19 +303,20 @@ class BusyTimes:
             begin[places[good]] += loaded["cut"][good]
             took[places[good]] -= loaded["cut"][good]
             order = np.argsort(begin, kind="stable")
-        begin, function = begin[order], function[order]
-        end = np.maximum.accumulate(begin + took[order])
+        begin, function, api = begin[order], function[order], api[order]
+        ends = begin + took[order]
+        end = np.maximum.accumulate(ends)
         gaps = np.maximum(begin[1:] - end[:-1], 0)
         unknown = unrecorded.within(end[:-1], begin[1:])
         gaps -= unknown
         total = int(end[-1]) - int(begin[0]) - int(unknown.sum())
         if not gaps.any():
-            return IdleShare(total, 0, 0, 0, 0, 0, 0)
+            return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
         at = int(gaps.argmax())
         number = int((gaps > 0).sum())
-        return IdleShare(
-            total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), int(function[at]), int(function[at + 1])
-        )
+        last = int(ends[: at + 1].argmax())  # what ended last may have begun before the rest
+        around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
+        return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
 
 
 class IdleShare(NamedTuple):
@@ -326,5 +327,5 @@ class IdleShare(NamedTuple):
     number: int
     longest: int
     at: int
-    after: int  # functions
-    before: int
+    after: tuple[int, int]  # what ran: the kernel's function, or 0, and the call that started it
+    before: tuple[int, int]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.iterations import IdleShare, Unit
     from gpt.analyze.lib.totals import FunctionTotals, ProcessTotals, Totals
     from gpt.trace.machines import Header
+    from gpt.trace.process import Process
 
 QUESTIONS = (
     Column("question", "text"),
@@ -52,7 +53,7 @@ PHASES = (
 LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
-NO_KERNEL = "a copy or a graph"
+NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # by type of the call that started it
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
 TOP = 12  # rows of a table
@@ -87,7 +88,7 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
     """Return the facts of a process so far."""
     from gpt.analyze.lib.iterations import MOST, WHOLE
 
-    process, clock, kernels = totals.process, totals.process.clock, totals.process.kernels()
+    process, clock = totals.process, totals.process.clock
     unrecorded = process.unrecorded
     units = totals.launches.find_units()
     first = totals.launches.first()
@@ -113,7 +114,7 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
     idle = totals.busy.find_idle(clock, totals.find_loaded(), unrecorded)
     around = None
     if idle:
-        around = kernels.get(idle.after, NO_KERNEL), kernels.get(idle.before, NO_KERNEL)
+        around = _name_work(process, *idle.after), _name_work(process, *idle.before)
         idle = idle._replace(at=max(0, idle.at - clock.monotonic))
     rows = [_unit_row(totals, unit) for unit in units]
     span = totals.last - clock.monotonic - process.unrecorded_until(totals.last)
@@ -134,6 +135,14 @@ def make_facts(totals: ProcessTotals) -> InferenceFacts:
         totals.busy.total <= MOST,
         process.controls.copy(),
     )
+
+
+def _name_work(process: Process, function: int, api: int) -> str:
+    """Return the kernel's name, or `a copy (cuMemcpyHtoD)`."""
+    if name := process.kernels().get(function):
+        return brief_name(name)
+    call = process.api(api)
+    return f"{NO_KERNEL[call.type]} ({call.name})" if call.type in NO_KERNEL else call.name
 
 
 def _array(*values: int) -> Any:
@@ -333,7 +342,7 @@ def _idle(totals: Totals, facts: Sequence[InferenceFacts], names: Names) -> Said
     if main is None or main.idle is None or main.around is None:
         fact = "'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' has the breaks of the host"
         return Said(question, NOT_KNOWN, evidence=fact, option="--gpu-time")
-    idle, around = main.idle, [*map(brief_name, main.around)]
+    idle, around = main.idle, main.around
     share = 100 * idle.idle / (idle.total or 1)
     told = f"{names[id(main)]}: {human_time(idle.idle)} of {human_time(idle.total)}"
     if idle.number:

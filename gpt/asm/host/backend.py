@@ -7,7 +7,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpt.asm.backend import AssembledModule, Faults, Options
 from gpt.asm.find import split_compiler
 from gpt.asm.processes import Processes, signal_name
 from gpt.base.errors import GptError, MissingError, UsageError
+from gpt.base.scratch import scratch_folder
 
 HEADERS = Path(gpt.__file__).parent / "_runtime" / "host"
 FLAGS = (
@@ -99,15 +99,14 @@ class Host:
         """Return the shared object, and the command line with the compiler's output."""
         words, _ = find_compiler()
         tool = words[0]
-        with tempfile.TemporaryDirectory(prefix="gpt-asm-") as folder:
-            Path(folder, "module.c").write_text(source, "latin-1")
+        with scratch_folder("gpt-asm-") as folder:
+            folder.write("module.c", source.encode("latin-1"))
             command = [*words, *self._flags, "-iquote", str(HEADERS), "module.c", "-o", "module.so", "-lm"]
             try:
-                status, output = self._processes.run(command, folder)
+                status, output = self._processes.run(command, folder.working)
             except TimeoutError:
                 raise GptError(f"{tool} took over {self._timeout:g} s and was killed (--timeout)", name) from None
-            out = Path(folder, "module.so")
-            image = out.read_bytes() if status == 0 and out.is_file() else b""
+            image = b"" if status else folder.read("module.so")
         if status < 0:
             raise GptError(f"{tool} crashes on its C: {signal_name(-status)}", name)
         if not image:

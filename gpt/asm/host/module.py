@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from gpt.asm.host.body import BodyWriter
 from gpt.asm.host.names import CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
+from gpt.asm.host.opaque import OPAQUE, check_opaque
 from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
@@ -29,7 +30,6 @@ MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capabili
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
 _SPACES = {".global", ".const", ".shared"}  # of variables of a module
-_OPAQUE = {".texref", ".samplerref", ".surfref"}
 _OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
 
@@ -81,6 +81,8 @@ class ModuleWriter:
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # alias: function
+        self._textures: set[str] = set()  # and samplers and surfaces
+        self._independent = head.texmode_independent
 
     def write(self) -> str:
         """Return the C file; it's unusable if there are faults."""
@@ -217,7 +219,10 @@ class ModuleWriter:
         words = {specifier.word for specifier in node.specifiers}
         for one in node.declarators:
             try:
-                if words & _OPAQUE and words & _SPACES:
+                if words & OPAQUE and words & _SPACES:
+                    check_opaque(node.specifiers, one, self._independent)
+                    if ".extern" not in words:
+                        self._declare_once(one.name)
                     continue
                 if not words & _SPACES:
                     raise Unsupported(
@@ -226,6 +231,11 @@ class ModuleWriter:
                 _check_pointers(declared(node.specifiers, one, one.name), self._addressable)
             except Unsupported as error:
                 self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
+
+    def _declare_once(self, name: str) -> None:
+        if name in self._textures:
+            raise Unsupported(f"'{name}' is declared twice")
+        self._textures.add(name)
 
     def _alias(self, item: Item) -> None:
         function = self.module.aliases.get(item.name, "")

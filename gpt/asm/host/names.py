@@ -42,8 +42,9 @@ SPECIAL = {  # special registers: type, and value in C
     # A cluster always has one block.
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},
+    **dict.fromkeys(("%clusterid.w", "%nclusterid.w", "%cluster_nctaid.w"), ("u32", "0u")),  # ptxas says 0
     **{f"%cluster_ctaid.{axis}": ("u32", "0u") for axis in "xyzw"},
-    **{f"%cluster_nctaid.{axis}": ("u32", "1u") for axis in "xyzw"},
+    **{f"%cluster_nctaid.{axis}": ("u32", "1u") for axis in "xyz"},
     "%cluster_ctarank": ("u32", "0u"),
     "%cluster_nctarank": ("u32", "1u"),
     "%is_explicit_cluster": ("pred", "(t->cluster != 0)"),
@@ -127,14 +128,14 @@ def c_function(name: str) -> str:
 
 
 def literal(value: int, type_: PtxType) -> str:
-    """Write an integer, or the bits of a float, as a C constant of a type."""
-    value &= (1 << type_.bits) - 1
+    """Write an integer, or the bits of a float, as a C constant of a type. Constants of PTX have 64 bits."""
+    value &= (1 << min(type_.bits, 64)) - 1
     if type_.name == "f32":
         return _float_literal(struct.unpack("<f", struct.pack("<I", value))[0], f"as_f32({value:#x}u)", "f")
     if type_.name == "f64":
         return _float_literal(struct.unpack("<d", struct.pack("<Q", value))[0], f"as_f64({value:#x}ull)", "")
     if type_.bits == 128:
-        return f"(({type_})(((uint128_t){value >> 64:#x}ull << 64) | {value & (1 << 64) - 1:#x}ull))"
+        return f"(({type_}){value:#x}ull)"
     text = f"{value:#x}" if value > 9 else str(value)
     return f"({type_}){text}{_SUFFIX[type_.bits]}"
 

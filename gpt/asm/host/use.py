@@ -129,7 +129,8 @@ class InstructionUse:
         the others.
         """
         opcode = self.instruction.opcode
-        if opcode == "mov" and not self.words.get("V"):
+        packs = opcode == "mov" and not self.words.get("V")
+        if packs:
             type_ = TYPES.get(f"b{type_.bits // max(len(vector.items), 1)}", type_)
         self.refuse_sums(vector.items)
         declared = [name for item in vector.items if (name := self._declared(item))]
@@ -147,7 +148,8 @@ class InstructionUse:
         unchecked = opcode in ("atom", "red") or (constants and not self._declared(vector.items[0]))
         for name in () if unchecked else [plain] if plain else declared:
             same_size = type_.is_float and name[0] in "us" and TYPES[name].bits == type_.bits
-            if not self._takes(type_, name) and not (same_size and self.words.get("V")):
+            too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 takes any register
+            if too_large or (not self._takes(type_, name) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
         for number in () if declared else constants:
             if not takes_constant(type_.name, number):
@@ -198,7 +200,8 @@ class InstructionUse:
                 found = self.body.find_register(name, parts) or self.body.find_register(name)
                 if found and found.width == 1 and not self._takes(type_, found.declared):
                     raise Unsupported(f"'{operand}' is a register of .{found.declared} where .{type_.name} is expected")
-                if not found and opcode not in _TAKE_VARIABLES and self.body.find_place(name):
+                taken = opcode in _TAKE_VARIABLES and type_.name != "pred"
+                if not found and not taken and self.body.find_place(name):
                     raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
             case tree.Expression((tree.Name(name, parts), *_), _):
                 found = self.body.find_register(name, parts)

@@ -53,10 +53,9 @@ class Writer:
         """Takes in the records of the stream, and returns the exit status."""
         torn: GptError | None = None
         whole = False
-        private = Path(tempfile.mkdtemp(prefix="gpt-neutrino."))
         try:
             try:
-                self._read(found, CompleteLaunches(private))
+                self._read(found, CompleteLaunches(Path(tempfile.gettempdir())))
             except GptError as error:
                 torn = error
             whole = True
@@ -71,7 +70,6 @@ class Writer:
             raise
         finally:
             self._callbacks.stop()
-            shutil.rmtree(private, ignore_errors=True)
             shutil.rmtree(self._kept, ignore_errors=True)
         return self._report(torn)
 

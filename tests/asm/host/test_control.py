@@ -155,6 +155,19 @@ def test_addresses_of_elements(thread):
     assert thread.run(kernel(body), bytes(range(8))) == bytes(8)
 
 
+def test_constants_have_64_bits_and_the_fourth_component_is_0(thread):
+    """As in ptxas's code: a constant of .b128 isn't sign-extended, and %cluster_nctaid.w isn't 1."""
+    body = """
+        mov.b128 %q1, -1; st.global.b128 [%p], %q1; st.global.b128 [%p+16], 41; mov.b128 %q1, 1+2;
+        atom.global.exch.b128 %q2, [%p+16], 5; st.global.b128 [%p+32], %q1; st.global.b128 [%p+48], %q2;
+        mov.u32 %r1, %clusterid.w; st.global.u32 [%p+64], %r1; mov.u32 %r1, %nclusterid.w; st.global.u32 [%p+68], %r1;
+        mov.u32 %r1, %cluster_nctaid.w; st.global.u32 [%p+72], %r1; mov.u32 %r1, %cluster_nctaid.z;
+        st.global.u32 [%p+76], %r1;
+    """
+    found = struct.unpack("<8Q4I", thread.run(kernel(body), b"\xff" * 80))
+    assert found == ((1 << 64) - 1, 0, 5, 0, 3, 0, 41, 0, 0, 0, 0, 1)
+
+
 def test_atomics_and_asynchronous_copies(thread):
     found = thread.run(kernel(ATOMICS), bytes(80))
     assert struct.unpack("<2IQ4IIHxxQ2Q4I", found) == (

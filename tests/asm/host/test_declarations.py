@@ -57,6 +57,29 @@ VARIABLES = {  # of a module, used by a kernel or not
     ".global .u64 x = s;": "the address of 's', which is neither",
     ".reg .u32 x;": "outside of functions",
 }
+OPAQUE = {  # no kernel uses them
+    ".global .texref x;": "",
+    ".global .texref x, y;": "",
+    ".global .surfref x[2];": "",
+    ".global .samplerref x[2];": "",
+    ".global .samplerref x;": "without 'texmode_independent'",
+    ".global .texref x[];": "without a size",
+    ".const .texref x;": "outside of .global memory",
+    ".shared .surfref x;": "outside of .global memory",
+    ".common .global .texref x;": "as '.common' or as a vector",
+    ".global .v2 .texref x;": "as '.common' or as a vector",
+    ".global .texref x; .global .texref x;": "declared twice",
+    ".global .texref x; .global .u64 z = x;": "",
+    ".global .texref x = 1;": "named fields in braces",
+    ".global .texref x = {};": "",
+    ".global .texref x = { filter_mode = linear, addr_mode_0 = clamp_to_border, width = 5 };": "",
+    ".global .texref x[2] = { { width = 5 }, { height = 7 } };": "",
+    ".global .texref x = { filter_mode };": "its fields are",
+    ".global .texref x = { filter_mode = true };": "neither a number nor a mode",
+    ".global .texref x = { force_unnormalized_coords = 1 };": "its fields are",
+    ".global .surfref x = { width = 5 };": "",
+    ".global .surfref x = { filter_mode = linear };": "its fields are",
+}
 IN_KERNELS = {
     ".reg .v4 .u16 x;": "",
     ".reg .tf32 x;": "which only instructions have: declare .b32",
@@ -106,7 +129,7 @@ ATTRIBUTES = {
 CASES = {
     **{f"{BEFORE}{text}\n{USES}": reason for text, reason in VARIABLES.items()},
     **{f"{BEFORE}{text}\n{UNUSED}": reason for text, reason in VARIABLES.items()},
-    f".global .texref x;\n{UNUSED}": "",
+    **{f"{text}\n{UNUSED}": reason for text, reason in OPAQUE.items()},
     f".reg .texref x;\n{UNUSED}": "outside of functions",
     f".common .shared .u32 x;\n{UNUSED}": "'.common'",
     **{f".visible .entry k() {{ {text} ret; }}\n": reason for text, reason in IN_KERNELS.items()},

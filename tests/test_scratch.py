@@ -1,0 +1,92 @@
+"""Temporary folders are this user's, whatever others do to their names."""
+
+import os
+import tempfile
+
+import pytest
+
+from gpt.asm.backend import Options
+from gpt.asm.find import Tools
+from gpt.asm.host import backend
+from gpt.asm.host.backend import Host, HostTarget
+from gpt.asm.ptxas import Runner
+from gpt.asm.targets import GpuTarget
+from gpt.base.errors import OutputError
+from gpt.base.scratch import scratch_folder
+from tests.asm import fake
+
+PLAIN = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
+SWAP = """
+here=$(pwd -P)
+mv "$here" "$here.moved"
+mkdir "$here"
+printf evil > "$here/{result}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "temporary").mkdir(0o777)
+    return tmp_path / "temporary"
+
+
+def test_a_folder_is_closed_to_others_and_goes_with_all_that_is_in_it(temporary):
+    with scratch_folder("gpt-x.") as made:
+        assert made.path.parent == temporary and made.path.name.startswith("gpt-x.")
+        assert made.path.stat().st_mode & 0o777 == 0o700
+        made.write("file", b"data")
+        (made.path / "below").mkdir()
+        (made.path / "below" / "file").touch()
+        (made.path / "link").symlink_to("below")
+        assert made.read("file") == (made.path / "file").read_bytes() == b"data"
+        assert made.read("missing") == made.read("link") == made.read("below") == b""
+        with pytest.raises(OSError):
+            made.write("link", b"")
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(OSError):
+        os.fstat(made.folder)
+
+
+def test_another_folder_under_its_name_is_neither_read_nor_emptied(temporary):
+    with scratch_folder("gpt-x.") as made:
+        made.write("file", b"ours")
+        made.path.rename(temporary / "moved")
+        made.path.symlink_to(temporary / "others")
+        (temporary / "others").mkdir()
+        (temporary / "others" / "file").write_bytes(b"theirs")
+        assert made.read("file") == b"ours"
+    assert (temporary / "others" / "file").read_bytes() == b"theirs"
+    assert list((temporary / "moved").iterdir()) == []
+
+
+@pytest.mark.parametrize("parent", ["missing", "file", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_reported_with_its_parent(monkeypatch, temporary, parent):
+    (temporary / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / parent))
+    with pytest.raises(OutputError) as error, scratch_folder("gpt-x."):
+        pass
+    assert error.value.where == str(temporary / parent)
+
+
+def test_code_comes_from_the_folder_that_the_c_compiler_ran_in(monkeypatch, tmp_path):
+    """Others may rename in TMPDIR: the file under the old name would run in the program."""
+    version = 'case "$*" in *--version*) echo fake 1; exit 0;; esac\n'
+    compiler = tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\n{version}{SWAP.format(result='module.so')}printf right > module.so\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    backend.find_compiler.cache_clear()
+    try:
+        assert Host(Options()).make(PLAIN.encode(), "m", HostTarget()).image == b"right"
+    finally:
+        backend.find_compiler.cache_clear()
+
+
+def test_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path):
+    real = Tools(None).first().path
+    path = fake.ptxas(tmp_path / "swapping", f'{SWAP.format(result="module.cubin")}exec {real} "$@"')
+    tool = Tools(str(path)).choose((8, 0), GpuTarget(9, 0, ""))
+    done = Runner(600).assemble(tool, PLAIN.encode(), "m", GpuTarget(9, 0, ""), Options())
+    assert done.cubin[:4] == b"\x7fELF"
