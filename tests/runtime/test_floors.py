@@ -67,8 +67,6 @@ def test_the_readme_names_each_file():
 # The circles that are left, a text each. They need a callback where one file reports to another, or a file for the
 # state that two share. The list only shrinks: add nothing, and take out what you break.
 CIRCLES = {
-    "hook/write": ["exec_parent file messages thread trace", "report totals"],
-    "hook/watch": ["nvtx nvtx_payload"],
     "hook/probe": [
         "attributes buffers drain graph_nodes graph_replay kernels launch load measure request sources",
     ],
@@ -77,9 +75,7 @@ CIRCLES = {
         "attributes block build capture check code context copy cubin device environment event exec "
         "fatbin function graph graph_memory heap host image lanes launch link memory module object occupancy outline "
         "perthread pointer pool print queue range run settings stream streamops switch table user variables warp",
-        "cache stages",
     ],
-    "cudart": ["device images"],
 }
 
 
