@@ -11,6 +11,7 @@ import pytest
 from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.stream.reasons import TABLE
+from tests import loaded
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, probed, unprobed
 
@@ -326,7 +327,7 @@ def test_the_end_says_what_was_covered(tmp_path):
     time = r"\([\d.,]+ ms on the GPU\)"
     assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
     assert way == f"gpt-hook: {reason}: {advice}"
-    summary = subprocess.run(["gpt-analyze", "summary", tmp_path / "t.mp"], capture_output=True, text=True, check=True)
+    summary = loaded.run(["gpt-analyze", "summary", tmp_path / "t.mp"], text=True, check=True)
     text = " ".join(summary.stdout.split())
     assert f"{reason}: {advice}" in text
     assert re.search(f"2 launches ran with probes {time}, 3 without {time}", text), text
