@@ -14,10 +14,9 @@ from gpt.asm.host.opcodes import TABLE
 from gpt.asm.host.table import Match, Row
 from gpt.ptx import tree
 from tests.asm.host import forms
-from tests.tiers import FULL
 
 DIALECTS = (("sm_90a", "8.7"), ("sm_100a", "9.0"), ("sm_75", "6.3"), ("sm_13", "3.0"))
-FORMS = 25 if FULL else 6  # of a row, at most
+FORMS = 25  # of a row, at most
 FUNCTIONS = (
     ".func f0() { ret; }\n.func (.param .b32 z) f1() { ret; }\n"
     ".func f2(.param .b32 a) { ret; }\n.func (.param .b32 z) f3(.param .b32 a) { ret; }\n"
