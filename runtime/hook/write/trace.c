@@ -82,7 +82,7 @@ static bool start(void) {
     return true;
 }
 
-// Starts what comes with a trace that has begun.
+// Called once the trace has begun.
 static void begin_recording(void) {
     hook_begin_recording();
     survey();

@@ -336,8 +336,7 @@ static inline struct thread *hook_this_thread(void) {
     return hook_begin_thread();
 }
 
-// `start` begins the trace of this process, with this thread's chunk as its first; `begin` writes what comes
-// with it.
+// `start` begins the trace of this process in the thread's first chunk; `begin` is called after it.
 void hook_threads_setup(bool (*start)(void), void (*begin)(void));
 struct thread *hook_new_thread(void);                                // in this process; or NULL
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
