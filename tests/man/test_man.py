@@ -140,7 +140,7 @@ def test_source_tree_names_what_is_there():
 
 @cache
 def help_of(tool, *command):
-    if tool in SCRIPTS:
+    if tool in ("gpt-hook", *SCRIPTS):
         return subprocess.run([ROOT / "bin" / tool, "--help"], capture_output=True, text=True, check=True).stdout
     done = loaded.run([tool, *command, "--help"], env={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
     assert done.returncode == 0
@@ -162,6 +162,12 @@ def options_of_help(tool):
 
 def options_of_page(page):
     return {flags(line.removeprefix(".It ")) for line in section(page, "OPTIONS") if line.startswith(".It Fl")}
+
+
+@pytest.mark.parametrize("tool", ["gpt-hook", *TOOLS, *SCRIPTS])
+def test_help_fits_80_columns(tool):
+    lines = [line for text in helps_of(tool) for line in text.splitlines()]
+    assert not [line for line in lines if len(line) > 80]
 
 
 @pytest.mark.parametrize("tool", [*TOOLS, *SCRIPTS])
