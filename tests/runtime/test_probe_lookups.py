@@ -166,7 +166,7 @@ def test_a_function_gets_the_probes_of_its_kernel_when_they_come(tmp_path):
     program = build(tmp_path, "#include <sys/stat.h>\n" + FUNCTION)
     trace = good(tmp_path, program, "--wait", "0", "--jit", pipeline, arguments=(PTX, go))
     check_bytes(trace, 1)
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
 
 
 # The handler leaves the look-up for good, the first time; then the program goes on.
@@ -230,7 +230,7 @@ def test_a_burst_waits_together(tmp_path):
     done, trace = probed(tmp_path, program, "--wait", "1.5", "--jit", "exec sleep 1000")
     assert done.returncode == 0
     assert 1.4 < float(done.stdout) < 4
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
 
 
 @pytest.mark.full
