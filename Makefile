@@ -142,20 +142,23 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 
+# Without bytecode, each stage that a test starts compiles what it imports, and pytest rewrites every test file anew.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
+
 test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some), within five minutes on two cores
 	@echo "test: pytest"
-	@$(VENV)/bin/python -m pytest -q -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
 
 test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
-	@TEST_FULL=1 $(VENV)/bin/python -m pytest -q -n auto -m "(full or hypothesis) and not soak" $(ARGS)
+	@TEST_FULL=1 $(PYTEST) -n auto -m "(full or hypothesis) and not soak" $(ARGS)
 
 test-part: ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
 	@TEST_PART=$$(git rev-list --count HEAD) $(MAKE) --no-print-directory test-full
 
 soak: $(READY) runtime ## stress of the hook (killed under load, many processes, threads, programs and functions); three minutes
 	@echo "soak: pytest"
-	@$(VENV)/bin/python -m pytest -q -m soak $(ARGS) tests/runtime
+	@$(PYTEST) -m soak $(ARGS) tests/runtime
 
 check: check-ruff check-types check-c check-shell check-man check-english ## format, lint and types of everything (-k: all faults)
 

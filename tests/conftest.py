@@ -23,7 +23,7 @@ os.environ["GPT_SIM_RUN"] = "none"
 
 # How long an example takes says more of the machine than of the code.
 SLOW = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
-hypothesis.settings.register_profile("gpt", deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("gpt", max_examples=tiers.examples(200), deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("gpt")
 
 # What a shell starts in the background, or nohup, ignores these signals, and so would all that tests send them to.
@@ -51,7 +51,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(shared: Path) -> None:
-    """Let all workers of a session share what NVRTC compiles."""
+    """Let all workers of a session share what compilers make."""
     cuda.compiled = shared / "compiled"
     cuda.compiled.mkdir(exist_ok=True)
 

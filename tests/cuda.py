@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -58,7 +58,7 @@ HEAD = """
 fatbin_wrappers:
 """
 
-compiled: Path | None = None  # a folder where NVRTC's output is kept, so that a session compiles each source once
+compiled: Path | None = None  # a folder where output of compilers is kept, so that a session compiles each source once
 
 
 def _homes() -> Iterable[Path]:
@@ -103,15 +103,20 @@ def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
     Raises RuntimeError with the compiler's log.
     """
     given = [*options]
+    return keep((source, arch, given, [*_homes()]), lambda: _nvrtc_compile(source, arch, given))
+
+
+def keep(key: object, make: Callable[[], bytes]) -> bytes:
+    """What a compiler makes of a key, which holds all that it depends on. A session asks it once."""
     if not compiled:
-        return _nvrtc_compile(source, arch, given)
-    key = hashlib.sha256(repr((source, arch, given, [*_homes()])).encode()).hexdigest()
-    with open(compiled / f"{key}.lock", "w") as lock:  # so that no two workers compile it at once
+        return make()
+    name = hashlib.sha256(repr(key).encode()).hexdigest()
+    with open(compiled / f"{name}.lock", "w") as lock:  # so that no two workers compile it at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        path = compiled / key
+        path = compiled / name
         if not path.exists():
-            image = _nvrtc_compile(source, arch, given)
-            path.with_suffix(".part").write_bytes(image)
+            made = make()
+            path.with_suffix(".part").write_bytes(made)
             path.with_suffix(".part").rename(path)
         return path.read_bytes()
 
@@ -133,6 +138,11 @@ def fatbin(elements: Iterable[tuple[str, str, bytes]], codec: Codec = "balance",
 
     `options` are fatbinary's own: `-c` for relocatable code, `-link` for linked.
     """
+    given, flags = [*elements], [*options]
+    return keep((given, codec, flags, [*_homes()]), lambda: _fatbin(given, codec, flags))
+
+
+def _fatbin(elements: list[tuple[str, str, bytes]], codec: Codec, options: list[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         images = []
         for number, (arch, type_, data) in enumerate(elements):
@@ -159,6 +169,25 @@ def shared_library(
     their wrappers: version 2, and a pointer to an array. `sources` are C files to link in; they reach the
     wrappers, in order, as the hidden array `fatbin_wrappers`. `flags` go to the compiler last.
     """
+    linked, given = [*sources], [*flags]
+
+    def build() -> bytes:
+        _shared_library(out, regions, relocatable, linked, given)
+        return out.read_bytes()
+
+    if linked or any("/" in flag for flag in given):  # files that may change
+        build()
+    else:
+        made = keep((regions, relocatable, given, os.environ.get("CC")), build)
+        out.unlink(missing_ok=True)
+        out.write_bytes(made)
+        out.chmod(0o755)
+    return out
+
+
+def _shared_library(
+    out: Path, regions: Sequence[bytes], relocatable: Sequence[bytes], sources: list[Path], flags: list[str]
+) -> None:
     version, more = (2, "prelinked") if relocatable else (1, "0")
     placed = [(".nv_fatbin", version, more, region) for region in regions]
     placed += [("__nv_relfatbin", 1, "0", region) for region in relocatable]
@@ -175,7 +204,6 @@ def shared_library(
         assembly = Path(folder, "regions.s")
         assembly.write_text(text)
         c_compiler("-shared", "-fPIC", *sources, assembly, "-Wl,-z,noexecstack", "-o", out, *flags)
-    return out
 
 
 def c_compiler(*args: str | Path) -> str:

@@ -50,8 +50,10 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: IO[bytes] | int | None = None,
     stdout: IO[bytes] | int | None = None,
+    text: bool = False,
+    check: bool = False,
     **more: Any,
-) -> subprocess.CompletedProcess[bytes]:
+) -> subprocess.CompletedProcess[Any]:
     """What `subprocess.run` does with `input` and `capture_output`. Standard input is a pipe.
 
     Or `stdin` and `stdout` are files or descriptors; then `data`, or what is returned of the output, is empty.
@@ -61,7 +63,7 @@ def run(
         more |= {"input": data} if stdin is None else {"stdin": stdin}
         more |= {"stdout": subprocess.PIPE if stdout is None else stdout, "stderr": subprocess.PIPE}
         words = [*map(str, command)]
-        return subprocess.run(words, cwd=cwd, env=env, timeout=timeout, check=False, **more)
+        return subprocess.run(words, cwd=cwd, env=env, timeout=timeout, text=text, check=check, **more)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
         if stdin is None:
             stdin = stack.enter_context(_fed(data))
@@ -70,7 +72,11 @@ def run(
         stack.close()
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), err.read())
+        found = [file.read().decode() if text else file.read() for file in (out, err)]
+    done: subprocess.CompletedProcess[Any] = subprocess.CompletedProcess(command, status, *found)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _number(file: IO[bytes] | int) -> int:

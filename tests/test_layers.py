@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -13,6 +14,12 @@ LAYERS = [
 FREE = {"gpt/__init__.py"}
 
 
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def sources():
     return [path for path in sorted((ROOT / "gpt").rglob("*.py")) if "_runtime" not in path.parts]
 
@@ -23,13 +30,28 @@ def layer_of(path):
     return max(fits)[1] if fits else None
 
 
-def imported(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "gpt":
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "gpt")
+def statements(nodes):
+    """The statements below these, without a look into expressions: most of a tree is those."""
+    for node in nodes:
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, part, ()))
+
+
+@cache
+def imports_of(path):
+    return [node for node in statements([tree_of(path)]) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
+def imported(path):
+    names = []
+    for node in imports_of(path):
+        if isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names if alias.name.split(".")[0] == "gpt")
+        elif node.module and node.module.split(".")[0] == "gpt":
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def file_of(module):
@@ -47,7 +69,7 @@ def test_no_file_imports_from_above():
             continue
         layer = layer_of(name)
         assert layer is not None, f"{name} is in no layer of gpt(7)"
-        for module in imported(ast.parse(path.read_text())):
+        for module in imported(path):
             other = layer_of(file_of(module))
             assert other is None or other >= layer, f"{name} imports {module}"
             checked += 1
@@ -58,7 +80,7 @@ def test_no_two_files_import_each_other():
     """Not by way of others either: what is left when each file whose imports are all gone is taken away is a circle."""
     imports = {}
     for path in sources():
-        names = (module.replace(".", "/") + ".py" for module in imported(ast.parse(path.read_text())))
+        names = (module.replace(".", "/") + ".py" for module in imported(path))
         imports[str(path.relative_to(ROOT))] = {name for name in names if (ROOT / name).exists()}
     while done := [path for path, needed in imports.items() if not needed & imports.keys()]:
         for path in done:
@@ -76,7 +98,7 @@ def test_a_plan_knows_no_instruction_set():
     }
     for folder, begin in allowed.items():
         for path in (ROOT / "gpt" / "probe" / folder).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in imports_of(path):
                 if isinstance(node, ast.ImportFrom) and node.module.startswith("gpt"):
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
                     assert all(name.startswith(begin) for name in names), f"{path}: {names}"
@@ -87,7 +109,7 @@ def test_only_entry_points_import_other_peoples_formats():
     for path in sources():
         name = str(path.relative_to(ROOT))
         if not name.startswith(("gpt/stages/", "gpt/compat/")) and name != "gpt/trace/__init__.py":
-            assert not any(module.startswith("gpt.compat") for module in imported(ast.parse(path.read_text()))), name
+            assert not any(module.startswith("gpt.compat") for module in imported(path)), name
 
 
 def test_what_programs_import_needs_nothing_else():
@@ -112,13 +134,15 @@ def test_stages_only_read_options():
 
 def test_no_stage_imports_another():
     for path in (ROOT / "gpt" / "stages").glob("*.py"):
-        assert not any(module.startswith("gpt.stages") for module in imported(ast.parse(path.read_text())))
+        assert not any(module.startswith("gpt.stages") for module in imported(path))
 
 
 def test_no_test_imports_from_another():
     """But tests/gpu, which runs those of other folders on a GPU."""
     for path in {*(ROOT / "tests").rglob("*.py")} - {*(ROOT / "tests" / "gpu").glob("*.py")}:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            module = f"{getattr(node, 'module', None) or ''}." if names else ""
+        if not re.search(r"import.*[ .]test_|from.*[ .]test_.* import|import \($", path.read_text(), re.M):
+            continue
+        for node in imports_of(path):
+            names = [alias.name for alias in node.names]
+            module = f"{getattr(node, 'module', None) or ''}."
             assert not any(".test_" in f".{module}{name}" for name in names), f"{path}: {module}{names}"

@@ -47,7 +47,7 @@ def soak(*values: Any, id: str | None = None) -> Any:
 
 def examples(count: int) -> int:
     """How many examples hypothesis tries: all of them in `make test-full`, which runs its tests again."""
-    return count if FULL else max(5, count // 5)
+    return count if FULL else max(3, count // 10)
 
 
 def is_in_part(item: pytest.Item) -> bool:
@@ -59,7 +59,7 @@ def is_in_part(item: pytest.Item) -> bool:
 
 @cache
 def _touched() -> list[str]:
-    """Return the test files that the last commit changed, and the folders of tests for what it changed in gpt/.
+    """Return the test files that the last commit changed, and folders of tests for what it changed in gpt/ and man/.
 
     tests/runtime alone takes half of `make test-full`, so a change in C adds nothing.
     """
@@ -67,4 +67,5 @@ def _touched() -> list[str]:
     changed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
     own = [path for path in changed if path.startswith("tests/")]
     folders = {path.split("/")[1] for path in changed if path.startswith("gpt/") and path.count("/") > 1}
+    folders |= {"man"} if any(path.startswith("man/") for path in changed) else set()
     return own + [f"tests/{folder}/" for folder in sorted(folders)]

@@ -1,4 +1,4 @@
-"""Tell NVIDIA's closed code, which is never disassembled and never probed, before anything of it is decoded.
+"""Recognize NVIDIA's closed code, which is never disassembled or probed, before anything in it is decoded.
 
 A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So it's decided for
 each element by the names of its kernels, which a container's symbol table has, then by the file that holds it: its
@@ -26,7 +26,7 @@ REASON = "closed_library"  # the code of the reason in records
 TABLE = Path(__file__).with_name("closed.txt")
 SHT_DYNAMIC, DT_SONAME = 6, 14
 DYNAMIC = struct.Struct("<QQ")
-MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes that are read of all tables, and of a name
+MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes read of all tables, and of one name
 KINDS = ("file", "word", "kernel", "build-id")
 _MANGLED = r"_ZN?K?[0-9]+"
 

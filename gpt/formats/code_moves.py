@@ -144,7 +144,7 @@ def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
 def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
     """Resize the ranges of functions in `.debug_frame`. Addresses without a relocation's addend (sm_80) move too.
 
-    To be called first, while relocations and symbols say where the functions were.
+    Call this first, while relocations and symbols still say where the functions were.
     """
     frames = cubin.numbers.get(b".debug_frame")
     if frames is None:

@@ -179,7 +179,7 @@ def dead_element(head: bytes, size: int) -> bytes:
 
 
 class _Room:
-    """Memory that is used again: to get and zero its pages, 2 MiB at once, costs as much as to unpack into them."""
+    """Memory that is reused, because getting and zeroing its pages costs as much as unpacking into them."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | bytearray = bytearray()
@@ -231,7 +231,7 @@ class Unpacker:
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
         """Yield the first HEADS bytes of what an element unpacks to, one after the other, up to a half of it.
 
-        No more of the payload is read than it takes. It ends where that is corrupt: `unpack` says how.
+        Reads no more of the payload than it needs. Ends where the payload is corrupt; `unpack` says how.
         """
         sizes = [size for size in HEADS if size <= element.size // 2]
         out = self._unpacked.take(max(sizes, default=0))
@@ -253,9 +253,8 @@ class Unpacker:
         elif sizes and (library := _liblz4()):
             part = memoryview(b"")
             for size in sizes:
-                most = (
-                    (size if size == HEADS[0] else sizes[-1]) + element.size // 255 + 16
-                )  # of data that do not compress
+                # data that don't compress take this much more
+                most = (size if size == HEADS[0] else sizes[-1]) + element.size // 255 + 16
                 if len(part) < min(most, packed.size):
                     part = self._packed.take(min(most, packed.size))
                     packed.pread_into(0, part)
@@ -293,7 +292,7 @@ class Unpacker:
 
 @cache
 def _liblz4() -> Any:
-    """The C library that is in python-lz4, which itself knows no buffer to unpack into; None if it is not found there.
+    """The C library in python-lz4, whose Python functions can't unpack into a buffer; None if it isn't there.
 
     A new block for each element would be mapped anew, and zeroing its pages takes nearly as long as unpacking.
     """

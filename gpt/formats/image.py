@@ -32,9 +32,9 @@ from gpt.formats.source import Source
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAX_RATIO = 64  # bytes that a file unpacks to for each of its own, beside MAX_UNPACKED; 14 are the most ever seen
 HEAD = 1 << 16  # bytes in which the .version of PTX text must begin
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan reads in vain, beside the size of the file
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes, beside the size of the file, that a scan may read and find nothing in
 MAX_NESTED = 8  # archives in archives
-MIN_WASTE = 4096  # what it costs to try a magic number, or read a header, in such bytes
+MIN_WASTE = 4096  # how many of them it counts for trying a magic number or reading a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class ImageFormat(NamedTuple):
     machine: Callable[[bytes], str | None] = lambda head: "cuda"
 
 
-FORMS = {  # by type: the first that fits is it
+FORMS = {  # by type; the first that fits wins
     "cubin": ImageFormat(
         lambda head: _machine(head) == "cuda",
         lambda image, scan, depth: iter([Placed(_bare(image.source, 0, image.source.size))]),

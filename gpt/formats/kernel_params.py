@@ -1,6 +1,6 @@
 """Give a kernel one more parameter, behind its others.
 
-What a kernel's parameters are is written in two sections. `.nv.constant0.K` has room for them after what the driver
+Two sections describe a kernel's parameters. `.nv.constant0.K` has room for them after what the driver
 keeps in constant bank 0 (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and sm_120). `.nv.info.K` has
 
     0x0a  PARAM_CBANK      {u32 symbol of `.nv.constant0.K`, u16 offset of the first in the bank, u16 bytes of all}

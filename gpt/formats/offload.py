@@ -30,7 +30,11 @@ STRINGS = {1: struct.Struct("<QQ"), 2: struct.Struct("<QQQ")}  # by version
 KINDS = ("image of no kind", "object", "bitcode", "cubin", "fatbin", "PTX", "SPIR-V")
 PRODUCERS = {1: "OpenMP", 2: "CUDA", 3: "HIP", 4: "HIP", 8: "SYCL"}  # HIP was 3 before LLVM 21
 NO_IMAGE = 1
-MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = 1 << 12, 1 << 6, 1 << 8  # of a range, of an entry, and bytes: they may overlap
+MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = (
+    1 << 12,
+    1 << 6,
+    1 << 8,
+)  # in a range, in an entry, and bytes of them: strings may overlap
 
 
 class OffloadImage(NamedTuple):

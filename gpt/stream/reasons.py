@@ -34,22 +34,22 @@ TABLE: dict[str, tuple[str, str]] = {
         "it is a library of NVIDIA's whose code is closed",
         f"torch.compile makes kernels of its own for much of it {_README}",
     ),
-    "linked": ("it was linked, and not of one PTX module", f"link it when it is built {_README}"),
+    "linked": ("the driver linked it from something other than one PTX module", f"link it when it is built {_README}"),
     "file_changed": ("its file was changed since it was loaded", "start the program again"),
     "image_unreadable": ("its image cannot be read", "check the file that the program loads it from"),
     "image_too_large": ("its image is too large", "load it from a file, or as several modules"),
     "unknown_source": (
-        "where its code comes from is not known",
+        "the source of its code is unknown",
         "start the program with gpt-hook run -p or --control, so that its loads are seen",
     ),
     "no_memory": ("memory ran out", "give the process more memory"),
     # The pipeline and what it makes
     "not_ready": (
-        "it was found without its name, or is still being made",
+        "it was not looked up by name, or is still being compiled",
         "--wait waits longer, and another run finds kernels made since",
     ),
     "pipeline_failed": ("the pipeline failed", _KEEP),
-    "pipeline_empty": ("the pipeline made nothing of it", _KEEP),
+    "pipeline_empty": ("the pipeline returned no kernel for it", _KEEP),
     "pipeline_wrong": ("the pipeline's answer makes no sense", f"check its last stage; {_KEEP}"),
     "stage_error": ("a stage of the pipeline reports an error", _KEEP),
     "supervisor": ("gpt-hook's supervisor did not serve it", _SERVED),  # of earlier versions
@@ -82,8 +82,8 @@ TABLE: dict[str, tuple[str, str]] = {
         "gpt-ptx-probe(1), Kernels that are left alone, says what code has to do without",
     ),
     "variables": (
-        "its variables are used in a way that is not understood",
-        "gpt-ptx-probe names the place; keep to PTX as compilers write it",
+        "its variables are used in a way that gpt-ptx-probe cannot follow",
+        "gpt-ptx-probe names the place; PTX as compilers write it works",
     ),
     "function": ("a probe is in a function that cannot have another parameter", "call the function directly"),
     "too_large": ("it is too large with its probes", _LESS),
@@ -91,23 +91,23 @@ TABLE: dict[str, tuple[str, str]] = {
     "no_table": ("there is no instruction table for its architecture", _LIMITS),
     "not_proven": ("probes in machine code for its architecture have not been proven on hardware", _LIMITS),
     "unknown_opcode": ("the instruction table of its architecture lacks one of its instructions", _REPORT),
-    "unbounded": ("its instructions do not tell where it goes on", _REPORT),
-    "unknown_entry": ("it does not begin as kernels that ptxas makes begin", _REPORT),
+    "unbounded": ("its instructions do not show where it jumps", _REPORT),
+    "unknown_entry": ("it does not begin like a kernel made by ptxas", _REPORT),
     # Loading
     "driver_too_old": ("the driver is too old: 12.0 is needed", "install a driver for CUDA 12.0 or later"),
-    "no_device": ("its device is not known", "nothing: the driver does not tell the architecture"),
-    "load_refused": ("the driver does not load it with probes", _KEEP),
-    "not_found": ("the driver does not find it with probes", _KEEP),
-    "variable_missing": ("a variable of it is not found", _KEEP),
-    "other_parameters": ("the pipeline tells other parameters than the kernel has", _KEEP),
-    "property": ("what the program sets of it cannot be set with probes", "nothing: probes need a part of it"),
+    "no_device": ("its device is unknown", "nothing: the driver does not say which architecture it has"),
+    "load_refused": ("the driver refused to load it with probes", _KEEP),
+    "not_found": ("the driver did not find it after loading it with probes", _KEEP),
+    "variable_missing": ("one of its variables was not found", _KEEP),
+    "other_parameters": ("the pipeline reported other parameters than the kernel has", _KEEP),
+    "property": ("the program sets an attribute that it cannot have with probes", "nothing: probes need a part of it"),
     "occupancy": (
-        "its occupancy was asked for, and is lower with probes",
+        "the program asked for its occupancy, which is lower with probes",
         "nothing: it is assembled again with fewer registers, and used from then on",
     ),
     "not_here": (
-        "it was not there with probes in this context yet",
-        "nothing: it is there after the program's next look-up, load or wait in the context",
+        "it was not loaded with probes in this context yet",
+        "nothing: it is loaded at the program's next look-up, load or wait in the context",
     ),
     # Launches
     "left_out": ("it was left out, as --launch-skip, --launch-count or --sample say", ""),
@@ -119,23 +119,23 @@ TABLE: dict[str, tuple[str, str]] = {
         "with probes its cooperative grid does not fit",
         "nothing: it is assembled again with fewer registers, and used from then on",
     ),
-    "stream_unknown": ("its stream was not seen to be made", "start the program with gpt-hook, which sees it made"),
+    "stream_unknown": ("gpt-hook did not see its stream being created", "start the program with gpt-hook"),
     "stream_context": (
         "its stream belongs to another context than the current one",
         "make the stream's context current before the launch",
     ),
-    "parameters": ("its parameters are not passed as the kernel has them", "pass all parameters of the kernel"),
+    "parameters": ("the parameters passed do not match the kernel's", "pass all parameters of the kernel"),
     "constants": ("its constants cannot be copied", "nothing: the driver refused the copy"),
     "dependent_constants": (
         "its constants must be copied, and it depends on its predecessor",
         "nothing: a programmatic dependent launch cannot wait for the copy",
     ),
     "dependent_buffer": (
-        "no clear buffer was there for a launch that depends on its predecessor",
+        "no cleared buffer was ready for a launch that depends on its predecessor",
         "nothing: a programmatic dependent launch cannot wait for one",
     ),
     "old_launch": (
-        "it is launched by a function that CUDA has given up",
+        "it was launched by a function that CUDA has deprecated",
         "call cuLaunchKernel in place of cuLaunch, cuLaunchGrid and cuLaunchGridAsync",
     ),
     "launch_refused": ("the driver refused the launch with probes", _KEEP),
@@ -145,18 +145,21 @@ TABLE: dict[str, tuple[str, str]] = {
     "buffers_over_limit": ("its buffers are larger than --max-memory", _MEMORY),
     "buffers_too_large": ("its buffers are too large", _LESS),
     "device_memory": ("the device has no memory for its buffers", "a smaller --max-memory may fit"),
-    "device_buffers": ("the device takes no buffers", "nothing: the driver refused the memory or the stream for them"),
-    "stream_events": ("its stream takes no event or copy", "nothing: the driver refused them"),
+    "device_buffers": (
+        "no buffers can be allocated on the device",
+        "nothing: the driver refused the memory or the stream for them",
+    ),
+    "stream_events": ("its stream refused an event or a copy", "nothing: the driver refused them"),
     "ending": ("the process was about to end", "nothing: its buffers could not be read any more"),
     # Graphs
     "graph_over_limit": ("the buffers of its graph are larger than half of --max-memory", _MEMORY),
-    "graph_buffers": ("other graphs have the buffers that there are within --max-memory", _MEMORY),
-    "graph_early": ("its graph was made before these probes were named", "make the graph after the probes are named"),
+    "graph_buffers": ("other graphs hold all buffers that --max-memory allows", _MEMORY),
+    "graph_early": ("its graph was made before these probes were chosen", "make the graph after the probes are chosen"),
     "graph_refused": ("the driver refused its graph with probes", _NODE),
     "graph_on_device": ("its graph can be launched from the device", "make it without the flag for device launches"),
     "graph_changed": ("its graph was changed after an update", _REBUILD),
-    "graph_outgrown": ("it was changed too often to buffers that are larger", _REBUILD),
-    "graph_conditional": ("its graph was set of a node inside of a conditional one", _REBUILD),
+    "graph_outgrown": ("it was changed too often to a kernel with larger buffers", _REBUILD),
+    "graph_conditional": ("its graph was changed inside a conditional node", _REBUILD),
     "graph_unknown": ("a graph inside it was replaced by an unknown one", _REBUILD),
     "graph_disabled": ("a node of its graph was disabled before an update", _REBUILD),
     "graph_context": (
@@ -171,9 +174,12 @@ TABLE: dict[str, tuple[str, str]] = {
         "pass kernelParams in place of packed parameters",
     ),
     "node_unknown": ("the driver does not say which kernel its node launches", "install a newer driver"),
-    "writes_constant": ("its graph writes a constant of which it has a copy", "write constants outside of the graph"),
+    "writes_constant": (
+        "its graph writes a constant that the kernel with probes has a copy of",
+        "write constants outside of the graph",
+    ),
     "may_write_constant": (
-        "its graph may come to write a constant of which it has a copy",
+        "its graph may come to write a constant that the kernel with probes has a copy of",
         "keep nodes that copy or set memory out of child and conditional graphs",
     ),
     # Saved data that is missing
@@ -186,6 +192,36 @@ TABLE: dict[str, tuple[str, str]] = {
     "not_saved": ("--benchmark saves no buffers", "without --benchmark they are saved"),
     "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
+}
+# Texts that were worded differently when traces had texts and no codes.
+FORMER = {
+    "its graph was set of a node inside of a conditional one": "graph_conditional",
+    "it was linked, and not of one PTX module": "linked",
+    "where its code comes from is not known": "unknown_source",
+    "it was found without its name, or is still being made": "not_ready",
+    "the pipeline made nothing of it": "pipeline_empty",
+    "its variables are used in a way that is not understood": "variables",
+    "its instructions do not tell where it goes on": "unbounded",
+    "it does not begin as kernels that ptxas makes begin": "unknown_entry",
+    "its device is not known": "no_device",
+    "the driver does not load it with probes": "load_refused",
+    "the driver does not find it with probes": "not_found",
+    "a variable of it is not found": "variable_missing",
+    "the pipeline tells other parameters than the kernel has": "other_parameters",
+    "what the program sets of it cannot be set with probes": "property",
+    "its occupancy was asked for, and is lower with probes": "occupancy",
+    "it was not there with probes in this context yet": "not_here",
+    "its stream was not seen to be made": "stream_unknown",
+    "its parameters are not passed as the kernel has them": "parameters",
+    "no clear buffer was there for a launch that depends on its predecessor": "dependent_buffer",
+    "it is launched by a function that CUDA has given up": "old_launch",
+    "the device takes no buffers": "device_buffers",
+    "its stream takes no event or copy": "stream_events",
+    "other graphs have the buffers that there are within --max-memory": "graph_buffers",
+    "its graph was made before these probes were named": "graph_early",
+    "it was changed too often to buffers that are larger": "graph_outgrown",
+    "its graph writes a constant of which it has a copy": "writes_constant",
+    "its graph may come to write a constant of which it has a copy": "may_write_constant",
 }
 # What earlier versions wrote differently: how their sentence begins -> code. What follows is the detail.
 EARLIER = {
@@ -245,7 +281,7 @@ def parse(text: str) -> Reason:
     """Return the reason that a code, a printed reason, or a sentence of an earlier version means."""
     if text in TABLE:
         return Reason(text)
-    for code, (start, _) in TABLE.items():
+    for code, start in [*((code, start) for code, (start, _) in TABLE.items()), *((c, s) for s, c in FORMER.items())]:
         if text == start:
             return Reason(code)
         if text.startswith(start + ": "):

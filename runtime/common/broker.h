@@ -4,17 +4,18 @@
 // starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after
 // another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs a pipeline.
 //
-//   ask.c          what a program does: the request, whom it is sent to, what the answer says
-// request.c the same for a program that doesn't wait for the answer
-//   run_pipeline.c        a pipeline of the program's own, for one request
-//   pipeline.c     which pipelines there are, and how one begins
-//   records.c      the records of requests and answers
-//   fd_passing.c         messages between a client and the supervisor, with descriptors
-//   folder.c       the private folder with the supervisor's socket
-//   registry.c     pipelines that weave probes, by their digests
-//   daemonize.c        a helper process of gpt-hook's
-//   supervisor.c   the broker's supervisor: its socket, its clients, whose turn it is
-//   worker.c       a pipeline that it keeps
+//   ask.c           what a program does: the request, whom it is sent to, what the answer says
+//   request.c       the same for a program that doesn't wait for the answer
+//   run_pipeline.c  a pipeline of the program's own, for one request
+//   pipeline.c      which pipelines there are, and how one begins
+//   records.c       the records of requests and answers
+//   fd_passing.c    messages between a client and the supervisor, with descriptors
+//   peers.c         whom the two trust
+//   folder.c        the private folder with the supervisor's socket
+//   registry.c      pipelines that weave probes, by their digests
+//   daemonize.c     a helper process of gpt-hook's
+//   supervisor.c    the broker's supervisor: its socket, its clients, whose turn it is
+//   worker.c        a pipeline that it keeps
 //
 // A client connects for each request. Between requests nothing stays open that a program could close or a
 // child inherit. The client sends a question and a file with the records; the reply comes with a file of the
@@ -192,13 +193,11 @@ int gpt_set_aside(int file); // moves it to a number above the program's own fil
 int gpt_make_file(const void *data,
                   size_t size); // a file with these contents, at its start; -1 with errno set
 
+bool gpt_read_file(int file, struct gpt_bytes *found); // appends the file's contents; false if that fails
+
 uint64_t gpt_now(void); // CLOCK_MONOTONIC, ms
 bool gpt_wait_for(int file,
                   uint64_t until); // waits for data or the end of the file; returns false after `until`
-
-// The folder of the supervisor's socket, or empty without one. It's read only once, since programs change
-// their environment, even in other threads.
-const char *gpt_find_broker(void);
 
 enum { GPT_ARCH_BYTES = 16 };
 
@@ -225,18 +224,6 @@ struct gpt_reply {
 
 void gpt_set_fault(struct gpt_reply *reply, struct gpt_fault fault);
 
-// Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
-// mapping share one id, so that id never matches.
-bool gpt_is_user(uid_t user, uid_t meant);
-bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
-
-// Connects a socket to the supervisor in this folder of a user's. Returns why that fails, with errno set.
-// EACCES: the process there isn't trusted. Answers are code that will run, so neither
-// the folder nor the socket may be anybody else's, or a sandboxed process's.
-struct gpt_fault gpt_reach(int file, const char *name, uid_t owner);
-bool gpt_connect(int file, const char *name);          // the same for this user's folder
-bool gpt_read_file(int file, struct gpt_bytes *found); // appends the file's contents; false if that fails
-
 enum { GPT_FILES = 2 };
 
 // Send a message with files; missing files are -1.
@@ -246,6 +233,23 @@ ssize_t gpt_receive(int socket, void *data, size_t size, int files[GPT_FILES], p
 void gpt_close(int files[GPT_FILES]);
 void gpt_discard(int files[GPT_FILES]); // closes files of an unknown sender without ever waiting
 void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, discarding unread messages
+
+// peers.c
+
+// The folder of the supervisor's socket, or empty without one. It's read only once, since programs change
+// their environment, even in other threads.
+const char *gpt_find_broker(void);
+
+// Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
+// mapping share one id, so that id never matches.
+bool gpt_is_user(uid_t user, uid_t meant);
+bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
+
+// Connects a socket to the supervisor in this folder of a user's. Returns why that fails, with errno set.
+// EACCES: the process there isn't trusted. Answers are code that will run, so neither
+// the folder nor the socket may be anybody else's, or a sandboxed process's.
+struct gpt_fault gpt_reach(int file, const char *name, uid_t owner);
+bool gpt_connect(int file, const char *name); // the same for this user's folder
 
 enum gpt_wish {
     GPT_WISH_ANSWER,   // an answer from a pipeline that the supervisor knows

@@ -69,13 +69,13 @@ bool cudart_is_forked(void);
 int cudart_context(void **context); // the current one
 int cudart_end(int status);         // the status again
 int cudart_last_error(void);
-int cudart_device(void); // of this thread
+int cudart_device(void);                 // of this thread
+extern void (*cudart_after_reset)(void); // set by images.c: a device that was reset has a new context
 
 // images.c: what nvcc's code has registered, by the address that stands for it in the program.
 int cudart_kernel(const void *function, void **kernel); // or a handle that the program was given
 int cudart_give_kernel(void *kernel);                   // makes such a handle known
 const void *cudart_symbol(void *kernel);                // what a kernel was registered by, else itself
 int cudart_variable(const void *symbol, uint64_t *address, size_t *size);
-void cudart_find_managed(void); // again, in the context that is current
 
 #endif

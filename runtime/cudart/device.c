@@ -14,6 +14,7 @@ static __thread struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned resets = 1;
+void (*cudart_after_reset)(void);
 
 static void *library;
 static int loaded;
@@ -70,8 +71,8 @@ int cudart_begin(void) {
     if (!status)
         thread.ready = now;
     pthread_mutex_unlock(&lock);
-    if (!status && now > 1) // after a reset they lie elsewhere
-        cudart_find_managed();
+    if (!status && now > 1 && cudart_after_reset)
+        cudart_after_reset();
     return status;
 }
 

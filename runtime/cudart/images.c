@@ -129,13 +129,16 @@ static int load(struct image *image) {
     return image->status;
 }
 
-void cudart_find_managed(void) {
+// Managed variables lie elsewhere in a new context.
+static void find_all_managed(void) {
     pthread_mutex_lock(&lock);
     for (struct image *image = images; image; image = image->next)
         if (image->loaded)
             find_managed(image);
     pthread_mutex_unlock(&lock);
 }
+
+__attribute__((constructor)) static void setup(void) { cudart_after_reset = find_all_managed; }
 
 // Before the first use of a variable in managed memory, which may be a read of the program's own.
 __attribute__((visibility("default"))) char __cudaInitModule(void **handle) {

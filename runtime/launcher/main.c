@@ -201,6 +201,9 @@ static int run(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
+    bool asked = argc > 1 && (!strcmp(argv[argc - 1], "--help") || !strcmp(argv[argc - 1], "-h"));
+    if (asked && (argc == 2 || !strcmp(what, "functions") || !strcmp(what, "check")))
+        help();
     if (!strcmp(what, "run"))
         return run(argc - 1, argv + 1);
     if (!strcmp(what, "ctl"))
@@ -216,9 +219,6 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "--version") && argc == 2) {
         puts("gpt-hook " GPT_PACKAGE_VERSION);
         return 0;
-    }
-    if (!strcmp(what, "--help") || !strcmp(what, "-h")) {
-        help();
     }
     fail_without_command(argv + 1);
 }

@@ -1,5 +1,5 @@
 // Passes a pipeline to the supervisor of a run, for gpt-hook ctl: the supervisor runs it for processes that
-// name it by its digest. It refuses pipelines that come from a sandbox (../common/fd_passing.c).
+// name it by its digest. It refuses pipelines that come from a sandbox (../common/peers.c).
 
 #include <errno.h>
 #include <stdio.h>

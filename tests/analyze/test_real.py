@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from gpt.stream import jsonl, wire
+from tests import loaded
 from tests.runtime import hooked
 
 CLIENT = r"""
@@ -54,7 +55,7 @@ int main(int argc, char **argv) {
 
 
 def lines(*args):
-    done = subprocess.run(["gpt-analyze", *map(str, args)], capture_output=True, timeout=120, check=False)
+    done = loaded.run(["gpt-analyze", *args], timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

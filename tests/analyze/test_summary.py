@@ -496,7 +496,7 @@ def test_whatever_comes_there_is_an_answer_or_one_error(changes):
     for at, value in changes:
         data[at : at + len(value)] = value
     for command in (["summary", "--json"], ["events", "--json"], ["summary", "--format", "md"]):
-        done = subprocess.run(["gpt-analyze", *command], input=bytes(data), capture_output=True, timeout=60)
+        done = loaded.run(["gpt-analyze", *command], bytes(data))
         assert done.returncode in (0, 3), done.stderr
         lines = done.stderr.decode().splitlines()
         assert len(lines) == (done.returncode == 3), lines
@@ -515,7 +515,7 @@ def test_the_wildest_rows_are_no_fault():
     for header in ({}, {"tsc": 1 << 63, "tsc_hz": 1}):
         for command in ("summary", "events", "gaps"):
             data = forge.pack(forge.trace(*APIS, calls, **header))
-            done = subprocess.run(["gpt-analyze", command, "--json"], input=data, capture_output=True, timeout=60)
+            done = loaded.run(["gpt-analyze", command, "--json"], data)
             assert (done.returncode, done.stderr) == (0, b"")
             assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines())
 
@@ -533,5 +533,5 @@ def test_a_stream_without_calls_is_named_as_one(command):
         ([library, *APIS], (0, "")),
     ):
         args = ["gpt-analyze", command]
-        done = subprocess.run(args, input=forge.pack(forge.trace(*segment)), capture_output=True, check=False)
+        done = loaded.run(args, forge.pack(forge.trace(*segment)))
         assert (done.returncode, done.stderr.decode()) == expected

@@ -15,6 +15,7 @@ from gpt.attach.watch import has_ended
 from gpt.base import signals
 from gpt.base.errors import GptError, MalformedError
 from gpt.trace import model, used
+from tests import loaded
 from tests.attach.printed import BEGIN, END, as_json, as_text, call, launch, name
 from tests.tiers import first
 
@@ -113,9 +114,7 @@ def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
 def test_what_was_lost_is_said_by_trace_and_analysis(tmp_path, capfd):
     said = attach(tmp_path, as_json([*BEGIN, "Lost 12 events", WHOLE[4], "Lost 3 events", *END]), capfd)
     assert "no room for 15 events" in said
-    done = subprocess.run(
-        ["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
     assert "15 events: bpftrace had no room" in " ".join(done.stdout.split())
 
 
@@ -272,9 +271,7 @@ def test_a_summary_counts_processes_that_take_turns(tmp_path):
     """Of a live stream too: what a process did before another one's turn was left out."""
     turns = [call("cuMemFree_v2", 5_000_001_000 + at, pid=at % 2 + 7) for at in range(10)]
     attach(tmp_path, as_json([*BEGIN, *(line for one in turns for line in (one, f"beat {5_000_100_000}")), *END]))
-    done = subprocess.run(
-        ["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("  cuMemFree")]
     assert row[1] == "10"
 

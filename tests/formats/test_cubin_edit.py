@@ -54,7 +54,7 @@ extern "C" __global__ void c(int *p) { int l[99]; for (int i = 0; i < 99; i++) l
 """
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_110"])
+@pytest.mark.parametrize("arch", [full("sm_80"), "sm_90", full("sm_110")])
 def test_relocatable_code_has_variables_without_bytes(arch):
     data = samples.image(SPACES, arch, "-rdc=true")
     cubin = CubinEditor(data)

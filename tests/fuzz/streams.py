@@ -207,14 +207,14 @@ STREAMS = [
     Target("locate-used", used_seeds, locate_used, changed, quick=100),
     Target("locate-names", negativa_seeds, locate_used, json_text, quick=60),
     Target("locate-spans", spans_seeds, read_spans, json_text, quick=60),
-    Target("patch", kernel_seeds, patch, changed, quick=60),
+    Target("patch", kernel_seeds, patch, changed, quick=30),
     Target("patch-table", kernel_seeds, stage("patch", ("-n", "-o", "slim", "--table")), changed, quick=30),
     Target("ptx-probe", ptx_stream_seeds, stage("ptx_probe", ("-p", "dmat"), ("-p", "block_sched")), changed, quick=15),
     Target("sass-probe", cubin_stream_seeds, stage("sass_probe", *[
         ("--explain", *more) for more in ((), ("-p", "gmem_bytes"), ("--table",))
     ]), changed, quick=30),
     Target("asm", asm_seeds, stage("asm", ASM, (*ASM, "--fatbin", "--save", "made"), (*ASM, "--compare")), changed,
-           quick=10),
+           quick=4),
     Target("analyze", trace_seeds, stage("analyze", *TRACE), changed, quick=100),
     Target("answers", answer_seeds, stage("analyze", *SHOWN), changed, quick=60),
     Target("jsonl-answers", answer_seeds, stage("analyze", *[

@@ -51,7 +51,7 @@ def test_the_trace_has_every_kind_and_key(folder):
 
 def test_each_question_has_an_answer(folder):
     Path("in.mp").write_bytes(b"".join(map(fields.pack, fields.trace())))
-    for args in fields.ASKED:
+    for args in fields.ASKED if FULL else fields.ASKED[::3]:
         done = call(stage_main("analyze"), "gpt-analyze", *args, *(() if args[0] == "diff" else ["in.mp"]))
         assert done.status == 0, (args, done.err)
 

@@ -35,6 +35,9 @@ del TOOLS["neutrino"]  # another name of gpt-neutrino
 SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # over the tools
 KERNEL = "_Z12matrixMulGPUPKfS0_Pfi"
 RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose examples show what kernels did: they are run
+# Pages whose examples take seconds. What they run has tests in tests/analyze, tests/patch, tests/e2e and tests/stages,
+# and README's recipes run in `make test`; a commit that changes a page runs all of them in CI (tests/tiers.py).
+LONG = {"gpt-analyze.1", "gpt-asm.1", "gpt-debloat.1", "gpt-howto.7", "gpt-patch.1", "gpt-trace.1"}
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
 # roff, as far as the pages use it
@@ -137,7 +140,7 @@ def test_source_tree_names_what_is_there():
 
 @cache
 def help_of(tool, *command):
-    if tool in SCRIPTS:
+    if tool in ("gpt-hook", *SCRIPTS):
         return subprocess.run([ROOT / "bin" / tool, "--help"], capture_output=True, text=True, check=True).stdout
     done = loaded.run([tool, *command, "--help"], env={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
     assert done.returncode == 0
@@ -159,6 +162,12 @@ def options_of_help(tool):
 
 def options_of_page(page):
     return {flags(line.removeprefix(".It ")) for line in section(page, "OPTIONS") if line.startswith(".It Fl")}
+
+
+@pytest.mark.parametrize("tool", ["gpt-hook", *TOOLS, *SCRIPTS])
+def test_help_fits_80_columns(tool):
+    lines = [line for text in helps_of(tool) for line in text.splitlines()]
+    assert not [line for line in lines if len(line) > 80]
 
 
 @pytest.mark.parametrize("tool", [*TOOLS, *SCRIPTS])
@@ -352,7 +361,7 @@ def first_words(line):
     return re.match(r" *[A-Za-z_, ]*", line)[0].strip()
 
 
-@pytest.mark.parametrize("page", [full(page) if page == "gpt-analyze.1" else page for page in PAGES])
+@pytest.mark.parametrize("page", [full(page) if page in LONG else page for page in PAGES])
 def test_examples_do_what_they_show(page, demo, tmp_path):
     examples = list(iter_examples(page))
     assert examples

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests import cuda
-from tests.runtime import hooked
+from tests import cuda, loaded
 
 FILL, MATMUL = "_Z14setScalarItemsPffi", "_Z12matrixMulGPUPKfS0_Pfi"
-
-
-STAGE = f"{sys.executable} -c 'import sys; from gpt.stages.%s import main; sys.exit(main())'"
 
 
 def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kernels="drop", arch="sm_90"):
@@ -19,16 +12,15 @@ def slim(library, folder, *options, mode="compact", keep=MATMUL, used=None, kern
     used = used or folder.parent / "nothing.txt"
     if used.suffix == ".txt":
         used.touch()
-    keep = f"--keep '{keep}'" if keep else ""
-    script = " | ".join(
-        (
-            f"{STAGE % 'extract'} {library}",
-            f"{STAGE % 'locate'} --used {used} {keep} --arch {arch} {' '.join(options)}",
-            f"{STAGE % 'patch'} -o {folder} --mode {mode} --kernels {kernels}",
-        )
-    )
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, cwd=hooked.ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    stream = b""
+    for command in (
+        ["gpt-extract", library],
+        ["gpt-locate", "--used", used, *(["--keep", keep] if keep else []), "--arch", arch, *options],
+        ["gpt-patch", "-o", folder, "--mode", mode, "--kernels", kernels],
+    ):
+        done = loaded.run(command, stream, check=False)
+        assert done.returncode == 0, done.stderr
+        stream = done.stdout
     return folder / library.name
 
 

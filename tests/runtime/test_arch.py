@@ -78,6 +78,8 @@ def build(folder: Path, *more: str) -> Path:
 
 
 @pytest.mark.full  # compiles the whole runtime
+# It builds all of the runtime again. `make test` has that no other file names the processor, below.
+@pytest.mark.full
 def test_a_program_passes_through(tmp_path):
     built = build(tmp_path / "none")
     kernels = simulated.compile_kernels(tmp_path / "kernels.so", KERNELS)

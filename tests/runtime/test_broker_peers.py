@@ -322,7 +322,7 @@ def test_a_pipeline_that_answers_only_the_sync(tmp_path):
     line = f"{sys.executable} {tmp_path}/only.py"
     for _ in range(2):  # an empty answer is not kept
         _, trace = probing.probed(tmp_path, program, "--jit", line)
-        assert probing.unprobed(trace) == {"the pipeline made nothing of it": 3}
+        assert probing.unprobed(trace) == {"the pipeline returned no kernel for it": 3}
         (tmp_path / "t.mp").unlink()
 
 
@@ -397,7 +397,7 @@ int main(int count, char **words) {
 @pytest.fixture(scope="module")
 def connects(tmp_path_factory):
     source = hooked.ROOT / "runtime"
-    sources = [source / "common" / name for name in ("fd_passing.c", "own.c")]
+    sources = [source / "common" / name for name in ("fd_passing.c", "own.c", "peers.c")]
     flags = ["-w", "-D_GNU_SOURCE", *hooked.INCLUDE, "-include", source / "portable.h", *sources]
     folder = tmp_path_factory.mktemp("connects")
     return hooked.compile_c(folder / "connects", CONNECT, *flags, prelude=False)
@@ -580,5 +580,5 @@ def test_pipelines_serve_after_ctl_has_ended(tmp_path):
         server.launch(1)
         assert status(server.pid)["with_probes"] == 0, number
     reasons = probing.unprobed(server.end())
-    assert reasons["the pipeline made nothing of it"] >= 3
+    assert reasons["the pipeline returned no kernel for it"] >= 3
     assert mark.read_text().split()[:2] == ["one", "two"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import loaded
 from tests.runtime import hooked
 
 KERNELS, COPIES = ("one", "two", "body"), ("HtoD", "DtoH", "DtoD", "set")
@@ -55,8 +56,7 @@ def recompute(trace):
 
 
 def analyze(*words):
-    done = subprocess.run([".venv/bin/gpt-analyze", *map(str, words)], capture_output=True, text=True, cwd=hooked.ROOT)
-    return done.stdout
+    return loaded.run(["gpt-analyze", *words], text=True).stdout
 
 
 @cache
@@ -174,8 +174,7 @@ def made(tmp_path, header, *records):
     path = tmp_path / "t.jsonl"
     lines = [HEADER | header, *records, {"kind": "end", "records": 0, "status": 0}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return subprocess.run([".venv/bin/gpt-analyze", "summary", "--from-json", path],
-                          capture_output=True, text=True, cwd=hooked.ROOT)  # fmt: skip
+    return loaded.run(["gpt-analyze", "summary", "--from-json", path], text=True)
 
 
 def api(id_, name, type_, op):

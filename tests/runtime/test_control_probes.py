@@ -267,7 +267,7 @@ def test_graphs_that_were_made_before_probes_were_named(tmp_path):
     server.launch(4)
     trace = server.end()
     probing.check_bytes(trace, 10)
-    assert probing.unprobed(trace) == {"its graph was made before these probes were named": before + 26}
+    assert probing.unprobed(trace) == {"its graph was made before these probes were chosen": before + 26}
 
 
 def test_launches_that_are_captured_before_there_is_any_probe(tmp_path):
@@ -275,7 +275,7 @@ def test_launches_that_are_captured_before_there_is_any_probe(tmp_path):
     order(server.pid, "enable")
     server.launch(0)
     assert status(server.pid)["without_probes"] == 2  # of the graph's launch
-    assert probing.unprobed(server.end()) == {"it was found without its name, or is still being made": 2}
+    assert probing.unprobed(server.end()) == {"it was not looked up by name, or is still being compiled": 2}
 
 
 def test_a_pipeline_of_the_users(tmp_path, program):

@@ -78,7 +78,8 @@ def test_the_synopsis_can_be_followed(tmp_path):
 
 def test_help_and_version():
     assert gpt_hook("--help").stdout.startswith("usage: gpt-hook run [OPTION ...] [--] COMMAND [ARG ...]\n")
-    assert gpt_hook("run", "--help").stdout == gpt_hook("-h").stdout
+    for command in ("run", "functions", "check"):
+        assert gpt_hook(command, "--help").stdout == gpt_hook("-h").stdout
     assert gpt_hook("--version").stdout == f"gpt-hook {__version__}\n"
 
 

@@ -124,9 +124,9 @@ def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
     ("pipeline", "reason"),
     [
         full("false", "the pipeline failed"),
-        ("cat", "the pipeline made nothing of it"),
+        ("cat", "the pipeline returned no kernel for it"),
         full("echo no stream", "the pipeline failed"),
-        ("gpt-extract --ptx | gpt-asm --arch host", "the pipeline made nothing of it"),
+        ("gpt-extract --ptx | gpt-asm --arch host", "the pipeline returned no kernel for it"),
     ],
 )
 def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, launches, pipeline, reason):
@@ -406,7 +406,7 @@ def test_a_pipeline_that_is_late_is_used_later(tmp_path):
     stage.write_text(f"#!/bin/sh\n(sleep 0.5; touch '{made}') &\n{pipeline}\n")
     stage.chmod(0o755)
     trace = good(tmp_path, build(tmp_path, source), "--wait", "0", "--jit", str(stage), arguments=(PTX, made))
-    late = "it was found without its name, or is still being made"
+    late = "it was not looked up by name, or is still being compiled"
     assert len(trace.of("probed")) + unprobed(trace).get(late, 0) == 2
     assert unprobed(trace)[late] >= 1
 

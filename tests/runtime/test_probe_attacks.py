@@ -262,5 +262,5 @@ def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
     program = build(tmp_path, source)
     good(tmp_path, program, "-p", "gmem_bytes", "--launch-count", "1")
     trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, "once more"))  # now it is kept
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
     check_bytes(trace, 599)

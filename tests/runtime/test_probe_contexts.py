@@ -41,7 +41,7 @@ static unsigned sum(void) {
 """
 )
 
-NOT_YET = "it was not there with probes in this context yet"
+NOT_YET = "it was not loaded with probes in this context yet"
 
 
 def run(folder, body, *options, before=LIBRARY):
@@ -239,7 +239,7 @@ def set_dynamic(folder, body):
 
 
 MOST = "OK(D(cuDeviceGetAttribute)(&most, 97, 0));"  # shared memory of a block, opted in
-UNFIT = "what the program sets of it cannot be set with probes"
+UNFIT = "the program sets an attribute that it cannot have with probes"
 
 
 def test_dynamic_shared_memory(tmp_path):

@@ -131,7 +131,7 @@ ASK = r"""
     int each, grid, threads, processors, regs;
     OK(D(cuDeviceGetAttribute)(&processors, 16, 0));
 """
-ASKED = "its occupancy was asked for, and is lower with probes"
+ASKED = "the program asked for its occupancy, which is lower with probes"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_nothing_that_fits_less_comes_in_between(tmp_path):
     body += "for (int i = 0; i < 100; i++) { run_blocks(2, 256); usleep(10000); OK(D(cuCtxSynchronize)()); }"
     (trace,) = fit(tmp_path, body + "await(2); run_blocks(2, 256);", "--wait", "0")
     assert set(kernels(trace)) == {1}
-    assert set(unprobed(trace)) <= {"it was found without its name, or is still being made", ASKED}
+    assert set(unprobed(trace)) <= {"it was not looked up by name, or is still being compiled", ASKED}
 
 
 def test_what_is_asked_of_a_function_is_the_programs(tmp_path):

@@ -263,7 +263,7 @@ SCENARIOS = {
         expect(3), expect(7), expect(7), expect(7);
         """,
         0,
-        {"its graph writes a constant of which it has a copy": 4},
+        {"its graph writes a constant that the kernel with probes has a copy of": 4},
     ),
     "packed": (
         """
@@ -413,7 +413,7 @@ def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
     options = ("-p", "gmem_bytes", "--complete", "--max-memory", "512K")  # 64K each, and 128K
     trace = good(tmp_path, build(tmp_path, source), *options)
     check_bytes(trace, 60)
-    assert unprobed(trace) == {"other graphs have the buffers that there are within --max-memory": 20}
+    assert unprobed(trace) == {"other graphs hold all buffers that --max-memory allows": 20}
 
 
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
@@ -572,7 +572,7 @@ def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
     stage.chmod(0o755)
     trace = good(tmp_path, build(tmp_path, source), "--wait", "0", "--jit", str(stage), arguments=(PTX, made))
     check_bytes(trace, 6)
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 4}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 4}
 
 
 def helpers(folder):

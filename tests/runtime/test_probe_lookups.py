@@ -11,6 +11,7 @@ import pytest
 from gpt.formats.fatbin import ELEMENT, MAGIC, REGION, dead_element
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.stream.reasons import TABLE
+from tests import loaded
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, probed, unprobed
 
@@ -165,7 +166,7 @@ def test_a_function_gets_the_probes_of_its_kernel_when_they_come(tmp_path):
     program = build(tmp_path, "#include <sys/stat.h>\n" + FUNCTION)
     trace = good(tmp_path, program, "--wait", "0", "--jit", pipeline, arguments=(PTX, go))
     check_bytes(trace, 1)
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
 
 
 # The handler leaves the look-up for good, the first time; then the program goes on.
@@ -229,7 +230,7 @@ def test_a_burst_waits_together(tmp_path):
     done, trace = probed(tmp_path, program, "--wait", "1.5", "--jit", "exec sleep 1000")
     assert done.returncode == 0
     assert 1.4 < float(done.stdout) < 4
-    assert unprobed(trace) == {"it was found without its name, or is still being made": 1}
+    assert unprobed(trace) == {"it was not looked up by name, or is still being compiled": 1}
 
 
 @pytest.mark.full
@@ -326,7 +327,7 @@ def test_the_end_says_what_was_covered(tmp_path):
     time = r"\([\d.,]+ ms on the GPU\)"
     assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
     assert way == f"gpt-hook: {reason}: {advice}"
-    summary = subprocess.run(["gpt-analyze", "summary", tmp_path / "t.mp"], capture_output=True, text=True, check=True)
+    summary = loaded.run(["gpt-analyze", "summary", tmp_path / "t.mp"], text=True, check=True)
     text = " ".join(summary.stdout.split())
     assert f"{reason}: {advice}" in text
     assert re.search(f"2 launches ran with probes {time}, 3 without {time}", text), text

@@ -245,7 +245,7 @@ def test_launches_before_cuda_4(tmp_path):
     trace = run_main(tmp_path, body)
     check_bytes(trace, 1)
     assert trace.launches == {"scale": 4}
-    assert unprobed(trace) == {"it is launched by a function that CUDA has given up": 3}
+    assert unprobed(trace) == {"it was launched by a function that CUDA has deprecated": 3}
 
 
 def test_pools_of_memory_are_the_programs(tmp_path):
@@ -295,7 +295,7 @@ def test_a_pipeline_that_lies(tmp_path, lie):
     pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
     source = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
     trace = good(tmp_path, build(tmp_path, source), "--jit", pipeline)
-    assert unprobed(trace) == {"the pipeline tells other parameters than the kernel has": 1}
+    assert unprobed(trace) == {"the pipeline reported other parameters than the kernel has": 1}
 
 
 def test_a_grid_that_counts_clusters(tmp_path):
@@ -403,7 +403,7 @@ def test_a_program_of_the_cuda_runtime(tmp_path, options):
     trace = hooked.Trace(out)
     added = 4  # nodes of a graph, three of them captured, which no call launches by itself
     assert len(trace.of("probed")) + sum(unprobed(trace).values()) == sum(trace.launches.values()) + added
-    assert unprobed(trace).get("it was not there with probes in this context yet", 0) <= 3  # after a reset
+    assert unprobed(trace).get("it was not loaded with probes in this context yet", 0) <= 3  # after a reset
     assert set(lost(trace)) <= {None, "the device failed"}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpt.analyze.lib.base import SIMULATED
+from tests import loaded
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
 from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, kept, unprobed
@@ -64,7 +65,7 @@ def ptx(tmp_path):
 
 
 def analyzed(name, path):
-    done = subprocess.run(["gpt-analyze", name, "--json", path], capture_output=True, check=True)
+    done = loaded.run(["gpt-analyze", name, "--json", path], check=True)
     return Answers(done.stdout)
 
 

@@ -30,7 +30,9 @@ def compiled(arch):
     return Oracle(nvdisasm, target, cubin[:64]), list(iter_code(cubin))
 
 
-@pytest.mark.parametrize("arch", FIRST)
+# What `make test` has of it: facts, single words and fields, below, and what test_tables.py holds of each table.
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.timeout(600)
 def test_the_table_is_what_is_derived(arch):
     text, _ = derive(arch)
@@ -39,7 +41,7 @@ def test_the_table_is_what_is_derived(arch):
     assert lines[0] == lines[1], "run: python -m gpt.sass.derive"
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", FIRST)
 def test_facts_are_what_ptxas_does(arch):
     ptxas, nvdisasm, _ = find_tools(arch)
     assert find_facts(arch, ptxas, nvdisasm) == ARCHS[arch]

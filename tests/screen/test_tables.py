@@ -15,7 +15,7 @@ from gpt.screen.grid import Grid, render, screen_width
 from gpt.screen.tables import LibraryTables
 from gpt.stream import packed, records, wire
 from tests.stages.contract import STAGES, run
-from tests.tiers import examples
+from tests.tiers import FULL
 
 SHOWN = (
     "library",
@@ -125,7 +125,7 @@ anything = st.recursive(
 KEYS = sorted({key for kind in SHOWN for key in records.KINDS[kind]})
 
 
-@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
+@settings(max_examples=200 if FULL else 6, suppress_health_check=list(HealthCheck))  # they are large
 @given(st.lists(st.tuples(st.sampled_from(SHOWN), st.dictionaries(st.sampled_from(KEYS), anything)), max_size=5))
 def test_no_mixture_is_a_fault(found):
     table = LibraryTables()

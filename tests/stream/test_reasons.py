@@ -9,7 +9,7 @@ import pytest
 
 from gpt.analyze.lib.coverage import make_coverage
 from gpt.stream import records, wire
-from gpt.stream.reasons import EARLIER, OTHER, TABLE, Reason, find_reason, parse
+from gpt.stream.reasons import EARLIER, FORMER, OTHER, TABLE, Reason, find_reason, parse
 from gpt.trace.kinds import COVERED
 from gpt.trace.process import iter_processes
 from tests.trace import forge
@@ -69,6 +69,8 @@ def test_a_code_of_another_stage_is_printed_as_it_is():
 
 
 OLD = {  # as the hook wrote them before there were codes
+    "its device is not known": ("no_device", ""),
+    "the driver does not load it with probes: 209": ("load_refused", "209"),
     "no PTX comes with it": ("no_ptx", ""),
     "no probe applies to it: 'x' has no OUT": ("no_place", "'x' has no OUT"),
     "the pipeline failed: gpt-asm ended": ("pipeline_failed", "gpt-asm ended"),
@@ -83,7 +85,7 @@ OLD = {  # as the hook wrote them before there were codes
 
 @pytest.mark.parametrize("sentence", OLD)
 def test_a_sentence_of_before_has_a_code(sentence):
-    assert parse(sentence) == OLD[sentence] and set(EARLIER.values()) <= set(TABLE)
+    assert parse(sentence) == OLD[sentence] and {*EARLIER.values(), *FORMER.values()} <= set(TABLE)
 
 
 def test_an_old_trace_reads_like_a_new_one():

@@ -290,7 +290,7 @@ def _pair(
 
 
 def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, ends: Whole, left: Mask) -> int:
-    """End pieces of which a later one takes a part, and return how many: they were freed unseen, too.
+    """End pieces that a later one overlaps, and return how many: they were freed unseen, too.
 
     Otherwise their bytes and pages would count twice.
     """

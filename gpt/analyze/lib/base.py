@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # the buffers of probes refer to launches.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 NAMED = 3  # lines of missing input
-KERNELS = 8  # names of kernels, where a selection chose others
+KERNELS = 8  # names of kernels that are shown if a selection matches none
 SIMULATED = "the simulated device ran this: its times say nothing about a GPU"
 EMPTY = "the trace has no records: no process that gpt-hook watched used the CUDA driver"
 
@@ -44,7 +44,7 @@ EMPTY = "the trace has no records: no process that gpt-hook watched used the CUD
 class Fold(Protocol):
     """An analysis as it reads traces. Methods raise MalformedError if the records make no sense.
 
-    A fold whose answer follows from parts has a method `merge`, which takes in the fold of later traces. Such an
+    A fold whose answer follows from parts has a method `merge`, which adds the fold of later traces. Such an
     analysis runs on a cluster (cluster.py).
     """
 
@@ -177,7 +177,7 @@ class Passage:
         self._told = False  # whether an earlier stage reported an error
         self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
-        self._names: dict[str, None] = {}  # of kernels, for the case that a selection matches none
+        self._names: dict[str, None] = {}  # of kernels, to name some if a selection matches none
         self._simulated = False  # whether the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
@@ -304,7 +304,7 @@ class Passage:
         self._news = False
 
     def merge(self, other: Passage) -> None:
-        """Take in another run, which has read traces that come after our own."""
+        """Merge another run, which read the traces after ours."""
         self._fold.merge(other._fold)  # type: ignore[attr-defined]
         self._missing |= other._missing
         self._endless += other._endless
@@ -379,7 +379,7 @@ class Passage:
             if not (self._told or self._stage.faults):
                 self._stage.flush()  # ends quietly if nobody reads
                 self._write(self._stage.error(GptError(lack)))
-        answered = "answer" in self._kinds and not self._kinds & self._taken  # by an earlier stage, which took them
+        answered = "answer" in self._kinds and not self._kinds & self._taken  # an earlier stage took the records
         if not (left_out or answered):
             self._write_answer()
         self._write_end()

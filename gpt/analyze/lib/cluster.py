@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SECONDS = 10  # that a scheduler gets to answer
+SECONDS = 10  # a scheduler has this long to answer
 IDLE = 3  # how many times SECONDS the cluster may be without workers, while others are started
 LOGGERS = ("distributed", "distributed.client")  # to which Dask gives levels of their own
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows
 
 KINDS = RUNS | DETAILS | RANGES | COVERED | {"device"}
-TIMES = ("begin", "call")  # of GPU times: time stamps
+TIMES = ("begin", "call")  # fields of GPU times that are time stamps
 TICKS = ("tsc", "tsc_hz")  # of headers
 
 

@@ -34,7 +34,7 @@ class Coverage:
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def merge(self, other: Coverage) -> None:
-        """Take in another one."""
+        """Merge another one."""
         self.probed += other.probed
         self.unprobed.update(other.unprobed)
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]

@@ -32,11 +32,14 @@ ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_T
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
 LITTLE = 0.02  # of a mean
-MUCH = 0.01  # share of the time in all calls by which the slowest calls of a function must change it to count
+MUCH = 0.01  # a change in the slowest calls counts if it is at least this share of the time in all calls
 FAR = 2.0  # ratio from which the slowest calls of two sides differ
 FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
-OUTLYING, VISIBLE = 5.0, 0.05  # standard deviations from the median of runs, and a share of it, that make an outlier
-SCALE = 1.4826  # standard deviations of a normal distribution in its median distance from the median
+OUTLYING, VISIBLE = (
+    5.0,
+    0.05,
+)  # an outlier is this many standard deviations from the median of runs, and this share of it
+SCALE = 1.4826  # of a normal distribution: standard deviation / median distance from the median
 DIGITS = re.compile(r"\d+")
 
 

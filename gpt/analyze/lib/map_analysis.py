@@ -77,14 +77,14 @@ class MapAnalysis(ABC):
 
     @abstractmethod
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in the data that a launch saved."""
+        """Add the data that a launch saved."""
 
     @abstractmethod
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Yield the answers, if a launch saved anything."""
 
     def take(self, process: Process) -> None:
-        """Take in the buffers that a process has collected."""
+        """Add the buffers that a process has collected."""
         self._launches[process] += process.take_launches()
         for buffer in process.probes.take():
             if self.wants(buffer.map):
@@ -127,7 +127,7 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Take in how many launches an analysis of later traces has, and how many of them are lost."""
+        """Add the launches of an analysis of later traces, and how many of them are lost."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read

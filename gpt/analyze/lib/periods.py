@@ -240,7 +240,7 @@ def _count_same(some: Codes, others: Codes) -> int:
 class PrefixHashes(NamedTuple):
     """Polynomials of the launches up to each one, modulo 2^64.
 
-    Sequences of one length are taken as equal if theirs are; if that's wrong, a length is tried in vain.
+    Sequences of one length count as equal if their polynomials are; if that's wrong, a length is tried for nothing.
     """
 
     powers: npt.NDArray[np.uint64]

@@ -85,7 +85,7 @@ class ProgressFold(MapAnalysis):
         self._shown: _Shown | None = None
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in the records of a launch."""
+        """Add the records of a launch."""
         import numpy as np
 
         assert saved.units is not None

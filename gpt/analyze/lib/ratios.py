@@ -80,7 +80,7 @@ class Ratios(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def merge(self, other: Self) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge another one, which read later traces."""
         for name, kernel in other.kernels.items():
             mine = self.kernels.setdefault(name, Kernel(name))
             mine.sums.update(kernel.sums)

@@ -25,7 +25,7 @@ STEPS = "steps"
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, as much of an array as find_periods needs."""
+    """The numbers of the kernels launched from some place on, with what find_periods needs of an array."""
 
     def __init__(self, tape: Tape, first: int) -> None:
         self._tape, self._first = tape, first

@@ -57,7 +57,7 @@ class KernelSums(MapAnalysis):
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge another one, which read later traces."""
         for name, sums in other._kernels.items():
             self._kernels.setdefault(name, Counter()).update(sums)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))

@@ -30,7 +30,7 @@ class TimedLaunches:
         self._gpu: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []  # calls, and ns on the GPU
 
     def take(self) -> None:
-        """Take in the records that the process has collected."""
+        """Add the records that the process has collected."""
         import numpy as np
 
         process = self._process
@@ -81,7 +81,7 @@ class Samples:
             self._values[name].append(value)
 
     def merge(self, other: Samples) -> None:
-        """Take in another one."""
+        """Merge another one."""
         for name, values in other._values.items():
             self._values[name].extend(values)
 
@@ -106,7 +106,7 @@ class Mergeable(Protocol):
     """The sums of the launches of a key."""
 
     def merge(self, other: Self) -> None:
-        """Take in another one."""
+        """Merge another one."""
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -140,7 +140,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         """Yield the answers; `coverage` says which launches they leave out."""
 
     def take(self, process: Process) -> None:
-        """Take in the records that a process has collected."""
+        """Add the records that a process has collected."""
         if process not in self._open:
             self._open[process] = TimedLaunches(process)
         self._open[process].take()
@@ -153,7 +153,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         self._coverage.merge(make_coverage(process))
 
     def merge(self, other: Self) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge another one, which read later traces."""
         self._merge(self._done, other._done)
         self._coverage.merge(other._coverage)
 

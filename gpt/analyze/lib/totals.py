@@ -23,7 +23,7 @@ from gpt.trace.machines import LIMIT
 from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
 
-MAX_FUNCTIONS = 8192  # with calls: 64 KiB each at most; the driver has some 700
+MAX_FUNCTIONS = 8192  # that are called, 64 KiB each at most; the driver has about 700
 FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
 NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
 
@@ -71,7 +71,7 @@ class FunctionTotals:
             self.moved.update(calls=int(good.sum()), bytes=int(size), total=int(total))
 
     def merge(self, other: FunctionTotals) -> None:
-        """Take in another one."""
+        """Merge another one."""
         self.calls += other.calls
         self.counted += other.counted
         self.gpu.merge(other.gpu)
@@ -99,7 +99,7 @@ class KernelTotals:
         self.loads, self.loading = (1, gpu.largest) if far and not known else (0, 0.0)
 
     def merge(self, other: KernelTotals) -> None:
-        """Take in another one."""
+        """Merge another one."""
         self.launches += other.launches
         self.captured += other.captured
         self.loads += other.loads
@@ -119,7 +119,7 @@ class Totals:
         self.replays = Replays()
 
     def merge(self, other: Totals) -> None:
-        """Take in another one."""
+        """Merge another one."""
         self.coverage.merge(other.coverage)
         self.replays.merge(other.replays)
         for api, function in other.functions.items():

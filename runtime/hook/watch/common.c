@@ -2,6 +2,7 @@
 
 #include "common/cache.c"
 #include "common/fd_passing.c"
+#include "common/peers.c"
 #include "common/records.c"
 #include "common/request.c"
 #include "common/sha256.c"

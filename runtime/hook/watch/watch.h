@@ -370,6 +370,18 @@ typedef int nvtx_initialize_extension(nvtxExtModuleInfo_t *module);
 int hook_nvtx_begin(nvtx_get_export_table *get_table, nvtx_initialize *other, bool wanted);
 int hook_nvtx_begin_extension(nvtxExtModuleInfo_t *module, nvtx_initialize_extension *other, bool wanted);
 
+// -- nvtx_payload.c --------------------------------------------------------
+
+// The payload extension of NVTX.
+
+struct nvtx_name; // below
+
+// Set the name to the message among an event's payloads, or to NULL without one.
+void hook_nvtx_read_payload(struct nvtx_name *name, const char *domain, const nvtxPayloadData_t *payloads,
+                            size_t count);
+
+// -- nvtx_ranges.c ---------------------------------------------------------
+
 // Another tool, named by NVTX_INJECTION64_PATH. It gets the program's ranges as it would without gpt-hook.
 
 enum { NVTX_SLOTS = 16 };
@@ -447,14 +459,6 @@ int hook_nvtx_push(const char *domain, const nvtxEventAttributes_t *event, struc
 int hook_nvtx_pop(const char *domain);
 uint64_t hook_nvtx_start(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name);
 void hook_nvtx_end_started(uint64_t id); // takes the id that the program knows
-
-// -- nvtx_payload.c --------------------------------------------------------
-
-// The payload extension of NVTX.
-
-// Set the name to the message among an event's payloads, or to NULL without one.
-void hook_nvtx_read_payload(struct nvtx_name *name, const char *domain, const nvtxPayloadData_t *payloads,
-                            size_t count);
 
 // -- objects.c -------------------------------------------------------------
 

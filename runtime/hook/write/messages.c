@@ -1,4 +1,4 @@
-// Messages, and turning the hook off after a fault.
+// The state of the trace, messages, and turning the hook off after a fault.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -8,6 +8,7 @@
 #include "say.h"
 #include "write.h"
 
+struct live *hook_live;
 const char *hook_folder;
 
 const char *(*hook_real_strerrordesc)(int);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -116,7 +117,41 @@ bool hook_start_thread(void *(*work)(void *)) {
     return started;
 }
 
-void hook_threads_setup(void) { pthread_key_create(&exit_key, leave_thread); }
+static bool (*start_trace)(void);
+static void (*begin_recording)(void);
+
+void hook_threads_setup(bool (*start)(void), void (*begin)(void)) {
+    start_trace = start, begin_recording = begin;
+    pthread_key_create(&exit_key, leave_thread);
+}
+
+static TLS bool busy; // this thread is in code that must not call itself
+
+struct thread *hook_begin_thread(void) {
+    if (busy || hook_in_vfork || !hook_live || atomic_load(&hook_live->state) == OFF)
+        return NULL;
+    HOOK_HOLD_SIGNALS;
+    int error = errno;
+    busy = true;
+    uint32_t state = FRESH;
+    bool started = atomic_compare_exchange_strong(&hook_live->state, &state, STARTING) && start_trace();
+    // Another thread is beginning the trace. It opens a file, but calls and waits for nobody, so we can wait.
+    while (!started && (state = atomic_load(&hook_live->state)) == STARTING)
+        sched_yield();
+    struct thread *thread = started ? hook_thread : NULL;
+    if (!started && state == ON && (thread = hook_new_thread())) {
+        thread->pid = atomic_load(&hook_live->pid);
+        if (thread->chunk.start || hook_use_chunk(thread, hook_new_chunk(hook_chunk_size(0), 0)))
+            hook_thread = thread;
+        else
+            thread = NULL;
+    }
+    busy = false;
+    if (started)
+        begin_recording();
+    errno = error;
+    return thread;
+}
 
 // -- Records ---------------------------------------------------------------
 //

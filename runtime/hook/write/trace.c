@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +17,6 @@
 #include "common/own.h"
 #include "template.h"
 #include "write.h"
-
-struct live *hook_live;
-static TLS bool busy; // this thread is in code that must not call itself
 
 static char last_path[4096]; // the last trace that this process, or the process that forked it, started
 static pid_t last_pid;       // the process that started it; survives fork
@@ -86,32 +82,10 @@ static bool start(void) {
     return true;
 }
 
-struct thread *hook_begin_thread(void) {
-    if (busy || hook_in_vfork || !hook_live || atomic_load(&hook_live->state) == OFF)
-        return NULL;
-    HOOK_HOLD_SIGNALS;
-    int error = errno;
-    busy = true;
-    uint32_t state = FRESH;
-    bool started = atomic_compare_exchange_strong(&hook_live->state, &state, STARTING) && start();
-    // Another thread is beginning the trace. It opens a file, but calls and waits for nobody, so we can wait.
-    while (!started && (state = atomic_load(&hook_live->state)) == STARTING)
-        sched_yield();
-    struct thread *thread = started ? hook_thread : NULL;
-    if (!started && state == ON && (thread = hook_new_thread())) {
-        thread->pid = atomic_load(&hook_live->pid);
-        if (thread->chunk.start || hook_use_chunk(thread, hook_new_chunk(hook_chunk_size(0), 0)))
-            hook_thread = thread;
-        else
-            thread = NULL;
-    }
-    busy = false;
-    if (started) {
-        hook_begin_recording();
-        survey();
-    }
-    errno = error;
-    return thread;
+// Called once the trace has begun.
+static void begin_recording(void) {
+    hook_begin_recording();
+    survey();
 }
 
 // The end
@@ -180,74 +154,11 @@ bool hook_trace_setup(void (*more)(void)) {
         return false;
     if (__register_atfork)
         __register_atfork(NULL, NULL, forget, NULL);
-    hook_threads_setup();
+    hook_threads_setup(start, begin_recording);
     hook_live = live;
     if (hook_template && *hook_template)
         hook_end_predecessor();
     return true;
-}
-
-// -- The header record -----------------------------------------------------
-//
-// The `header` record of a segment: which process writes it, where and when.
-
-// The command line of this process, at most 64 KiB of it.
-static size_t read_command(struct gpt_str *words, size_t count, char *text, size_t size) {
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, text, size - 1);
-    if (file >= 0)
-        close(file);
-    size_t found = 0;
-    for (char *at = text, *end = text + (length > 0 ? length : 0); at < end && found < count; found++) {
-        *end = '\0';
-        words[found] = hook_str(at);
-        at += words[found].size + 1;
-    }
-    return found;
-}
-
-// Return the rank of this process in its job, from the environment.
-static struct gpt_u64 read_rank(void) {
-    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-        const char *text = getenv(names[i]);
-        size_t digits = text ? strspn(text, "0123456789") : 0;
-        if (digits && digits < 10 && !text[digits])
-            return GPT_U64(strtoul(text, NULL, 10));
-    }
-    return (struct gpt_u64){0};
-}
-
-size_t hook_pack_header(struct gpt_packer *buffer, bool whole) {
-    static char command[64 << 10];
-    static struct gpt_str words[1024];
-    char host[65] = "", boot[37] = "";
-    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (file >= 0) {
-        if (read(file, boot, 36) != 36)
-            boot[0] = '\0';
-        close(file);
-    }
-    gethostname(host, sizeof(host) - 1);
-    struct timespec real;
-    clock_gettime(CLOCK_REALTIME, &real);
-    struct gpt_header header = {
-        .version = GPT_STR(GPT_VERSION),
-        .tool = GPT_STR("gpt-hook"),
-        .argv = {words, whole ? read_command(words, 1024, command, sizeof(command)) : 0},
-        .host = hook_str(host),
-        .pid = (uint64_t)getpid(),
-        .rank = read_rank(),
-        .boot_id = hook_str(boot[0] ? boot : NULL),
-        .realtime = (uint64_t)real.tv_sec * 1000000000 + (uint64_t)real.tv_nsec,
-        .monotonic = hook_monotonic(),
-        .captures = GPT_U64(1),
-    };
-    if (hook_has_tsc) {
-        header.tsc = GPT_U64(hook_now());
-        header.tsc_hz = GPT_U64(hook_tsc_hz());
-    }
-    return gpt_pack_header(buffer, &header);
 }
 
 // -- Names of files --------------------------------------------------------

@@ -129,6 +129,13 @@ int hook_bus_exchange(const struct sigaction *action,
                       struct sigaction *before); // emulates sigaction for the program from then on
 extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *); // set by hook_find_real
 
+// -- header.c --------------------------------------------------------------
+
+// The `header` record.
+
+size_t hook_pack_header(struct gpt_packer *buffer,
+                        bool whole); // `whole`: with the command line; returns its size
+
 // -- messages.c ------------------------------------------------------------
 
 // Messages, and ending the recording early.
@@ -197,14 +204,16 @@ const char *hook_keep_text(const char *text);
 // Intern a reason with a detail, or with an empty one. A code of a stage that isn't in our table is fine.
 const struct reason *hook_make_reason(const char *code, const char *detail);
 
-// -- report.c --------------------------------------------------------------
+// -- coverage.c ------------------------------------------------------------
 
-// The final report on launches with probes and without.
+// The part of the final report on launches with probes and without.
 
 void hook_add_reason(const char *code, const char *detail, uint64_t launches);
 void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, in time stamp ticks
 uint64_t hook_count_reason(const struct reason *why);   // launches without probes that have this code
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
+
+// -- report.c --------------------------------------------------------------
 
 // Programs that the command starts without the hook, for the report.
 
@@ -327,7 +336,8 @@ static inline struct thread *hook_this_thread(void) {
     return hook_begin_thread();
 }
 
-void hook_threads_setup(void);
+// `start` begins the trace of this process in the thread's first chunk; `begin` is called after it.
+void hook_threads_setup(bool (*start)(void), void (*begin)(void));
 struct thread *hook_new_thread(void);                                // in this process; or NULL
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
 struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of at least this size
@@ -443,11 +453,6 @@ struct trace_totals {
 const struct trace_totals *hook_reread(const char *path);
 
 // -- trace.c ---------------------------------------------------------------
-
-// The `header` record.
-
-size_t hook_pack_header(struct gpt_packer *buffer,
-                        bool whole); // `whole`: with the command line; returns its size
 
 // File names of a process's trace.
 

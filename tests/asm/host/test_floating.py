@@ -141,9 +141,12 @@ def test_flushing_conversions(thread):
         ("cvt.{}.ftz.f32.f64", 32, 64, bound_64): (0, 1 << 31) * 4,
         ("cvt.{}.ftz.f32.f64", 32, 64, bound_64 + 1): (0, 1 << 31, 0, 1 << 31, 0, 0x80800000, bound, 1 << 31),
     }
-    for (form, to, of, operand), results_ in wanted.items():
-        cases = [Case(form.format(mode), to, (of,), int) for mode in ("rn", "rz", "rm", "rp")]
-        pairs = results(thread, cases, [(operand, 0, 0), (operand | 1 << of - 1, 0, 0)])
+    modes = ("rn", "rz", "rm", "rp")
+    cases = [Case(form.format(mode), to, (of,), int) for form, to, of, _ in wanted for mode in modes]
+    operands = [(value, 0, 0) for _, _, of, operand in wanted for value in (operand, operand | 1 << of - 1)]
+    rows = [*results(thread, cases, operands)]  # of all forms at once: each compiles code
+    for number, ((form, _, _, operand), results_) in enumerate(wanted.items()):
+        pairs = [row[4 * number : 4 * number + 4] for row in rows[2 * number : 2 * number + 2]]
         assert tuple(one for pair in zip(*pairs, strict=True) for one in pair) == results_, (form, hex(operand))
 
 

@@ -174,7 +174,8 @@ def test_operands(ptxas, tmp_path):
 @pytest.mark.parametrize(
     ("limit", "target", "version"),
     [
-        (6, "sm_90", "8.7"),
+        # `make test` has each row of the table in test_rows.py, and the operands and conversions above.
+        full(6, "sm_90", "8.7"),
         *(full(150, *case) for case in (("sm_75", "7.0"), ("sm_80", "7.8"), ("sm_90a", "8.7"), ("sm_100a", "9.0"))),
         *(full(60, target, "9.0") for target in ("sm_120a", "sm_103f", "sm_110a", "sm_121f")),
     ],

@@ -1,0 +1,116 @@
+// The part of the final report on launches with probes and without: their time on the GPU, and advice on the
+// most frequent reasons. totals.c adds up what report.c says here.
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/selection.h"
+#include "say.h"
+#include "write.h"
+
+enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256 };
+
+// Why launches ran without probes: the first reasons found. There are hardly ever more.
+static struct met {
+    char code[CODE_BYTES], detail[DETAIL_BYTES];
+    uint64_t launches;
+} reasons[MOST_REASONS];
+
+static uint64_t times[2]; // without probes, and with them
+
+// A code, and its text and advice for the user.
+static const struct told {
+    const char *code, *text, *advice;
+} table[] = {
+#define X(code, text, advice) {#code, text, advice},
+    GPT_REASONS(X)
+#undef X
+};
+
+// Returns NULL for a code that a newer stage has added.
+static const struct told *look_up(const char *code) {
+    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
+        if (!strcmp(code, table[i].code))
+            return &table[i];
+    return NULL;
+}
+
+// Writes a reason as str() does in gpt/stream/reasons.py.
+static void write_reason(const struct met *met, char *text, size_t size) {
+    const struct told *told = look_up(met->code);
+    bool other = !strcmp(met->code, "other") && *met->detail;
+    snprintf(text, size, "%.200s%s%.255s",
+             other  ? ""
+             : told ? told->text
+                    : met->code,
+             other || !*met->detail ? "" : ": ", met->detail);
+}
+
+void hook_add_reason(const char *code, const char *detail, uint64_t launches) {
+    struct met added = {.launches = launches}, *met = reasons;
+    snprintf(added.code, sizeof(added.code), "%s", code);
+    snprintf(added.detail, sizeof(added.detail), "%s", detail);
+    while (met < reasons + MOST_REASONS && met->launches &&
+           (strcmp(met->code, added.code) || strcmp(met->detail, added.detail)))
+        met++;
+    if (met == reasons + MOST_REASONS)
+        return;
+    added.launches += met->launches;
+    *met = added;
+}
+
+void hook_add_gpu_time(bool probed, uint64_t duration) { times[probed] += duration; }
+
+static int by_launches(const void *one, const void *other) {
+    uint64_t a = ((const struct met *)one)->launches, b = ((const struct met *)other)->launches;
+    return (a < b) - (a > b);
+}
+
+// Writes nothing if the time isn't known.
+static const char *write_time(bool probed, char text[64]) {
+    double ms = (double)times[probed] * 1e3 / (hook_has_tsc ? (double)hook_tsc_hz() : 1e9);
+    *text = '\0';
+    if (times[0] || times[1])
+        snprintf(text, 64, " (%.*f ms on the GPU)", ms < 10 ? 2 : 0, ms);
+    return text;
+}
+
+uint64_t hook_count_reason(const struct reason *why) {
+    uint64_t launches = 0;
+    for (size_t i = 0; i < MOST_REASONS; i++)
+        if (!strcmp(reasons[i].code, why->code))
+            launches += reasons[i].launches;
+    return launches;
+}
+
+void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
+    char line[2048], why[512], with[64], without[64];
+    qsort(reasons, MOST_REASONS, sizeof(*reasons), by_launches);
+    int size =
+        snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes%s, %lu without%s", probed,
+                 probed == 1 ? "" : "es", write_time(true, with), unprobed, write_time(false, without));
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
+        write_reason(&reasons[i], why, sizeof(why));
+        size += snprintf(line + size, sizeof(line) - (size_t)size, "%s%s (%lu)", i ? ", " : ": ", why,
+                         reasons[i].launches);
+    }
+    if (!probed && !unprobed && launches)
+        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
+                 gpt_is_choosing() ? "kernels that -k and --filter leave out"
+                                   : "processes whose trace has no end, so nothing is known about them");
+    else if (!probed && !unprobed)
+        snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
+    if (reasons[SHOWN].launches)
+        snprintf(line + size, sizeof(line) - (size_t)size, ", and more: gpt-analyze summary has all");
+    gpt_write_line(line);
+    for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
+        const struct told *told = look_up(reasons[i].code);
+        if (!told || !*told->advice || !strcmp(told->code, "other") ||
+            (i && !strcmp(told->code, reasons[0].code)))
+            continue;
+        snprintf(line, sizeof(line), "gpt-hook: %s: %s", told->text, told->advice);
+        gpt_write_line(line);
+    }
+}
