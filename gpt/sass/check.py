@@ -193,7 +193,7 @@ def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
 def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
     """Find jumps into the middle of replaced instructions, which a probe would miss, and places among collectives."""
     code = original.code
-    targets = {target // SIZE for target in code.targets | original.jump_tables}
+    targets = {target // SIZE for target in code.targets | original.jump_targets}
     collecting: set[int] = set()
     for index in code.find({"WARPSYNC"}):
         if is_collective(code.words[index]):

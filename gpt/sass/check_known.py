@@ -28,7 +28,7 @@ class State(NamedTuple):
     kernel: InFlight
     ours: InFlight
     pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
-    meetings: tuple[tuple[int, int], ...]  # barrier, and the instruction where lanes meet
+    meetings: tuple[int, ...]  # barriers of BSSYs whose BSYNC is still to come
     part: int  # of the instruction before; KERNEL at the beginning
 
 

@@ -205,15 +205,18 @@ class TrampolineCheck:
 
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
         one = self.code[index]
+        barrier = bits(one.word, 16, 4)
         if one.name == "BSSY":
-            assert one.target is not None
-            barrier = bits(one.word, 16, 4)
-            yield index + 1, state._replace(meetings=(*state.meetings, (barrier, one.target // SIZE)))
+            if barrier in state.meetings or not one.guard.always:
+                self.faults.append((index, "lanes", "a BSSY on a barrier in use, or under a guard"))
+            yield index + 1, state._replace(meetings=(*state.meetings, barrier))
         elif one.name == "BSYNC":
-            if not state.meetings or state.meetings[-1][0] != bits(one.word, 16, 4) or not one.guard.always:
+            if state.meetings[-1:] != (barrier,) or not one.guard.always:
                 self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
             else:
-                yield state.meetings[-1][1], state._replace(meetings=state.meetings[:-1])
+                yield index + 1, state._replace(meetings=state.meetings[:-1])
+        elif any(one.writes.B >> meeting & 1 for meeting in state.meetings):
+            self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
         elif one.name == "BRA":
             assert one.target is not None
             if is_conditional(one):

@@ -8,7 +8,8 @@ in what ptxas makes of a `switch`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,7 +37,12 @@ class Kernel:
     name: str
     code: Code
     registers: int
-    jump_tables: frozenset[int]
+    jump_tables: Mapping[int, frozenset[int]]  # offsets of targets, by that of the indirect branch
+
+    @property
+    def jump_targets(self) -> frozenset[int]:
+        """Every offset to which some indirect branch leads."""
+        return frozenset().union(*self.jump_tables.values())
 
     @cached_property
     def graph(self) -> Graph:
@@ -58,14 +64,14 @@ class Kernel:
         """True if it begins by loading the stack pointer, and nothing jumps back there."""
         first = self.code[0]
         loads = first.name == self.code.table.arch.entry and first.writes.R == 1 << 1
-        return loads and first.guard.always and 0 not in self.code.targets | self.jump_tables
+        return loads and first.guard.always and 0 not in self.code.targets | self.jump_targets
 
 
 def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
-    return Kernel(name, Code(editor.code, table), registers, frozenset(_iter_targets(editor.info)))
+    return Kernel(name, Code(editor.code, table), registers, _jump_tables(editor.info))
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,14 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
     return Facts(editor.registers, exits, barriers, sizes[FRAME], sizes[STACK], flags)
 
 
-def _iter_targets(info: Data) -> Iterator[int]:
+def _jump_tables(info: Data) -> dict[int, frozenset[int]]:
+    tables: dict[int, set[int]] = defaultdict(set)
+    for branch, targets in _iter_tables(info):
+        tables[branch].update(targets)
+    return {branch: frozenset(targets) for branch, targets in tables.items()}
+
+
+def _iter_tables(info: Data) -> Iterator[tuple[int, tuple[int, ...]]]:
     for entry in iter_attributes(info):
         if entry.kind != INDIRECT_BRANCH_TARGETS:
             continue
@@ -111,9 +124,9 @@ def _iter_targets(info: Data) -> Iterator[int]:
         while at < len(entry.payload):
             if at + _JUMP.size > len(entry.payload):
                 raise MalformedError("cubin: a jump table ends within an entry")
-            _, _, count = _JUMP.unpack_from(entry.payload, at)
+            branch, _, count = _JUMP.unpack_from(entry.payload, at)
             at += _JUMP.size
             if 4 * count > len(entry.payload) - at:
                 raise MalformedError("cubin: a jump table ends within an entry")
-            yield from struct.unpack_from(f"<{count}I", entry.payload, at)
+            yield branch, struct.unpack_from(f"<{count}I", entry.payload, at)
             at += 4 * count
