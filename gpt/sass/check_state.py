@@ -29,10 +29,10 @@ from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, issue, wait_for
+from gpt.sass.flow import NOTHING, QUEUE, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
-from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
+from gpt.sass.stalls import BRANCH_CYCLES, LATE_GUARD, LONGEST, iter_safe
 from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
@@ -180,10 +180,11 @@ class TrampolineCheck:
             return
         self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        foreign = written & around.named & ~(GENERAL | _PREDICATES)
+        foreign = written & around.original.named & ~(GENERAL | _PREDICATES)
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
-        late = read & _or(state.kernel.writes) | written & (flying | state.kernel.unawaited)
+        unannounced = (state.kernel.late | state.kernel.ordered) & ~self._usable_at_site(number)
+        late = read & (_or(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
         self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in state.pending:
             if other != number:
@@ -194,6 +195,7 @@ class TrampolineCheck:
         own = state.own & ~written | find_restored(one, state.copies)
         if not is_slot(one, around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
+        self._check_within(index, state)
         state = state._replace(
             own=own,
             defined=state.defined | written,
@@ -202,6 +204,28 @@ class TrampolineCheck:
             pending=self._pass(index, state, number),
         )
         yield from self._follow(index, part, state)
+
+    def _check_within(self, index: int, state: State) -> None:
+        """Check that a snippet awaits its own results and reads, since a weaver may have written it."""
+        read, written, *_ = self.code.masks[index]
+        rest = wait_for(state.ours, self.code.controls.waits[index])
+        arriving = rest.arriving
+        being_read = 0 if self.code[index].name in QUEUE else (_or(rest.reads) | rest.queued) & GENERAL
+        self._fault(index, "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives")
+        self._fault(index, "scoreboard", written & being_read & ~arriving, "is still being read by the snippet")
+        guard = read & 1 << STARTS.P + self.code[index].guard.predicate
+        for mask, left, part in state.pending:
+            if part == state.part and left > LATE_GUARD:
+                self._fault(index, "stall", mask & guard, "is the guard, and isn't there yet")
+
+    def _usable_at_site(self, number: int) -> int:
+        """Return what the first moved instruction reads, so that it's there by then, unless a moved one wrote it."""
+        code = self.around.original.code
+        found = code.masks[self.trampoline.sources[0]].reads
+        for part in self.trampoline.parts[:number]:
+            if isinstance(part, Moved):
+                found &= ~code.masks[part.source].writes
+        return found
 
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
         one = self.code[index]
@@ -240,7 +264,8 @@ class TrampolineCheck:
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
         copies = frozenset(
             copy for copy in state.copies
-            if not written >> copy[2] & 1 and not (copy[0] == "R" and written >> copy[1] & 1)
+            if not written >> copy[2] & 1
+            and not (written & STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
         )  # fmt: skip
         state = state._replace(
             own=state.own | written,

@@ -13,30 +13,35 @@ every instruction that uses it.
 
 ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
 read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
-instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
-flight until the kernel ends (`InFlight.loose`): the results of loads without a barrier, for which ptxas waits by a
-later load of the same unit, and the operands of HGMMA.
+instruction, words can't tell when the store has read them (`InFlight.queued`). In the same way the barrier of a later
+LDC, S2R or S2UR covers an LDC without one (`InFlight.ordered`): it's the stack pointer, which most kernels load and
+never use. What nothing will ever announce is in flight until the kernel ends (`loose` and `late`): the
+results of other loads without a barrier, for which ptxas waits by a later load of the same unit, and the operands of
+HGMMA.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live. A block is first summed up in two masks, so that only these are gone round; then each block is walked
-once more, for its instructions.
+register is live. A block is first summed up in a few masks, so that only these are gone round; then each block is
+walked once more, for its instructions. What happens in a block to operands that were queued before it is seen from a
+bit that's no register's, _TOKEN, which is put into the queue where the block begins.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpt.sass.code import Code
+from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Graph
 from gpt.sass.masks import EVERY_REGISTER, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-# Their results don't need barriers, but their operands do. Those of HGMMA are announced by WARPGROUP.DEPBAR, which
-# isn't followed.
-_LATE = {"STS", "LDGSTS", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
-_QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
+# Their results don't need barriers, so the table may not say that their latency varies, but their operands do. Those of
+# HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
+_LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+_CONSTANTS = {"LDC", "S2R", "S2UR"}
+_TOKEN = 1 << 600
+QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
@@ -88,12 +93,22 @@ class InFlight(NamedTuple):
     writes: tuple[int, ...]
     reads: tuple[int, ...]
     queued: int  # operands of memory instructions without a barrier, which a later one's barrier will cover
-    loose: int  # what nothing announces
+    loose: int  # operands that nothing announces
+    late: int = 0  # results that nothing announces
+    ordered: int = 0  # results of LDCs without a barrier, which a later one's barrier will cover
 
     @property
     def unawaited(self) -> int:
         """Registers that no barrier announces, so far."""
-        return self.queued | self.loose
+        return self.queued | self.loose | self.late | self.ordered
+
+    @property
+    def arriving(self) -> int:
+        """Registers that something earlier may still write."""
+        found = self.late | self.ordered
+        for mask in self.writes:
+            found |= mask
+        return found
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are down; without `unawaited`."""
@@ -112,7 +127,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
     events = _events(code)
     adds, waits = [], []  # by a block: what it leaves in flight if nothing was, and the barriers that it waits for
     for block in graph.blocks:
-        state, waited = NOTHING, 0
+        state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
         for index in range(block.start, block.end):
             if events[index]:
                 state = issue(state, code, index)
@@ -127,7 +142,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
             changed[number] = False
             arrived = arriving[number]
             assert arrived is not None
-            state = merge(wait_for(arrived, waits[number]), adds[number])
+            state = _pass_block(wait_for(arrived, waits[number]), adds[number])
             for follower in graph.successors[number]:
                 merged = merge(arriving[follower], state)
                 if merged != arriving[follower]:
@@ -142,6 +157,26 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
                 if events[index]:
                     state = issue(state, code, index)
     return found
+
+
+def _pass_block(arrived: InFlight, added: InFlight) -> InFlight:
+    """Return the state after a block, from the one before it with the block's waits done, and what the block adds."""
+    writes = tuple(
+        before | found & ~_TOKEN | (arrived.ordered if found & _TOKEN else 0)
+        for before, found in zip(arrived.writes, added.writes, strict=True)
+    )
+    reads = tuple(
+        before | found & ~_TOKEN | (arrived.queued if found & _TOKEN else 0)
+        for before, found in zip(arrived.reads, added.reads, strict=True)
+    )
+    return InFlight(
+        writes,
+        reads,
+        added.queued & ~_TOKEN | (arrived.queued if added.queued & _TOKEN else 0),
+        arrived.loose | added.loose,
+        arrived.late | added.late,
+        added.ordered & ~_TOKEN | (arrived.ordered if added.ordered & _TOKEN else 0),
+    )
 
 
 def _events(code: Code) -> list[bool]:
@@ -165,7 +200,7 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
         return state
     writes = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.writes))
     reads = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.reads))
-    return InFlight(writes, reads, state.queued, state.loose)
+    return state._replace(writes=writes, reads=reads)
 
 
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
@@ -178,20 +213,27 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     if write >= BARRIERS and read >= BARRIERS:
         if not _is_late(entry):
             return state
-        if entry.name in _QUEUE:
-            return state._replace(queued=state.queued | reading, loose=state.loose | writing)
-        return state._replace(loose=state.loose | reading | writing)
-    writes, reads, loose, queued = state.writes, state.reads, state.loose, state.queued
+        if entry.name in QUEUE:
+            return state._replace(queued=state.queued | reading, late=state.late | writing)
+        if entry.name == "LDC":
+            return state._replace(ordered=state.ordered | writing, loose=state.loose | reading)
+        return state._replace(loose=state.loose | reading, late=state.late | writing)
+    writes, reads, queued, loose, late, ordered = state
     if write < BARRIERS:
+        if entry.name in _CONSTANTS:
+            writing |= ordered
+            ordered = 0
         writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
+    elif entry.name == "LDC":
+        ordered |= writing
     elif _is_late(entry):
-        loose |= writing
+        late |= writing
     awaited = read if read < BARRIERS else write
-    if entry.name in _QUEUE:
+    if entry.name in QUEUE:
         reading |= queued
         queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
-    return InFlight(writes, reads, queued, loose)
+    return InFlight(writes, reads, queued, loose, late, ordered)
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
@@ -203,6 +245,8 @@ def merge(one: InFlight | None, other: InFlight) -> InFlight:
         tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
         one.queued | other.queued,
         one.loose | other.loose,
+        one.late | other.late,
+        one.ordered | other.ordered,
     )
 
 
