@@ -104,8 +104,8 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
 def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
     """Return the registers that functions in sections of their own name, which any kernel may call.
 
-    It's every register if the kernel may call the driver (printf) or another file. __assertfail never returns, so it may
-    do what it likes.
+    It's every register if the kernel may call another file or the driver (printf). __assertfail never returns, so it
+    does no harm.
     """
     if cubin.undefined.keys() - _NO_CODE:
         return EVERY_REGISTER
