@@ -17,12 +17,13 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import msgpack
 
@@ -49,6 +50,7 @@ from gpt.sass.woven import Declaration, Moved
 from tests.sass.corpus import find_places
 from tests.sass.weaver import ARCH, Place, Use, Weaver, compiled_snippets
 
+R = TypeVar("R")
 PARAMETER = 0x210  # where in the constant bank the snippet finds its address: nothing is run
 
 
@@ -59,15 +61,12 @@ def iter_cubins(stream: object) -> Iterator[bytes]:
             yield record["data"]
 
 
-def iter_versions(stream: object, every: int = 1) -> Iterator[Version]:
-    """Yield every so many kernels of a stream of elements."""
-    number = 0
-    for data in iter_cubins(stream):
-        cubin = CubinEditor(data)
-        for raw in cubin.kernels:
-            number += 1
-            if number % every == 0:
-                yield read_version(cubin, raw.decode())
+def map_cubins(stream: object, jobs: int, function: Callable[..., R], *arguments: object) -> Iterator[R]:
+    """Yield what a function returns for each cubin of a stream, in processes."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        cubins = iter_cubins(stream)
+        while batch := list(islice(cubins, 32 * jobs)):  # not the whole library at once
+            yield from pool.map(function, batch, *map(repeat, arguments))
 
 
 def read_version(cubin: CubinEditor, name: str) -> Version:
@@ -110,9 +109,9 @@ def rebuild(code: Code, index: int) -> int:
     return made
 
 
-def examine(data: bytes, every: int, seed: int) -> Result:
+def examine(data: bytes, every: int) -> Result:
     """Check every so many kernels of a cubin, by a number made of their names."""
-    result, rnd = Result(), random.Random(seed)
+    result, rnd = Result(), random.Random(len(data))
     cubin = CubinEditor(data)
     for raw in cubin.kernels:
         if zlib.crc32(raw) % every == 0:
@@ -189,11 +188,8 @@ def main() -> int:
     options = parser.parse_args()
     compiled_snippets()
     every = Result()
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-        cubins = iter_cubins(sys.stdin.buffer)
-        while batch := list(islice(cubins, 32 * options.jobs)):  # not the whole library at once
-            for result in pool.map(examine, batch, repeat(options.every), range(len(batch))):
-                every.add(result)
+    for one in map_cubins(sys.stdin.buffer, options.jobs, examine, options.every):
+        every.add(one)
     print(*every.lines, sep="\n", file=sys.stderr)
     milliseconds = {
         name: {"median": 1e3 * sorted(all_)[len(all_) // 2], "p99": 1e3 * sorted(all_)[len(all_) * 99 // 100],
