@@ -28,19 +28,24 @@ bit that's no register's, _TOKEN, which is put into the queue where the block be
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from gpt.sass.code import MEMORY, Code
-from gpt.sass.graph import Graph
-from gpt.sass.masks import EVERY_REGISTER, pack, unpack
+from gpt.sass.graph import Block, Graph
+from gpt.sass.masks import EVERY_REGISTER, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
 # Their results don't need barriers, so the table may not say that their latency varies, but their operands do. Those of
 # HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+_MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
 _CONSTANTS = {"LDC", "S2R", "S2UR"}
-_TOKEN = 1 << 600
+_WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state is one of these for each barrier and so on
+_PART = (1 << _WIDTH) - 1
+_TOKEN = 1 << _WIDTH
+_QUEUED, _ORDERED = 2 * BARRIERS, 2 * BARRIERS + 3
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
@@ -59,15 +64,18 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         keeps.append(kept)
     before = list(reads)
     predecessors = _turn_round(graph)
-    changed = [True] * len(before)
-    while any(changed):
-        for number in [number for number, is_changed in enumerate(changed) if is_changed][::-1]:
-            changed[number] = False
-            live = reads[number] | _after(graph, before, number) & keeps[number]
-            if live != before[number]:
-                before[number] = live
-                for other in predecessors[number]:
-                    changed[other] = True
+    left = [-number for number in range(len(before) - 1, -1, -1)]  # a heap, the last block first
+    waiting = [True] * len(before)
+    while left:
+        number = -heappop(left)
+        waiting[number] = False
+        live = reads[number] | _after(graph, before, number) & keeps[number]
+        if live != before[number]:
+            before[number] = live
+            for other in predecessors[number]:
+                if not waiting[other]:
+                    waiting[other] = True
+                    heappush(left, -other)
     found: list[int] = []
     for number in range(len(graph.blocks) - 1, -1, -1):
         block = graph.blocks[number]
@@ -125,58 +133,77 @@ NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
     """Return for each instruction what's in flight when it may issue, before its own wait; None: it's never reached."""
     events = _events(code)
-    adds, waits = [], []  # by a block: what it leaves in flight if nothing was, and the barriers that it waits for
-    for block in graph.blocks:
-        state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
-        for index in range(block.start, block.end):
-            if events[index]:
-                state = issue(state, code, index)
-                waited |= code.controls.waits[index]
-        adds.append(state)
-        waits.append(waited)
-    arriving: list[InFlight | None] = [None] * len(graph.blocks)
-    arriving[0] = NOTHING
-    changed = [True, *[False] * (len(arriving) - 1)]
-    while any(changed):
-        for number in [number for number, is_changed in enumerate(changed) if is_changed]:
-            changed[number] = False
-            arrived = arriving[number]
-            assert arrived is not None
-            state = _pass_block(wait_for(arrived, waits[number]), adds[number])
-            for follower in graph.successors[number]:
-                merged = merge(arriving[follower], state)
-                if merged != arriving[follower]:
-                    arriving[follower] = merged
-                    changed[follower] = True
+    passes = [_sum_up(code, events, block) for block in graph.blocks]
+    arriving = [-1] * len(graph.blocks)  # packed; -1 if nothing leads there
+    arriving[0] = 0
+    left, waiting = [0], [False] * len(arriving)
+    while left:
+        number = heappop(left)
+        waiting[number] = False
+        state = passes[number].after(arriving[number])
+        for follower in graph.successors[number]:
+            before = arriving[follower]
+            merged = state if before < 0 else before | state
+            if merged != before:
+                arriving[follower] = merged
+                if not waiting[follower]:
+                    waiting[follower] = True
+                    heappush(left, follower)
     found: list[InFlight | None] = [None] * len(code)
     for block, arrived in zip(graph.blocks, arriving, strict=True):
-        if arrived is not None:
-            state = arrived
+        if arrived >= 0:
+            flight = _unpack_flight(arrived)
             for index in range(block.start, block.end):
-                found[index] = state
+                found[index] = flight
                 if events[index]:
-                    state = issue(state, code, index)
+                    flight = issue(flight, code, index)
     return found
 
 
-def _pass_block(arrived: InFlight, added: InFlight) -> InFlight:
-    """Return the state after a block, from the one before it with the block's waits done, and what the block adds."""
-    writes = tuple(
-        before | found & ~_TOKEN | (arrived.ordered if found & _TOKEN else 0)
-        for before, found in zip(arrived.writes, added.writes, strict=True)
-    )
-    reads = tuple(
-        before | found & ~_TOKEN | (arrived.queued if found & _TOKEN else 0)
-        for before, found in zip(arrived.reads, added.reads, strict=True)
-    )
-    return InFlight(
-        writes,
-        reads,
-        added.queued & ~_TOKEN | (arrived.queued if added.queued & _TOKEN else 0),
-        arrived.loose | added.loose,
-        arrived.late | added.late,
-        added.ordered & ~_TOKEN | (arrived.ordered if added.ordered & _TOKEN else 0),
-    )
+class _Pass(NamedTuple):
+    """What a block does to the packed state: what it keeps of it, what it adds, and where it moves what's queued."""
+
+    keep: int
+    add: int
+    moves: tuple[tuple[int, tuple[int, ...]], ...]  # from a part of the state to others
+
+    def after(self, arrived: int) -> int:
+        """Return the state after the block."""
+        state = arrived & self.keep | self.add
+        for source, places in self.moves:
+            if queued := arrived >> source & _PART:
+                for place in places:
+                    state |= queued << place
+        return state
+
+
+def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
+    state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
+    for index in range(block.start, block.end):
+        if events[index]:
+            state = issue(state, code, index)
+            waited |= code.controls.waits[index]
+    parts = _parts(state)
+    keep = 0
+    for number in range(len(parts)):
+        if number >= 2 * BARRIERS or not waited >> number % BARRIERS & 1:
+            keep |= _PART << _WIDTH * number
+    moves = []
+    for source, within in ((_QUEUED, range(BARRIERS, 2 * BARRIERS)), (_ORDERED, range(BARRIERS))):
+        if not parts[source] & _TOKEN:
+            keep &= ~(_PART << _WIDTH * source)
+            moves.append((_WIDTH * source, tuple(_WIDTH * number for number in within if parts[number] & _TOKEN)))
+    add = sum((mask & ~_TOKEN) << _WIDTH * number for number, mask in enumerate(parts))
+    return _Pass(keep, add, tuple(moves))
+
+
+def _parts(state: InFlight) -> list[int]:
+    return [*state.writes, *state.reads, state.queued, state.loose, state.late, state.ordered]
+
+
+def _unpack_flight(packed: int) -> InFlight:
+    parts = [packed >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 4)]
+    return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
 def _events(code: Code) -> list[bool]:
@@ -198,9 +225,10 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
     """Return what's in flight once the barriers in `mask` are down."""
     if not mask or state == NOTHING:
         return state
-    writes = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.writes))
-    reads = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.reads))
-    return state._replace(writes=writes, reads=reads)
+    writes, reads = list(state.writes), list(state.reads)
+    for barrier in _MEMBERS[mask]:
+        writes[barrier] = reads[barrier] = 0
+    return InFlight(tuple(writes), tuple(reads), *state[2:])
 
 
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
