@@ -161,7 +161,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
 
 
 class _Pass(NamedTuple):
-    """What a block does to the packed state: what it keeps of it, what it adds, and where it moves what's queued."""
+    """A block's effect on the packed state: the bits that it keeps and adds, and where the queued operands go."""
 
     keep: int
     add: int
@@ -178,16 +178,17 @@ class _Pass(NamedTuple):
 
 
 def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
+    if True not in events[block.start : block.end]:
+        return _Pass(-1, 0, ())
     state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
     for index in range(block.start, block.end):
         if events[index]:
             state = issue(state, code, index)
             waited |= code.controls.waits[index]
     parts = _parts(state)
-    keep = 0
-    for number in range(len(parts)):
-        if number >= 2 * BARRIERS or not waited >> number % BARRIERS & 1:
-            keep |= _PART << _WIDTH * number
+    keep = -1
+    for barrier in _MEMBERS[waited]:
+        keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
     moves = []
     for source, within in ((_QUEUED, range(BARRIERS, 2 * BARRIERS)), (_ORDERED, range(BARRIERS))):
         if not parts[source] & _TOKEN:

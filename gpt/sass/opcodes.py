@@ -66,10 +66,10 @@ class Opcode:
 
 
 class _Shape(NamedTuple):
-    """What words with the same selectors have in common.
+    """The operands of words with the same selectors.
 
-    Each field is its lowest bit, its bits, those that are turned, the first bit of its file in a mask, the file's
-    mask, and a mask of as many bits as registers are written and read there. A number that means no register leads
+    A field is its lowest bit, a mask of its bits, the bits that are turned, the first bit of its register file in a
+    mask, the file's mask, and one bit for each register that's written and read. A number that means no register leads
     to a bit that the file's mask lacks.
     """
 
@@ -83,8 +83,8 @@ class _Shape(NamedTuple):
 class Decoder:
     """Finds the registers that words with one opcode read and write.
 
-    Words differ in immediates more than in registers: so the masks are kept under the bits that it depends on. A big
-    kernel has many words all the same, so what depends on the selectors alone is kept, too.
+    Words differ in immediates more than in registers: so the masks are kept under the bits that they depend on. A big
+    kernel has many different words even then, so the shape, which depends on the selectors alone, is kept, too.
     """
 
     def __init__(self, entry: Opcode, bits: dict[str, int]) -> None:
