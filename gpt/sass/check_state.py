@@ -27,12 +27,13 @@ from collections.abc import Iterator
 
 from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, QUEUE, issue, wait_for
+from gpt.sass.flow import NOTHING, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
-from gpt.sass.stalls import BRANCH_CYCLES, LATE_GUARD, LONGEST, iter_safe
+from gpt.sass.stalls import BRANCH_CYCLES
 from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
@@ -68,7 +69,9 @@ class TrampolineCheck:
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
         own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
-        start = State(own, defined, frozenset(), flight, NOTHING, frozenset(self._pending(first)), (), KERNEL)
+        start = State(
+            own, defined, frozenset(), flight, NOTHING, frozenset(iter_pending(self.around, first)), (), KERNEL
+        )
         states: dict[int, State] = {}
         left: list[tuple[int, State]] = [(self.trampoline.start, start)]
         while left and len(self.faults) < 50:
@@ -99,27 +102,6 @@ class TrampolineCheck:
         ):
             if mask:
                 self.faults.append((self.trampoline.start, "declared", f"{name_registers(mask)}: {text}"))
-
-    def _pending(self, first: int) -> Iterator[tuple[int, int, int]]:
-        """Yield results that the kernel still waits for where the trampoline begins."""
-        code, graph = self.around.original.code, self.around.original.graph
-        seen: dict[int, int] = {}
-        left = [(first, BRANCH_CYCLES)]
-        while left:
-            index, elapsed = left.pop()
-            if seen.get(index, LONGEST) <= elapsed:
-                continue
-            seen[index] = elapsed
-            block = graph.block_at(index)
-            before = [index - 1] if index > graph.blocks[block].start else [
-                graph.blocks[other].end - 1 for other in self.around.predecessors[block]
-            ]  # fmt: skip
-            for other in before:
-                passed = elapsed + code.controls.stalls[other]
-                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
-                    if cycles > passed:
-                        yield written, cycles - passed, KERNEL
-                left.append((other, passed))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
         if mask:
@@ -184,7 +166,7 @@ class TrampolineCheck:
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
         unannounced = (state.kernel.late | state.kernel.ordered) & ~self._usable_at_site(number)
-        late = read & (_or(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
+        late = read & (union(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
         self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in state.pending:
             if other != number:
@@ -195,28 +177,16 @@ class TrampolineCheck:
         own = state.own & ~written | find_restored(one, state.copies)
         if not is_slot(one, around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
-        self._check_within(index, state)
+        for rule, mask, text in iter_hazards(self.code, index, state):
+            self._fault(index, rule, mask, text)
         state = state._replace(
             own=own,
             defined=state.defined | written,
             copies=copies,
             ours=issue(state.ours, self.code, index),
-            pending=self._pass(index, state, number),
+            pending=pass_time(self.code, index, state, number),
         )
         yield from self._follow(index, part, state)
-
-    def _check_within(self, index: int, state: State) -> None:
-        """Check that a snippet awaits its own results and reads, since a weaver may have written it."""
-        read, written, *_ = self.code.masks[index]
-        rest = wait_for(state.ours, self.code.controls.waits[index])
-        arriving = rest.arriving
-        being_read = 0 if self.code[index].name in QUEUE else (_or(rest.reads) | rest.queued) & GENERAL
-        self._fault(index, "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives")
-        self._fault(index, "scoreboard", written & being_read & ~arriving, "is still being read by the snippet")
-        guard = read & 1 << STARTS.P + self.code[index].guard.predicate
-        for mask, left, part in state.pending:
-            if part == state.part and left > LATE_GUARD:
-                self._fault(index, "stall", mask & guard, "is the guard, and isn't there yet")
 
     def _usable_at_site(self, number: int) -> int:
         """Return what the first moved instruction reads, so that it's there by then, unless a moved one wrote it."""
@@ -272,7 +242,7 @@ class TrampolineCheck:
             defined=state.defined & ~written,
             copies=copies,
             kernel=issue(state.kernel, self.code, index),
-            pending=self._pass(index, state, state.part),
+            pending=pass_time(self.code, index, state, state.part),
         )
         one = self.code[index]
         if one.name == "EXIT":
@@ -308,23 +278,6 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 return part.source
         return self.back if self.back < len(self.around.original.code) else None
-
-    def _pass(self, index: int, state: State, number: int) -> frozenset[tuple[int, int, int]]:
-        """Return what's pending after an instruction."""
-        stall = self.code.controls.stalls[index]
-        written = self.code.masks[index].writes
-        found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
-        for mask, cycles in iter_safe(self.code[index].entry, written):
-            if cycles > stall:
-                found.add((mask, cycles - stall, number))
-        return frozenset(entry for entry in found if entry[0])
-
-
-def _or(masks: tuple[int, ...]) -> int:
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _can_split(word: int) -> bool:
