@@ -39,6 +39,8 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
 _PREDICATES = 127 << STARTS.P
+_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # by the lanes of a warp
+_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # meanwhile other lanes of the warp may run
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
 
@@ -162,7 +164,7 @@ class TrampolineCheck:
             return
         self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        foreign = written & around.original.named & ~(GENERAL | _PREDICATES)
+        foreign = written & around.original.named & _SHARED
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
         unannounced = (state.kernel.late | state.kernel.ordered) & ~self._usable_at_site(number)
@@ -239,7 +241,7 @@ class TrampolineCheck:
         )  # fmt: skip
         state = state._replace(
             own=state.own | written,
-            defined=state.defined & ~written,
+            defined=state.defined & ~(written | (_SHARED if source.name in _WAITS else 0)),
             copies=copies,
             kernel=issue(state.kernel, self.code, index),
             pending=pass_time(self.code, index, state, state.part),

@@ -243,3 +243,20 @@ def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
                 leader, trampoline, number, index, lambda w, c=change: with_control(w, control_of(w)._replace(**c))
             )
             assert rules(leader, *changed) == {rule}, (index, code[part.start + index])
+
+
+@pytest.mark.parametrize(("opcode", "expected"), [("LDG", set()), ("BAR", {"undefined"})])
+def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
+    """At a BAR, other lanes of the warp may overwrite it; while a load runs they can't (docs/sass-rules.md)."""
+    _, source = site(image, "matrix", opcode)
+    woven = weave(image, "matrix", [Place(source, (Use("leader"),), (Use("leader"),))], snippets)
+    (trampoline,) = woven.declaration.trampolines
+    last = next(part for part in reversed(trampoline.parts) if isinstance(part, Inserted) and part.names.get("UR"))
+    uniform = min(last.names["UR"])
+    inputs = last.snippet.inputs._replace(UR=1 << uniform)
+    parts = tuple(
+        replace(part, snippet=replace(part.snippet, inputs=inputs)) if part is last else part
+        for part in trampoline.parts
+    )
+    declaration = replace(woven.declaration, trampolines=(replace(trampoline, parts=parts),))
+    assert not rules(woven) and rules(woven, declaration=declaration) == expected
