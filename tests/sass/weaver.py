@@ -165,7 +165,8 @@ class Weaver:
                 self._wait(len(self.words) - 1)
         guard = was.word if is_guarded_exit else BRANCH
         branch = make_branch(place.source, start, "split", guard)
-        self.words[place.source] = branch | max(5, was.control.stall) << 105 | 63 << 110
+        wait = was.control.wait if is_guarded_exit else 0  # the guard may be on its way
+        self.words[place.source] = branch | max(5, was.control.stall) << 105 | 63 << 110 | wait << 116
         self.trampolines.append(Trampoline(start, len(self.words), tuple(parts), unpack(reads), unpack(saved)))
 
     def _wait(self, index: int) -> None:
@@ -265,11 +266,11 @@ class Weaver:
         groups = sorted({number // 4 for number in range(255) if named.R >> number & 1 and number not in fixed})
         for group in groups:
             wanted = [4 * group + k for k in range(4) if named.R >> 4 * group + k & 1 and 4 * group + k not in fixed]
-            candidates = range(0, self.kernel.registers - 3, 4)
+            candidates = range(0, self.kernel.kept - 3, 4)
 
             def cost(base: int, wanted: list[int] = wanted) -> int:
                 chosen = [base + number % 4 for number in wanted]
-                if taken & set(chosen) or 1 in chosen or any(number >= self.kernel.registers for number in chosen):
+                if taken & set(chosen) or 1 in chosen or any(number >= self.kernel.kept for number in chosen):
                     return 99
                 if any(blocked >> number & 1 and not live >> number & 1 for number in chosen):
                     return 99  # in flight
