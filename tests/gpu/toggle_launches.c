@@ -1,0 +1,78 @@
+// Bursts of small launches, for toggle.py: `toggle_launches PTX`.
+//
+// Each line of its input is a number of bursts. It answers with medians over them: ns of the host for a launch, ns until
+// the burst has run divided by its launches, and how many launches a burst has. When its input ends, it prints how
+// many launches it made, and how many the GPU has counted.
+
+#include "client.h"
+#include <time.h>
+
+enum { BURST = 500, MOST = 1000, COUNT = 400 }; // a stream takes 1,021 before a launch blocks
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *of, int count) {
+    qsort(of, (size_t)count, sizeof(*of), compare);
+    return of[count / 2];
+}
+
+static void *load(const char *path, void **module) {
+    static char text[1 << 16];
+    void *function;
+    FILE *file = fopen(path, "r");
+    assert(file && fread(text, 1, sizeof(text) - 1, file));
+    fclose(file);
+    OK(cuModuleLoadData(module, text));
+    OK(cuModuleGetFunction(&function, *module, "scale"));
+    return function;
+}
+
+#define FIND(name) int (*name)() = dlsym(driver, #name)
+
+int main(int argc, char **argv) {
+    static double host[MOST], wall[MOST];
+    void *module, *stream;
+    uint64_t items, total;
+    size_t size;
+    unsigned added = 5, count = COUNT, sum;
+    unsigned long launches = 0;
+    char line[64];
+    if (argc != 2)
+        return 2;
+    begin();
+    FIND(cuMemAlloc_v2);
+    FIND(cuStreamCreate);
+    FIND(cuStreamSynchronize);
+    FIND(cuModuleGetGlobal_v2);
+    FIND(cuMemcpyDtoH_v2);
+    void *function = load(argv[1], &module), *params[] = {&items, &added, &count};
+    OK(cuMemAlloc_v2(&items, (size_t)4 * COUNT));
+    OK(cuStreamCreate(&stream, 1));
+    puts("ready"), fflush(stdout);
+    while (fgets(line, sizeof(line), stdin)) {
+        int rounds = atoi(line);
+        assert(rounds > 0 && rounds <= MOST);
+        for (int round = 0; round < rounds; round++) {
+            double begun = now();
+            for (int i = 0; i < BURST; i++)
+                OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+            host[round] = (now() - begun) / BURST;
+            OK(cuStreamSynchronize(stream));
+            wall[round] = (now() - begun) / BURST;
+            launches += BURST;
+        }
+        printf("%f %f %d\n", median(host, rounds), median(wall, rounds), BURST), fflush(stdout);
+    }
+    OK(cuModuleGetGlobal_v2(&total, &size, module, "total"));
+    OK(cuMemcpyDtoH_v2(&sum, total, (size_t)4));
+    printf("%lu %u\n", launches, sum / COUNT);
+    return 0;
+}
