@@ -2,13 +2,14 @@
 
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
-Off is recorded without probes, on is the same with them (`gpt-hook ctl PID probe`). Each time with probes stands between
+Off is recorded without probes, on is the same with them (`gpt-hook ctl PID probe`). Each period with probes is between
 two without, and is compared with their mean; how much those two differ is the noise. Results must be the same bits, no
 launch and no buffer may be missing. On a GPU, a table and toggle.json with the raw figures.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -138,7 +139,7 @@ def compare(periods: list[dict[str, Any]], kind: Kind, figure: int) -> dict[str,
     off, on = times[::2], times[1::2]
     per_step = statistics.median(period["probed"] for period in periods[1::2]) / kind.steps
     more = [there - (before + after) / 2 for before, there, after in zip(off, on, off[1:], strict=False)]
-    noise = [abs(after - before) for before, after in zip(off, off[1:], strict=False)]
+    noise = [abs(after - before) for before, after in itertools.pairwise(off)]
     return {
         "off": statistics.median(off),
         "on": statistics.median(on),
