@@ -70,7 +70,7 @@ CIRCLES = {
     "hook/write": ["exec_parent file messages thread trace", "report totals"],
     "hook/watch": ["nvtx nvtx_payload"],
     "hook/probe": [
-        "attributes buffers drain graph_nodes graph_replay kernels launch load measure request sources",
+        "attributes buffers drain graph_nodes graph_replay kernels launch load marks measure moments request sources",
     ],
     "hook/entry": ["calls control decode intercept libc processes setup stub stub_address"],  # by hook_enter
     "sim": [

@@ -16,7 +16,7 @@
 //     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream wait
 //     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
 //     CLAIMED   a stream's launches take places in it, unless it's `full`
-//     HANDED    the marking thread (buffers.c) is to put an event into its stream
+//     HANDED    the marking thread (marks.c) is to put an event into its stream
 //     MARKING   a thread is doing that
 //     ISSUED    its event is in the stream, or its launches are known to have ended
 //     COPYING   the writer thread reads and clears it
@@ -69,7 +69,7 @@
 //     that, in a stream of ours.
 //
 // A kernel may depend on the program's next call, so the middle four are given up after a minute in which it
-// was up to the driver (buffers.c counts the seconds). What our threads have to do isn't cut short: on a busy
+// was up to the driver (marks.c counts the seconds). What our threads have to do isn't cut short: on a busy
 // machine that takes as long as it takes. A launch that gave up makes the pool `stuck`: no other one waits
 // before a slab comes back, and then half as long.
 //
