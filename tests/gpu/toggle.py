@@ -3,12 +3,14 @@
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
 Off is recorded without probes, on is the same with them (`gpt-hook ctl PID probe`). Each period with probes is between
-two without, and is compared with their mean; how much those two differ is the noise. Results must be the same bits, no
-launch and no buffer may be missing. On a GPU, a table and toggle.json with the raw figures.
+two without, and is compared with their mean; how much those two differ is the noise. A period's figure is the median of
+its steps, and then the quartile of the faster ones, which other work on the machine disturbs less. Results must be the
+same bits, no launch and no buffer may be missing. Prints a table and writes toggle.json with the raw figures.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import statistics
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,26 +29,26 @@ sys.path.insert(0, str(ROOT))
 from tests.gpu import accounts  # noqa: E402
 from tests.runtime import controlling, hooked, probing  # noqa: E402
 
+Cost = dict[str, float]
 TICKS = os.sysconf("SC_CLK_TCK")
 QUIET = 0.2  # seconds without a byte more
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A program's period: what it's asked, how many steps that is, the unit of the first figure in us."""
+    """A program's period: what it's asked, and before that; launches of its own in each step."""
 
     program: str
     ask: str
     warm: str
     steps: int
-    unit: float
     patience: float = 60
 
 
 KINDS = {
-    "llama 1x32": Kind("llama", "1 32 60", "1 32 4", 60, 1000),
-    "llama 4x512": Kind("llama", "4 512 40", "4 512 4", 40, 1000),
-    "launches": Kind("launches", "40", "2", 40 * 500, 0.001),
+    "llama 1x32": Kind("llama", "1 32 60", "1 32 4", 60),
+    "llama 4x512": Kind("llama", "4 512 40", "4 512 4", 40),
+    "launches": Kind("launches", "40", "2", 40 * 500),
 }
 
 
@@ -58,7 +61,7 @@ class Running(controlling.Server):
     def ask(self, line: str) -> list[str]:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        answer = self.process.stdout.readline().split()
+        answer: list[str] = self.process.stdout.readline().split()
         if not answer:
             raise RuntimeError(self.process.stderr.read()[-2000:])
         return answer
@@ -94,10 +97,10 @@ class Running(controlling.Server):
         return state["launches"], state["with_probes"]
 
 
-def start(program: str, folder: Path, device: str) -> Running:
-    environment = accounts.environment(folder, device)
+def start(program: str, folder: Path, device: str, caches: Path | None) -> Running:
+    environment = accounts.environment(caches or folder, device)
     if program == "llama":
-        line: tuple[str | Path, ...] = (sys.executable, ROOT / "tests/gpu/toggle_llama.py")
+        line = (Path(sys.executable), ROOT / "tests/gpu/toggle_llama.py")
     else:
         line = (hooked.compile_c(folder / "launches", ROOT / "tests/gpu/toggle_launches.c"), probing.PTX)
     return Running(folder / "t.mp", line[0], "--control", arguments=line[1:], device=device, **environment)
@@ -125,19 +128,27 @@ def period(running: Running, kind: Kind, probe: str | None) -> dict[str, Any]:
         running.ask(kind.warm)
     bytes_before, cpu, (launches, probed) = running.wait_until_quiet(), running.cpu(), running.count()
     begun = time.monotonic()
-    answer = running.ask(kind.ask)
+    *times, last = running.ask(kind.ask)
     seconds, after = time.monotonic() - begun, running.count()
     size = running.wait_until_quiet() - bytes_before
-    return {"on": bool(probe), "answer": answer, "seconds": seconds, "launches": after[0] - launches,
+    found: dict[str, Any] = {"wall": [float(us) for us in times], "digest": last}
+    if kind.program == "launches":
+        both = [float(us) for us in (*times, last)]
+        found = {"host": both[::2], "wall": both[1::2]}
+    return found | {"on": bool(probe), "seconds": seconds, "launches": after[0] - launches,
             "probed": after[1] - probed, "bytes": size, "cpu": running.cpu() - cpu}  # fmt: skip
 
 
-def compare(periods: list[dict[str, Any]], kind: Kind, figure: int) -> dict[str, float]:
+def quartile(times: list[float]) -> float:
+    return statistics.quantiles(times, n=4)[0]
+
+
+def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
     """Medians over the pairs, in us: a step without probes, with them, how much more that is for a probed launch, and
     by how much two without differ, as if it were for a probed launch."""
-    times = [kind.unit * float(period["answer"][figure]) for period in periods]
+    times = [figure(period[what]) for period in periods]
     off, on = times[::2], times[1::2]
-    per_step = statistics.median(period["probed"] for period in periods[1::2]) / kind.steps
+    per_step = statistics.median(period["probed"] for period in periods[1::2]) / steps
     more = [there - (before + after) / 2 for before, there, after in zip(off, on, off[1:], strict=False)]
     noise = [abs(after - before) for before, after in itertools.pairwise(off)]
     return {
@@ -162,7 +173,12 @@ def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, An
         "probe": probe,
         "launches_per_step": statistics.median(period["launches"] for period in periods) / kind.steps,
         "probed_per_step": statistics.median(period["probed"] for period in on) / kind.steps,
-        "wall": compare(periods, kind, 1 if kind.program == "launches" else 0),
+        "costs": {
+            f"{what}, {name}": compare(periods, what, kind.steps, figure)
+            for what in ("wall", "host")
+            if what in periods[0]
+            for name, figure in (("median", statistics.median), ("quartile", quartile))
+        },
         "bytes_per_probed": sum(period["bytes"] for period in on) / probed,
         "cpu_per_probed": 1e6
         * (statistics.median(p["cpu"] for p in on) - statistics.median(p["cpu"] for p in periods if not p["on"]))
@@ -170,18 +186,16 @@ def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, An
         "wrong": ["probes where there should be none"] * any(p["probed"] for p in periods if not p["on"]),
         "periods": periods,
     }
-    if kind.program == "launches":
-        row["host"] = compare(periods, kind, 0)
-    elif len({period["answer"][1] for period in periods}) > 1:
+    if len({period.get("digest") for period in periods}) > 1:
         row["wrong"].append("results differ")
     return row
 
 
-def run(program: str, names: list[str], device: str, probe: str, pairs: int) -> list[dict[str, Any]]:
+def run(program: str, names: list[str], given: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="gpt-toggle-") as folder:
-        running = start(program, Path(folder), device)
+        running = start(program, Path(folder), given.device, given.caches)
         try:
-            rows = [measure(name, running, probe, pairs) for name in names]
+            rows = [measure(name, running, given.probe, given.pairs or (2 if given.quick else 8)) for name in names]
             running.set_probe(None)
             output, said = running.process.communicate(timeout=120)
             wrong = [f"status {running.process.returncode}: {said[-500:]}"] if running.process.returncode else []
@@ -196,23 +210,18 @@ def run(program: str, names: list[str], device: str, probe: str, pairs: int) -> 
     return rows
 
 
-def say(row: dict[str, Any]) -> str:
-    """A line or two of the table."""
-    lines = []
-    for what in ("wall", "host"):
-        if what in row:
-            cost = row[what]
-            lines.append(
-                f"{row['program'] + (' (host)' if what == 'host' else ''):18}{row['launches_per_step']:9.1f}"
-                f"{row['probed_per_step']:8.1f}{cost['off']:11.2f}{cost['on']:11.2f}{cost['per_launch']:9.2f}"
-                f"{cost['noise']:7.2f}{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.2f}"
-            )
-    return "\n".join(lines)
+def say(row: dict[str, Any]) -> None:
+    """Print lines of the table."""
+    for what, cost in row["costs"].items():
+        print(f"{row['program']:12}{what:16}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
+        print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['per_launch']:9.2f}{cost['noise']:7.2f}", end="")
+        print(f"{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.1f}")
 
 
 def main() -> int:
     parser = accounts.arguments(__doc__)
     parser.add_argument("--probe", default="block_sched")
+    parser.add_argument("--caches", type=Path, help="a folder that keeps what is compiled")
     parser.add_argument("--pairs", type=int, help="8, or 2 with --quick")
     parser.add_argument("program", nargs="*", choices=[*KINDS, []])
     given = parser.parse_args()
@@ -221,7 +230,7 @@ def main() -> int:
     for program in dict.fromkeys(KINDS[name].program for name in names):
         of_program = [name for name in names if KINDS[name].program == program]
         try:
-            rows += run(program, of_program, given.device, given.probe, given.pairs or (2 if given.quick else 8))
+            rows += run(program, of_program, given)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             rows.append({"program": program, "wrong": [str(error)]})
         accounts.keep("toggle", rows)
@@ -229,8 +238,8 @@ def main() -> int:
         f"{'us':18}{'launches':>9}{'probed':>8}{'off':>11}{'on':>11}{'a probed':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}"
     )
     for row in rows:
-        if "wall" in row:
-            print(say(row))
+        if "costs" in row:
+            say(row)
         for wrong in row["wrong"]:
             print(f"{row['program']}: {wrong}")
     return any(row["wrong"] for row in rows)

@@ -1,27 +1,18 @@
 // Bursts of small launches, for toggle.py: `toggle_launches PTX`.
 //
-// Each line of its input is a number of bursts. It answers with medians over them: ns of the host for a launch, ns until
-// the burst has run divided by its launches, and how many launches a burst has. When its input ends, it prints how
-// many launches it made, and how many the GPU has counted.
+// Each line of its input is a number of bursts. It answers with two figures for each, in us: the host's time
+// for a launch, and the time until the burst has run, divided by its launches. When its input ends, it prints
+// how many launches it made, and how many the GPU has counted.
 
 #include "client.h"
 #include <time.h>
 
-enum { BURST = 500, MOST = 1000, COUNT = 400 }; // a stream takes 1,021 before a launch blocks
+enum { BURST = 500, COUNT = 400 }; // a stream takes 1,021 before a launch blocks
 
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
-static double median(double *of, int count) {
-    qsort(of, (size_t)count, sizeof(*of), compare);
-    return of[count / 2];
 }
 
 static void *load(const char *path, void **module) {
@@ -38,7 +29,6 @@ static void *load(const char *path, void **module) {
 #define FIND(name) int (*name)() = dlsym(driver, #name)
 
 int main(int argc, char **argv) {
-    static double host[MOST], wall[MOST];
     void *module, *stream;
     uint64_t items, total;
     size_t size;
@@ -58,18 +48,16 @@ int main(int argc, char **argv) {
     OK(cuStreamCreate(&stream, 1));
     puts("ready"), fflush(stdout);
     while (fgets(line, sizeof(line), stdin)) {
-        int rounds = atoi(line);
-        assert(rounds > 0 && rounds <= MOST);
-        for (int round = 0; round < rounds; round++) {
-            double begun = now();
+        for (int left = atoi(line); left > 0; left--) {
+            double begun = now(), host;
             for (int i = 0; i < BURST; i++)
                 OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
-            host[round] = (now() - begun) / BURST;
+            host = now() - begun;
             OK(cuStreamSynchronize(stream));
-            wall[round] = (now() - begun) / BURST;
+            printf("%.3f %.3f ", host / BURST / 1000, (now() - begun) / BURST / 1000);
             launches += BURST;
         }
-        printf("%f %f %d\n", median(host, rounds), median(wall, rounds), BURST), fflush(stdout);
+        puts(""), fflush(stdout);
     }
     OK(cuModuleGetGlobal_v2(&total, &size, module, "total"));
     OK(cuMemcpyDtoH_v2(&sum, total, (size_t)4));

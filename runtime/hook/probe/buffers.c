@@ -37,9 +37,9 @@ static const struct reason *make_clear(struct slab *slab, const struct claim *cl
 }
 
 static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
-    struct slab *slab = hook_new_slab(pool, size, copied);
+    struct slab *slab = hook_new_slab(pool, size, copied, NULL);
     bool again = !slab && hook_free_ready(pool) && hook_make_room(pool, size);
-    return again ? hook_new_slab(pool, size, copied) : slab;
+    return again ? hook_new_slab(pool, size, copied, NULL) : slab;
 }
 
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const struct reason **reason) {
@@ -68,6 +68,8 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     slab->full = slab->ended = slab->written_late = slab->recorded = false;
     slab->refused = CUDA_SUCCESS;
     hook_step(slab, SLAB_CLAIM);
+    if (!claim->copied && !hook_ready_slab(pool, size, UINT64_MAX, false))
+        hook_want_slab(pool, size);
     return slab;
 }
 
@@ -329,11 +331,7 @@ void hook_let_go(struct slab *slab) {
 void hook_make_next(const struct slab *like) {
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_pools_end ? NULL : hook_find_pool(like->context);
-    struct slab *made = NULL;
-    if (pool && !hook_ready_slab(pool, like->size, UINT64_MAX, like->copied) &&
-        pool->bytes + pool->extra + like->size <= pool->most)
-        made = hook_new_slab(pool, like->size, like->copied);
-    if (made)
-        hook_step(made, SLAB_PUT_BACK);
+    if (pool)
+        hook_prepare_slab(pool, like->size, like->copied, NULL);
     pthread_mutex_unlock(&hook_pools_lock);
 }

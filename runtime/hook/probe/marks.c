@@ -15,9 +15,10 @@
 enum { SECOND = 1000000000, SOON = 1000000 }; // ns
 
 static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
-static unsigned joining;          // calls of the program in progress that may start capturing streams
-static const struct slab *marked; // by the marking thread
-static _Atomic bool marker_calls; // it's in a call of the driver
+static unsigned joining;            // calls of the program in progress that may start capturing streams
+static const struct slab *marked;   // by the marking thread
+static const struct pool *prepared; // by it: gets another slab
+static _Atomic bool marker_calls;   // it's in a call of the driver
 uint64_t hook_rounds;
 
 struct timespec hook_in_ns(int ns) {
@@ -55,7 +56,7 @@ static bool is_up_to_driver(const struct patience *patience) {
         issued += pool->count[SLAB_ISSUED];
         copying += pool->count[SLAB_COPYING];
     }
-    bool marker = marker_calls || (!marked && (!handed_count || joining));
+    bool marker = marker_calls || (!marked && !prepared && (!handed_count || joining));
     bool looked = hook_looks - patience->looks > 1; // one of them began in this second
     return marker && (hook_writer_calls || (!copying && (!issued || looked)));
 }
@@ -134,33 +135,76 @@ static struct slab *next_handed(void) {
     return NULL;
 }
 
-bool hook_is_marking(const struct pool *pool) { return marked && marked->pool == pool; }
+bool hook_is_marking(const struct pool *pool) { return prepared == pool || (marked && marked->pool == pool); }
 
-static void *mark_handed(void *unused) {
+// Make a context current for calls of the marking thread, which end with end_calls.
+static bool begin_calls_in(const struct pool *pool, int *mode) {
+    *mode = hook_begin_calls();
+    marker_calls = true;
+    return hook_is_alive(pool->reference) && !hook_do.push_context(pool->context);
+}
+
+static void end_calls_in(bool pushed, int mode) {
     uint64_t context;
+    if (pushed)
+        hook_do.pop_context(&context);
+    marker_calls = false;
+    hook_end_calls(mode);
+}
+
+static void mark_handed(struct slab *slab) {
+    int mode;
+    marked = slab;
+    hook_step(slab, SLAB_MARK);
+    bool there = begin_calls_in(slab->pool, &mode);
+    CUresult status = there ? hook_put_event(slab, false) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    end_calls_in(there, mode);
+    marked = NULL;
+    end_marking(slab, status);
+}
+
+static struct pool *next_wanting(void) {
+    struct pool *pool = hook_pools_end ? NULL : hook_first_pool();
+    while (pool && !pool->wanted)
+        pool = pool->next;
+    return pool;
+}
+
+void hook_want_slab(struct pool *pool, uint64_t size) {
+    pool->wanted = size;
+    pthread_cond_signal(&handed);
+}
+
+static void prepare(struct pool *pool) {
+    uint64_t size = pool->wanted;
+    int mode;
+    pool->wanted = 0;
+    prepared = pool;
+    bool there = begin_calls_in(pool, &mode);
+    marker_calls = false;
+    hook_end_calls(mode);
+    if (there)
+        hook_prepare_slab(pool, size, false, &marker_calls);
+    mode = hook_begin_calls();
+    marker_calls = there;
+    end_calls_in(there, mode);
+    prepared = NULL;
+}
+
+static void *run_marking(void *unused) {
     (void)unused;
     pthread_mutex_lock(&hook_pools_lock);
     for (;;) {
         struct slab *slab = next_handed();
-        if (!slab) {
+        struct pool *pool = slab ? NULL : next_wanting();
+        if (slab)
+            mark_handed(slab);
+        else if (pool)
+            prepare(pool);
+        else {
             pthread_cond_wait(&handed, &hook_pools_lock);
             continue;
         }
-        marked = slab;
-        hook_step(slab, SLAB_MARK);
-        int mode = hook_begin_calls();
-        marker_calls = true;
-        CUresult status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        if (hook_is_alive(slab->pool->reference))
-            status = hook_do.push_context(slab->context);
-        if (!status) {
-            status = hook_put_event(slab, false);
-            hook_do.pop_context(&context);
-        }
-        marker_calls = false;
-        hook_end_calls(mode);
-        marked = NULL;
-        end_marking(slab, status);
         pthread_cond_broadcast(&hook_pools_changed);
     }
     return NULL;
@@ -169,7 +213,7 @@ static void *mark_handed(void *unused) {
 bool hook_begin_marking(void) {
     static bool begun;
     pthread_mutex_lock(&hook_pools_lock);
-    begun = begun || hook_start_thread(mark_handed);
+    begun = begun || hook_start_thread(run_marking);
     bool done = begun;
     pthread_mutex_unlock(&hook_pools_lock);
     return done;

@@ -111,6 +111,8 @@ void hook_drain_all(enum moment moment, uint64_t context) {
         if (!pool->made || (context && pool->context != context) || !hook_is_alive(pool->reference) ||
             (needed && pool->stuck))
             continue;
+        if (moment == CONTEXT_ENDS)
+            pool->wanted = 0;
         if (!drain_pool(pool, moment, &patience) && needed)
             pool->stuck = true;
         EACH_SLAB (slab, &pool->draining) {

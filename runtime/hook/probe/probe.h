@@ -467,6 +467,7 @@ struct pool {
     struct slab_list draining; // handed, marking, issued and copying, in the order that they came
     struct slab_list bare;
     uint64_t sent;                 // how many were to be drained
+    uint64_t wanted;               // bytes of a slab that the marking thread is to make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
     unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
     unsigned count[SLAB_STATES];   // slabs in each state
@@ -503,7 +504,10 @@ void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // calls; taken, or NULL
+// Calls; `calls`: where to say while it does, or NULL. The slab is taken. NULL without memory.
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
+void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
+                       _Atomic bool *calls);           // the same for later, unless one is ready
 bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed
 
 // Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays ready.
@@ -553,6 +557,7 @@ static inline bool hook_is_filled(const struct slab *slab) {
 CUresult hook_put_event(const struct slab *slab, bool by_name); // don't hold the lock
 void hook_send(struct slab *slab);                              // its launches have an event, or have ended
 void hook_hand(struct slab *slab);                              // to the marking thread
+void hook_want_slab(struct pool *pool, uint64_t size);          // from the marking thread
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
 // Mark a slab of the caller's stream: a full one, or any. Each once in a round, as the stream may be

@@ -326,7 +326,7 @@ static bool fill_slab(struct slab *slab, uint64_t size, bool copied) {
     return false;
 }
 
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls) {
     struct slab *slab = TAILQ_FIRST(&pool->bare);
     if (!slab && (slab = calloc(1, sizeof(*slab)))) {
         *slab = (struct slab){.state = SLAB_BARE,
@@ -347,10 +347,14 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
     pool->bytes += size;
     uint64_t extra = reserve(pool, pool->bytes - size, size), address;
     int mode = hook_begin_calls();
+    if (calls)
+        *calls = true;
     bool reserved = extra && !hook_do.alloc(&address, extra, pool->memory, pool->stream);
     if (reserved)
         hook_do.free(address, pool->stream);
     bool good = fill_slab(slab, size, copied);
+    if (calls)
+        *calls = false;
     hook_end_calls(mode);
     if (extra) {
         pool->extra = 0;
@@ -375,6 +379,14 @@ struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t e
             best = slab;
     }
     return best;
+}
+
+void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls) {
+    struct slab *made = NULL;
+    if (!hook_ready_slab(pool, size, UINT64_MAX, copied) && pool->bytes + pool->extra + size <= pool->most)
+        made = hook_new_slab(pool, size, copied, calls);
+    if (made)
+        hook_step(made, SLAB_PUT_BACK);
 }
 
 bool hook_make_room(struct pool *pool, uint64_t size) {
