@@ -16,6 +16,8 @@ bool hook_give_slabs_back(void) {
     uint64_t context = hook_current_context();
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(context);
+    if (pool)
+        pool->wanted = 0; // the program needs the memory
     bool any = pool && hook_free_memory(pool);
     pthread_mutex_unlock(&hook_pools_lock);
     return any;

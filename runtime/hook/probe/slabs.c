@@ -79,6 +79,18 @@
 // launches before it have ended. For other streams the marking thread does it, and nobody waits for that one
 // without a time limit but as said above. cuStreamIsCapturing and cuEventQuery don't block.
 //
+// Two bounds remain. A call that begins a capture waits while the marking thread is blocked in its stream or
+// in the legacy one: as long as a launch into that stream would take just then. It isn't cut short, as an
+// event that goes into the legacy stream later invalidates the capture. And a thread of ours that can run but
+// doesn't, while it's in a call of the driver, looks like a slow driver. That takes 60 such seconds without a
+// moment of the processor, and then the launch is counted without probes, so nothing is lost silently.
+//
+// Slabs made ahead
+//
+// A new slab takes some ten calls of the driver, and its stream waits until it's clear: on an H200 4 MB of
+// zeros from the host. So when a launch takes the last ready slab, the marking thread makes the next one, if
+// there's memory for it. A launch that comes too early makes its own.
+//
 // Moments
 //
 //   - Capture: a stream that is captured takes no event of ours (the slab stays claimed), and launches take
