@@ -63,3 +63,15 @@ def test_stress(tmp_path, shared, mode):
     rows = probe_stress.run_modes([mode], "sim", 3, tmp_path, lambda _: None, 600, shared / "stress")
     shutil.rmtree(tmp_path, ignore_errors=True)
     assert [row["wrong"] for row in rows] == [[]], rows
+
+
+@pytest.mark.full
+def test_what_probes_cost_is_measured(tmp_path):
+    found = script("toggle.py", "--pairs", "1", folder=tmp_path)
+    assert "launches    host, median" in found
+
+
+@pytest.mark.full
+def test_attacks_on_buffers(tmp_path):
+    found = script("pool_attack.py", "--seconds", "20", folder=tmp_path)
+    assert "toggled, complete" in found

@@ -84,15 +84,16 @@ def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
     return found.values()
 
 
-def account(path: Path, visit: Visit | None = None, killed: bool = False) -> Account:
-    """What a trace says. One of a process that was `killed`, or of a full disk, may lack what came last."""
+def account(path: Path, visit: Visit | None = None, killed: bool = False, unasked: int = 0) -> Account:
+    """What a trace says. One of a process that was `killed`, or of a full disk, may lack what came last. So many
+    launches were `unasked`: recorded while no probes were set."""
     found = Account()
     for records in segments(path):
-        found.add(_account(records, path, visit, killed))
+        found.add(_account(records, path, visit, killed, unasked))
     return found
 
 
-def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, killed: bool) -> Account:
+def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, killed: bool, unasked: int = 0) -> Account:
     found, probes = Account(), Probes(path.parent)
     kernels = {record["id"]: record["name"] for record in records if record["kind"] == "kernel"}
     for record in records:
@@ -115,7 +116,7 @@ def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, kil
         if probes.pending:
             found.wrong.append(f"{path.name}: {probes.pending} probed launches lack buffers")
         graphs = any(record["kind"] == "graph" for record in records)  # which launch kernels once more each time
-        if not graphs and found.launched != found.probed.total() + found.unprobed.total():
+        if not graphs and found.launched != found.probed.total() + found.unprobed.total() + unasked:
             counts = f"{found.probed.total()} with probes and {found.unprobed.total()} without"
             found.wrong.append(f"{path.name}: {found.launched} launches, but {counts}")
     elif not killed:

@@ -11,6 +11,7 @@ from tests.runtime import hooked
 
 FOLDER = hooked.ROOT / "tests/runtime/buffers"
 PROBE = hooked.ROOT / "runtime/hook/probe"
+POOL = ("slabs.c", "marks.c", "buffers.c", "moments.c")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *hooked.INCLUDE)
 
 FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
@@ -19,7 +20,7 @@ FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())
 def build(folder, *flags, probe=PROBE):
     """The program, with the files under test built to take turns."""
     under_test = ("-DUNDER_TEST", "-include", FOLDER / "schedule.h", "-DGPT_CHECKED")
-    tested = (probe / "slabs.c", probe / "buffers.c", PROBE.parent / "write/reasons.c")
+    tested = (*(probe / name for name in POOL), PROBE.parent / "write/reasons.c")
     objects = []
     for source in (*tested, *sorted(FOLDER.glob("*.c"))):
         more = () if source.name in ("driver.c", "schedule.c") else under_test
@@ -35,7 +36,7 @@ def build_with(folder, fault):
     """The program with a fault in it."""
     probe = folder / "probe"
     probe.mkdir(parents=True)
-    for name in ("slabs.c", "buffers.c", "drain.c"):
+    for name in (*POOL, "drain.c"):
         shutil.copy(PROBE / name, probe)
     source = probe / fault["file"]
     text = source.read_text()

@@ -382,9 +382,10 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     if (launch->params) {
         bool good = true;
         const void *param;
+        uintptr_t pointers = 0, values = 0;
         for (size_t i = 0; i < woven->param_count && good; i++)
-            good = hook_read(&launch->params[i], &param, sizeof(param)) &&
-                   hook_read(param, block + woven->params[i].offset, woven->params[i].size);
+            good = hook_read_near(&launch->params[i], &param, sizeof(param), &pointers) &&
+                   hook_read_near(param, block + woven->params[i].offset, woven->params[i].size, &values);
         return good;
     }
     const void *packed = NULL;

@@ -297,7 +297,7 @@ extern handler hook_after_attribute;
 
 // -- buffers.c -------------------------------------------------------------
 
-// Device memory for buffers: clean slabs, a place in one for each launch, and the way back to the host.
+// A place in a slab for each launch, and slabs for executable graphs.
 
 // Round up: buffers start at multiples of 256.
 static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -330,8 +330,6 @@ struct save { // a launch and the place of its buffers
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
-enum moment { ON_THE_WAY, MEMORY_NEEDED, CONTEXT_ENDS, PROCESS_ENDS };
-
 // What a launch needs from a slab.
 struct claim {
     uint64_t context, stream;
@@ -358,29 +356,6 @@ void hook_issue(struct slab *slab, struct save *save); // NULL: the launch faile
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
-// Bracket a call that may start capturing this stream. Until it returns, no event of ours goes into streams
-// of other calls.
-void hook_hold_drains(uint64_t stream);
-void hook_let_drain(void);
-
-// Slabs of a stream that is about to be captured or destroyed (`ends`), within that call.
-void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends);
-
-struct waited {     // what a call of the program has waited for
-    uint64_t since; // work that was issued before
-    uint64_t stream;
-    bool all; // streams of the current context
-    uint32_t thread;
-};
-void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
-// Drain the slabs of a context (0: all) and wait for them, but not for a driver that takes a minute.
-void hook_drain_all(enum moment moment, uint64_t context);
-
-// The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
-// flight as lost.
-void hook_abandon_pending(bool within_driver);
-bool hook_give_slabs_back(void);        // frees the current context's clean slabs; false if it had none
-bool hook_begin_marking(void);          // starts the thread that puts events into streams
 void hook_slab_back(struct slab *slab); // its contents are written
 
 // -- demand.c --------------------------------------------------------------
@@ -492,6 +467,7 @@ struct pool {
     struct slab_list draining; // handed, marking, issued and copying, in the order that they came
     struct slab_list bare;
     uint64_t sent;                 // how many were to be drained
+    uint64_t wanted;               // bytes of a slab that the marking thread is to make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
     unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
     unsigned count[SLAB_STATES];   // slabs in each state
@@ -528,11 +504,95 @@ void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied); // calls; taken, or NULL
+// Calls; `calls`: where to say while it does, or NULL. The slab is taken. NULL without memory.
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
+void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
+                       _Atomic bool *calls);           // the same for later, unless one is ready
 bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed
 
 // Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays ready.
 struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied);
+
+// -- marks.c ---------------------------------------------------------------
+
+// Events behind the launches of a slab, and waits for slabs.
+
+bool hook_begin_marking(void); // starts the thread that puts events into streams
+
+// Bracket a call that may start capturing this stream. Until it returns, no event of ours goes into streams
+// of other calls.
+void hook_hold_drains(uint64_t stream);
+void hook_let_drain(void);
+
+// All that follows is called under the lock.
+
+extern bool hook_pools_end;      // the process is ending: no more claims
+extern bool hook_slabs_given_up; // those in flight
+extern uint64_t hook_rounds;     // walks through slabs in use, each of which looks at a slab once
+
+struct timespec hook_in_ns(int ns);
+
+// A wait is given up once a number of seconds have passed in which only the driver or the program could have
+// ended it.
+struct patience {
+    unsigned seconds, left;
+    bool by_clock;       // for a moment only: our threads may be unable to go on
+    struct timespec end; // of this second
+    uint64_t progress, looks;
+};
+struct patience hook_patience_of(unsigned seconds, bool by_clock);
+// Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
+bool hook_wait_for_return(struct patience *patience, bool soon);
+// Return whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made
+// into it, and another thread may or may not keep the one it has taken.
+bool hook_may_return(const struct pool *pool);
+
+static inline bool hook_is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
+    return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
+}
+static inline bool hook_is_filled(const struct slab *slab) {
+    return slab->state == SLAB_CLAIMED && (slab->used || slab->saves);
+}
+
+CUresult hook_put_event(const struct slab *slab, bool by_name); // don't hold the lock
+void hook_send(struct slab *slab);                              // its launches have an event, or have ended
+void hook_hand(struct slab *slab);                              // to the marking thread
+void hook_want_slab(struct pool *pool, uint64_t size);          // from the marking thread
+bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
+void hook_mark(struct slab *slab);                              // calls; within a call about its stream
+// Mark a slab of the caller's stream: a full one, or any. Each once in a round, as the stream may be
+// captured. Returns false if there's none left. Calls.
+bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
+void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
+// Take the slabs of the caller's stream back from the marking thread. A walk that has begun doesn't hand them
+// to it again. Returns true if there were any, or it had to wait for one.
+bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
+// Send slabs of other streams back, for later launches. Calls.
+void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
+
+// -- moments.c -------------------------------------------------------------
+
+// Moments at which slabs leave their streams.
+
+enum moment { ON_THE_WAY, MEMORY_NEEDED, CONTEXT_ENDS, PROCESS_ENDS };
+
+// Slabs of a stream that is about to be captured or destroyed (`ends`), within that call.
+void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends);
+
+struct waited {     // what a call of the program has waited for
+    uint64_t since; // work that was issued before
+    uint64_t stream;
+    bool all; // streams of the current context
+    uint32_t thread;
+};
+void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
+// Drain the slabs of a context (0: all) and wait for them, but not for a driver that takes a minute.
+void hook_drain_all(enum moment moment, uint64_t context);
+
+// The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
+// flight as lost.
+void hook_abandon_pending(bool within_driver);
+bool hook_give_slabs_back(void); // frees the current context's clean slabs; false if it had none
 
 // -- drain.c ---------------------------------------------------------------
 

@@ -16,7 +16,7 @@
 //     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream wait
 //     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
 //     CLAIMED   a stream's launches take places in it, unless it's `full`
-//     HANDED    the marking thread (buffers.c) is to put an event into its stream
+//     HANDED    the marking thread (marks.c) is to put an event into its stream
 //     MARKING   a thread is doing that
 //     ISSUED    its event is in the stream, or its launches are known to have ended
 //     COPYING   the writer thread reads and clears it
@@ -69,7 +69,7 @@
 //     that, in a stream of ours.
 //
 // A kernel may depend on the program's next call, so the middle four are given up after a minute in which it
-// was up to the driver (buffers.c counts the seconds). What our threads have to do isn't cut short: on a busy
+// was up to the driver (marks.c counts the seconds). What our threads have to do isn't cut short: on a busy
 // machine that takes as long as it takes. A launch that gave up makes the pool `stuck`: no other one waits
 // before a slab comes back, and then half as long.
 //
@@ -78,6 +78,18 @@
 // puts events only into the stream that it's about; a call that waited for a stream needs none, as the
 // launches before it have ended. For other streams the marking thread does it, and nobody waits for that one
 // without a time limit but as said above. cuStreamIsCapturing and cuEventQuery don't block.
+//
+// Two bounds remain. A call that begins a capture waits while the marking thread is blocked in its stream or
+// in the legacy one: as long as a launch into that stream would take just then. It isn't cut short, as an
+// event that goes into the legacy stream later invalidates the capture. And a thread of ours that can run but
+// doesn't, while it's in a call of the driver, looks like a slow driver. That takes 60 such seconds without a
+// moment of the processor, and then the launch is counted without probes, so nothing is lost silently.
+//
+// Slabs made ahead
+//
+// A new slab takes some ten calls of the driver, and its stream waits until it's clear: on an H200 4 MB of
+// zeros from the host. So when a launch takes the last ready slab, the marking thread makes the next one, if
+// there's memory for it. A launch that comes too early makes its own.
 //
 // Moments
 //
@@ -326,7 +338,7 @@ static bool fill_slab(struct slab *slab, uint64_t size, bool copied) {
     return false;
 }
 
-struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
+struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls) {
     struct slab *slab = TAILQ_FIRST(&pool->bare);
     if (!slab && (slab = calloc(1, sizeof(*slab)))) {
         *slab = (struct slab){.state = SLAB_BARE,
@@ -347,10 +359,14 @@ struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied) {
     pool->bytes += size;
     uint64_t extra = reserve(pool, pool->bytes - size, size), address;
     int mode = hook_begin_calls();
+    if (calls)
+        *calls = true;
     bool reserved = extra && !hook_do.alloc(&address, extra, pool->memory, pool->stream);
     if (reserved)
         hook_do.free(address, pool->stream);
     bool good = fill_slab(slab, size, copied);
+    if (calls)
+        *calls = false;
     hook_end_calls(mode);
     if (extra) {
         pool->extra = 0;
@@ -375,6 +391,14 @@ struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t e
             best = slab;
     }
     return best;
+}
+
+void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls) {
+    struct slab *made = NULL;
+    if (!hook_ready_slab(pool, size, UINT64_MAX, copied) && pool->bytes + pool->extra + size <= pool->most)
+        made = hook_new_slab(pool, size, copied, calls);
+    if (made)
+        hook_step(made, SLAB_PUT_BACK);
 }
 
 bool hook_make_room(struct pool *pool, uint64_t size) {

@@ -99,13 +99,15 @@ static bool has_page(uintptr_t at) {
     return syscall(SYS_rt_sigprocmask, NOTHING, at & ~7ul, NULL, 8) < 0 && errno == EINVAL;
 }
 
-bool hook_read(const void *from, void *into, size_t size) {
+bool hook_read_near(const void *from, void *into, size_t size, uintptr_t *there) {
     uintptr_t at = (uintptr_t)from, end;
     bool good = !__builtin_add_overflow(at, size, &end) && at;
     if (!is_on_stack(at, size)) {
         int before = errno;
-        for (uintptr_t page = at; good && page < end; page = (page | 4095) + 1)
-            good = has_page(page);
+        for (uintptr_t page = at; good && page < end; page = (page | 4095) + 1) {
+            good = (*there && page / 4096 == *there) || has_page(page);
+            *there = good ? page / 4096 : 0;
+        }
         errno = before;
     }
     if (good)
@@ -113,6 +115,11 @@ bool hook_read(const void *from, void *into, size_t size) {
     else
         memset(into, 0, size);
     return good;
+}
+
+bool hook_read(const void *from, void *into, size_t size) {
+    uintptr_t there = 0;
+    return hook_read_near(from, into, size, &there);
 }
 
 // -- Mappings --------------------------------------------------------------

@@ -324,6 +324,9 @@ bool hook_is_readable(const void *start, size_t size);
 // invalid: then this returns false and zeros. For the caller's stack, where most arguments live, it's a
 // memcpy.
 bool hook_read(const void *from, void *into, size_t size);
+// For values that are likely near each other. `there`: the number of a page that's there, or 0; asking the
+// kernel about a page takes longer than all the rest.
+bool hook_read_near(const void *from, void *into, size_t size, uintptr_t *there);
 
 // -- missing.c -------------------------------------------------------------
 

@@ -1,0 +1,249 @@
+"""What probes cost: switched on and off in turns in one process, with the GPU's part of each step.
+
+    python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
+
+Off is recorded without probes, on is the same with them (`gpt-hook ctl PID probe`). Each period with probes is between
+two without, and is compared with their mean; how much those two differ is the noise. A period's figure is the median of
+its steps, and then the quartile of the faster ones, which other work on the machine disturbs less. Results must be the
+same bits, no launch and no buffer may be missing. Prints a table and writes toggle.json with the raw figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.gpu import accounts  # noqa: E402
+from tests.runtime import controlling, hooked, probing  # noqa: E402
+
+Cost = dict[str, float]
+TICKS = os.sysconf("SC_CLK_TCK")
+QUIET = 0.2  # seconds without a byte more
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program's period: what it's asked, and before that; launches of its own in each step."""
+
+    program: str
+    ask: str
+    warm: str
+    steps: int
+    patience: float = 60
+
+
+KINDS = {
+    "llama 1x32": Kind("llama", "1 32 60", "1 32 4", 60),
+    "llama 4x512": Kind("llama", "4 512 40", "4 512 4", 40),
+    "launches": Kind("launches", "40", "2", 40 * 500),
+}
+
+
+class Running(controlling.Server):
+    """A program under gpt-hook that answers each line of its input."""
+
+    probe: str | None = None
+    unasked = since = 0  # launches made while no probe was set, but for those since then
+
+    def ask(self, line: str) -> list[str]:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer: list[str] = self.process.stdout.readline().split()
+        if not answer:
+            raise RuntimeError(self.process.stderr.read()[-2000:])
+        return answer
+
+    def set_probe(self, probe: str | None) -> None:
+        """Set a probe or none, and count the launches that are made without."""
+        launches = self.count()[0]
+        self.unasked += launches - self.since if self.probe is None else 0
+        controlling.order(self.pid, "probe", *([probe] if probe else []))
+        self.probe, self.since = probe, launches
+
+    def size(self) -> int:
+        """Bytes of the trace and of the buffers next to it."""
+        return sum(path.stat().st_size for path in self.out.parent.glob(f"{self.out.name}*"))
+
+    def wait_until_quiet(self) -> int:
+        """Wait until nothing more is written; return how much there is."""
+        size, since = self.size(), time.monotonic()
+        while time.monotonic() < since + QUIET:
+            time.sleep(0.05)
+            if self.size() != size:
+                size, since = self.size(), time.monotonic()
+        return size
+
+    def cpu(self) -> float:
+        """Seconds of a core that all threads of the process have used."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / TICKS
+
+    def count(self) -> tuple[int, int]:
+        """Launches until now, and those with probes."""
+        state = controlling.status(self.pid)
+        return state["launches"], state["with_probes"]
+
+
+def start(program: str, folder: Path, device: str, caches: Path | None) -> Running:
+    environment = accounts.environment(caches or folder, device)
+    if program == "llama":
+        line = (Path(sys.executable), ROOT / "tests/gpu/toggle_llama.py")
+    else:
+        line = (hooked.compile_c(folder / "launches", ROOT / "tests/gpu/toggle_launches.c"), probing.PTX)
+    return Running(folder / "t.mp", line[0], "--control", arguments=line[1:], device=device, **environment)
+
+
+def wait_for_probes(running: Running, kind: Kind) -> None:
+    """Launch until all kernels have their probes: each time as many launches have them."""
+    last, end = 0, time.monotonic() + kind.patience
+    while time.monotonic() < end:
+        before = running.count()[1]
+        running.ask(kind.warm)
+        now = running.count()[1] - before
+        if now and now == last and not controlling.status(running.pid)["pending"]:
+            return
+        last = now
+    raise RuntimeError("no probes came in time")
+
+
+def period(running: Running, kind: Kind, probe: str | None) -> dict[str, Any]:
+    """Measure a period with probes or without."""
+    running.set_probe(probe)
+    if probe:
+        wait_for_probes(running, kind)
+    else:
+        running.ask(kind.warm)
+    bytes_before, cpu, (launches, probed) = running.wait_until_quiet(), running.cpu(), running.count()
+    begun = time.monotonic()
+    *times, last = running.ask(kind.ask)
+    seconds, after = time.monotonic() - begun, running.count()
+    size = running.wait_until_quiet() - bytes_before
+    found: dict[str, Any] = {"wall": [float(us) for us in times], "digest": last}
+    if kind.program == "launches":
+        both = [float(us) for us in (*times, last)]
+        found = {"host": both[::2], "wall": both[1::2]}
+    return found | {"on": bool(probe), "seconds": seconds, "launches": after[0] - launches,
+            "probed": after[1] - probed, "bytes": size, "cpu": running.cpu() - cpu}  # fmt: skip
+
+
+def quartile(times: list[float]) -> float:
+    return statistics.quantiles(times, n=4)[0]
+
+
+def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
+    """Medians over the pairs, in us: a step without probes, with them, how much more that is for a probed launch, and
+    by how much two without differ, as if it were for a probed launch."""
+    times = [figure(period[what]) for period in periods]
+    off, on = times[::2], times[1::2]
+    per_step = statistics.median(period["probed"] for period in periods[1::2]) / steps
+    more = [there - (before + after) / 2 for before, there, after in zip(off, on, off[1:], strict=False)]
+    noise = [abs(after - before) for before, after in itertools.pairwise(off)]
+    return {
+        "off": statistics.median(off),
+        "on": statistics.median(on),
+        "per_launch": statistics.median(more) / per_step,
+        "noise": statistics.median(noise) / per_step,
+    }
+
+
+def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, Any]:
+    """A row of the table, with the raw figures."""
+    kind = KINDS[name]
+    running.ask(kind.warm)  # compiles
+    running.set_probe(probe)
+    wait_for_probes(running, kind)  # the kernels with probes are made now; later they come from the cache
+    periods = [period(running, kind, probe if i % 2 else None) for i in range(2 * pairs + 1)]
+    on = [period for period in periods if period["on"]]
+    probed = sum(period["probed"] for period in on)
+    row = {
+        "program": name,
+        "probe": probe,
+        "launches_per_step": statistics.median(period["launches"] for period in periods) / kind.steps,
+        "probed_per_step": statistics.median(period["probed"] for period in on) / kind.steps,
+        "costs": {
+            f"{what}, {name}": compare(periods, what, kind.steps, figure)
+            for what in ("wall", "host")
+            if what in periods[0]
+            for name, figure in (("median", statistics.median), ("quartile", quartile))
+        },
+        "bytes_per_probed": sum(period["bytes"] for period in on) / probed,
+        "cpu_per_probed": 1e6
+        * (statistics.median(p["cpu"] for p in on) - statistics.median(p["cpu"] for p in periods if not p["on"]))
+        / (probed / len(on)),
+        "wrong": ["probes where there should be none"] * any(p["probed"] for p in periods if not p["on"]),
+        "periods": periods,
+    }
+    if len({period.get("digest") for period in periods}) > 1:
+        row["wrong"].append("results differ")
+    return row
+
+
+def run(program: str, names: list[str], given: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="gpt-toggle-") as folder:
+        running = start(program, Path(folder), given.device, given.caches)
+        try:
+            rows = [measure(name, running, given.probe, given.pairs or (2 if given.quick else 8)) for name in names]
+            running.set_probe(None)
+            output, said = running.process.communicate(timeout=120)
+            wrong = [f"status {running.process.returncode}: {said[-500:]}"] if running.process.returncode else []
+        finally:
+            running.process.kill()
+        if program == "launches":
+            made, counted = output.split()[-2:]
+            wrong += [f"{made} launches were made, the GPU counted {counted}"] if made != counted else []
+        found = accounts.account(running.out, unasked=running.unasked)
+    rows[-1]["unprobed"] = dict(found.unprobed)
+    rows[-1]["wrong"] += wrong + found.wrong + [f"lost: {dict(found.lost)}"] * bool(found.lost)
+    return rows
+
+
+def say(row: dict[str, Any]) -> None:
+    """Print lines of the table."""
+    for what, cost in row["costs"].items():
+        print(f"{row['program']:12}{what:16}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
+        print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['per_launch']:9.2f}{cost['noise']:7.2f}", end="")
+        print(f"{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.1f}")
+
+
+def main() -> int:
+    parser = accounts.arguments(__doc__)
+    parser.add_argument("--probe", default="block_sched")
+    parser.add_argument("--caches", type=Path, help="a folder that keeps what is compiled")
+    parser.add_argument("--pairs", type=int, help="8, or 2 with --quick")
+    parser.add_argument("program", nargs="*", choices=[*KINDS, []])
+    given = parser.parse_args()
+    names = given.program or (["launches"] if given.device == "sim" else list(KINDS))
+    rows: list[dict[str, Any]] = []
+    for program in dict.fromkeys(KINDS[name].program for name in names):
+        of_program = [name for name in names if KINDS[name].program == program]
+        try:
+            rows += run(program, of_program, given)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            rows.append({"program": program, "wrong": [str(error)]})
+        accounts.keep("toggle", rows)
+    print(
+        f"{'us':18}{'launches':>9}{'probed':>8}{'off':>11}{'on':>11}{'a probed':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}"
+    )
+    for row in rows:
+        if "costs" in row:
+            say(row)
+        for wrong in row["wrong"]:
+            print(f"{row['program']}: {wrong}")
+    return any(row["wrong"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
