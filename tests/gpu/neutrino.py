@@ -1,6 +1,6 @@
 """Neutrino's commands on the GPU, as its notebooks have them: on Triton's kernels and on what torch.compile makes.
 
-    python tests/gpu/neutrino.py
+    python tests/gpu/neutrino.py [PART ...]
 
 Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of what they compute, which must be those of a
 run without probes. Each folder is read by its own generated reader, and its sums must be closed forms.
@@ -159,13 +159,16 @@ def results(folder: Path, checks: Checks) -> None:
         checks.add(f"{what}: the same results", same and saved > 0, launches=saved, unprobed=backup)
 
 
+PARTS = {part.__name__: part for part in (first_steps, sums, slowdown, memory, results)}
+
+
 def main() -> int:
-    """Runs all; the status is 1 if anything is wrong."""
+    """Runs all parts, or those that are named; the status is 1 if anything is wrong."""
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
-        for number, part in enumerate((first_steps, sums, slowdown, memory, results)):
-            (here := Path(folder, str(number))).mkdir()
-            part(here, checks)
+        for name in sys.argv[1:] or PARTS:
+            (here := Path(folder, name)).mkdir()
+            PARTS[name](here, checks)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "neutrino.json").write_text(json.dumps({"package": str(PACKAGE), "rows": checks.rows}, indent=1))
     return int(not all(row["holds"] for row in checks.rows))

@@ -82,7 +82,7 @@ def run_cupy() -> None:
     say("ufuncs", (cp.sqrt(cp.abs(a)) + cp.sin(b) // 2).get(), cp.maximum(a, b).get())
     l1 = cp.ReductionKernel("T x", "T y", "abs(x)", "a + b", "y = a", "0", "l1norm")
     say("reduced", l1(a, axis=1).get(), a.sum(axis=0).get(), b.max().get().reshape(1))
-    say("fused", cp.fuse()(lambda x, y: x * 2 + cp.exp(-y))(a, b).get())
+    say("fused", cp.fuse(kernel_name="fused")(lambda x, y: x * 2 + cp.exp(-y))(a, b).get())
     say("product", (a @ b.T).get())
     say("sorted", cp.sort(a, axis=1).get(), cp.argsort(b, axis=1).get())
     say("cumulated", cp.cumsum((a * 100).astype(cp.int32), axis=0).get())
