@@ -12,7 +12,7 @@ from gpt.base.options import Option
 if TYPE_CHECKING:
     from gpt.analyze.lib.occupancy import Occupancy
     from gpt.analyze.lib.schedule import Schedule
-    from gpt.trace.buffers import Buffer, MapLayout, ProbedLaunch, SavedBuffer
+    from gpt.trace.buffers import Buffer, ProbedLaunch, SavedBuffer
     from gpt.trace.process import Process
 
 CYCLES = (
@@ -133,23 +133,15 @@ class BlockSched(MapAnalysis):
     name = "block_sched"
 
     def __init__(self, launch: int | None = None) -> None:
-        from gpt.analyze.lib.schedule import FIELDS, TIME
+        from gpt.analyze.lib.schedule import FIELDS, LENGTHS, TIME
 
         super().__init__()
         self.kinds |= {"device"}
-        self.fields, self.optional = FIELDS, (TIME,)
+        self.fields, self.optional = (*FIELDS, "|".join(LENGTHS)), (TIME,)
         self.shown: Shown | None = None
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # of launches
-
-    def check(self, layout: MapLayout) -> None:
-        """Raise GptError if it isn't the built-in probe's map, which says when blocks end in one of two ways."""
-        from gpt.analyze.lib.schedule import FIELDS, LENGTHS
-
-        how = next((name for name in LENGTHS if name in layout.types), LENGTHS[0])
-        self.fields = (*FIELDS, how)
-        super().check(layout)
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Replay a launch."""

@@ -58,7 +58,7 @@ MOVED = ("read", "written", "async")
 MAPS = {
     "gmem_bytes": (*MOVED, "bulk", "expected"),
     "tensorop_count": ("flops",),
-    "block_sched": ("start", "end", "elapsed", "sm"),
+    "block_sched": ("start", "end", "stop|elapsed", "sm"),
 }
 TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"

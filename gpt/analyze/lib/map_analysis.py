@@ -44,7 +44,7 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
-    An analysis of several maps lists them in `maps`.
+    An analysis of several maps lists them in `maps`. Of fields with `|` between them one must be there.
 
     `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` tells it what's missing.
     """
@@ -99,7 +99,8 @@ class MapAnalysis(ABC):
     def check(self, layout: MapLayout) -> None:
         """Raise GptError if a map isn't the expected one but shares its name."""
         wanted = self.maps[layout.name]
-        missing = [f"unsigned field '{name}'" for name in wanted if name not in layout.unsigned]
+        choices = [name.split("|") for name in wanted]
+        missing = [f"unsigned field '{one[-1]}'" for one in choices if layout.unsigned.isdisjoint(one)]
         if layout.name in self.partial and len(missing) < len(wanted):
             missing = []
         missing += [f"field '{name}' of a float" for name in self.floats if layout.types.get(name, "")[:1] != "f"]
