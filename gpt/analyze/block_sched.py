@@ -133,11 +133,11 @@ class BlockSched(MapAnalysis):
     name = "block_sched"
 
     def __init__(self, launch: int | None = None) -> None:
-        from gpt.analyze.lib.schedule import FIELDS, TIME
+        from gpt.analyze.lib.schedule import FIELDS, LENGTHS, TIME
 
         super().__init__()
         self.kinds |= {"device"}
-        self.fields, self.optional = FIELDS, (TIME,)
+        self.fields, self.optional = (*FIELDS, "|".join(LENGTHS)), (TIME,)
         self.shown: Shown | None = None
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}

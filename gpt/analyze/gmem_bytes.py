@@ -16,8 +16,8 @@ class GmemBytes(KernelSums):
 
     name = "gmem_bytes"
     parts = ("read", "written", "sync", "async", "bulk")
-    fields = ("async",)
-    optional = ("read", "written", "sync", "bulk", "expected")
+    fields = ("read", "written", "sync", "async", "bulk", "expected")
+    partial = frozenset((name,))
     columns = (
         Column("total", "u64", "bytes"),
         Column("read", "u64", "bytes", shown="any"),

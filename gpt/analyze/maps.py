@@ -39,6 +39,12 @@ BIN = (
     Column("high", "number", title="up to", shown="exact"),
     Column("records", "u64"),
 )
+VALUES = (
+    Column("name", "text", "kernel", "kernel"),
+    Column("low", "u64", title="from"),
+    Column("high", "u64?", title="up to"),
+    Column("records", "u64", title="values"),
+)
 TOP = 60  # rows that a table shows
 BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that have one
 RESERVED = ("bins", "unprobed")  # names of other answers
@@ -69,6 +75,7 @@ class Fields(MapAnalysis):
         self._glob = map_
         self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
         self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
+        self._bins: dict[tuple[str, str], Counter[tuple[int, int | None]]] = {}  # of histograms
 
     def wants(self, layout: MapLayout) -> bool:
         """Return True if the map, or a field of it, is named."""
@@ -96,6 +103,9 @@ class Fields(MapAnalysis):
 
         layout, key = buffer.map, (buffer.kernel, buffer.map.name)
         slots = saved.slots
+        if layout.type == "histogram":
+            self._add_histogram(layout, key, saved)
+            return
         if layout.type != "log":
             there = np.arange(layout.capacity) < saved.counts[:, :, None]
             slots = slots.reshape(-1) if there.all() else slots[there]
@@ -105,9 +115,19 @@ class Fields(MapAnalysis):
         sums.update(counted=not layout.capacity)
         fields = self._fields.setdefault(key, {})
         for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
-            field = fields.setdefault(name, _Field(Distribution(), layout.type == "total"))
+            is_sum = layout.type == "total" and name not in layout.ops
+            field = fields.setdefault(name, _Field(Distribution(), is_sum))
             if layout.capacity:
                 field.values.add(slots[name])
+
+    def _add_histogram(self, layout: MapLayout, key: tuple[str, str], saved: SavedBuffer) -> None:
+        sums = self._sums.setdefault(key, Counter())
+        sums.update(launches=1, records=int(saved.counts.sum()), counted=not layout.capacity)
+        self._fields.setdefault(key, {})
+        if saved.bins is not None:
+            bins = self._bins.setdefault(key, Counter())
+            for edges, values in zip(layout.iter_edges(), saved.bins.tolist(), strict=True):
+                bins[edges] += values
 
     def iter_answers(self, verdict: list[str]) -> Answers:
         """Yield a table for each map, and the distribution of its fields."""
@@ -121,6 +141,8 @@ class Fields(MapAnalysis):
         for name in maps:
             lines, told = told, []
             yield self._make_table(name, lines)
+            if any(of == name for _, of in self._bins):
+                yield self._make_histogram(name)
         yield self._make_bins(names[:PANELS])
 
     def _find_fields(self, name: str) -> list[str]:
@@ -141,6 +163,17 @@ class Fields(MapAnalysis):
             verdict = [*verdict, "records were only counted, not saved"]
         columns = (FIELDS[0]._replace(title=name), *FIELDS[1:])
         return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
+
+    def _make_histogram(self, name: str) -> dict[str, Any]:
+        """Return the bins of a histogram that aren't empty, added up over the launches of each kernel."""
+        rows = [
+            (kernel, low, high, values)
+            for (kernel, of), bins in sorted(self._bins.items())
+            for (low, high), values in sorted(bins.items(), key=lambda one: one[0][0])
+            if of == name and values
+        ]
+        drawn = plot("bars", "low", "records", title=self.titled(name))
+        return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
 
     def _find_kernels(self, name: str) -> list[str]:
         return [kernel for kernel, of in self._sums if of == name]

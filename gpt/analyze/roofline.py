@@ -58,7 +58,7 @@ MOVED = ("read", "written", "async")
 MAPS = {
     "gmem_bytes": (*MOVED, "bulk", "expected"),
     "tensorop_count": ("flops",),
-    "block_sched": ("start", "end", "elapsed", "sm"),
+    "block_sched": ("start", "end", "stop|elapsed", "sm"),
 }
 TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
@@ -97,6 +97,7 @@ class Roofline(MapAnalysis):
     """The sums of kernels, by device."""
 
     name = "gmem_bytes"
+    partial = frozenset((name,))
 
     def __init__(self, peak_flops: float | None = None, peak_bytes: float | None = None) -> None:
         from gpt.trace.kinds import GPU_TIMES
@@ -133,7 +134,9 @@ class Roofline(MapAnalysis):
         unsaved = process.probes.unsaved_of(buffer.launch.kernel)
         match buffer.map.name:
             case "gmem_bytes":
-                parts = {name: int(saved.slots[name].sum(dtype="u8")) for name in MAPS["gmem_bytes"]}
+                there = buffer.map.unsigned.intersection(MAPS["gmem_bytes"])
+                parts = {name: int(saved.slots[name].sum(dtype="u8")) if name in there else 0
+                         for name in MAPS["gmem_bytes"]}  # fmt: skip
                 bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
                 sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
                 if "tensorop_count" in unsaved:  # the kernel has no such operation

@@ -44,13 +44,14 @@ class MapTables:
 
     def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
         """Return the table of a map, and its fields' columns. Maps of one name with other fields get own tables."""
-        key = layout.name, tuple(layout.types.items()), layout.capacity > 0
+        stored = layout.capacity > 0 and layout.type != "histogram"
+        key = layout.name, tuple(layout.types.items()), stored
         if key not in self._made:
             if len(self._made) >= MOST_TABLES:
                 return None
             (name,) = make_names([f"GPT_MAP_{layout.name}"], (table.name for table, _ in self._made.values()))
-            where = (*make_fields(MAP), SLOT if layout.capacity else COUNT)
-            names = make_names(layout.types, (field.name for field in where)) if layout.capacity else []
+            where = (*make_fields(MAP), SLOT if stored else COUNT)
+            names = make_names(layout.types, (field.name for field in where)) if stored else []
             types = [WIDTHS.get(type_, type_) for type_ in layout.types.values()]
             fields = (TableColumn(name, type_) for name, type_ in zip(names, types, strict=False))
             table = ExportTable(name, (*where, *fields))
@@ -61,6 +62,13 @@ class MapTables:
 
 def _iter_windows(buffer: Buffer, saved: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yield the positions of records, and the records, some blocks at a time. Units are numbered within their block."""
+    if buffer.map.type == "histogram":  # a row for each bin
+        bins = saved.counts if saved.bins is None else saved.bins
+        yield (
+            {"block": np.zeros(len(bins), int), "unit": np.arange(len(bins)), "recorded": bins},
+            np.zeros(len(bins), []),
+        )
+        return
     layout, (blocks, units) = buffer.map, (buffer.launch.blocks, buffer.map.units(buffer.launch.threads))
     if saved.units is not None:
         for at in range(0, len(saved.slots), WINDOW):

@@ -6,16 +6,18 @@ objects and the weaver lowers them; neither knows whether the file was TOML or P
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL
 
 MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
-MAP_TYPES = ("array", "total")
-LEADERS = ("active", "lane0")  # the lane that saves for a warp: the lowest active one, or lane 0 if it's active
+MAP_TYPES = ("array", "total", "histogram")
+OPS = ("min", "max", "last")  # what a total may do with the values of a field instead of adding them up
+LEADERS = ("active", "lane0", "all")  # who saves for a warp: its lowest active lane, lane 0 if active, all
 HELPERS = {  # name: type, None for the operand's own type
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
@@ -30,17 +32,20 @@ HELPERS = {  # name: type, None for the operand's own type
     "LANEID": "u32",
     "BLOCK": "u64",  # index of the block in the grid, x first
 }
+SECTOR = 32  # bytes that a GPU writes to memory at least
+NO_OPS: Mapping[str, str] = {}
 COUNTS = {"BYTES", "FLOPS"}  # mostly constants, so they can be used as u64 too
 OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they need an instruction
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a record, little-endian at `offset`."""
+    """A value of a record, little-endian at `offset`. `op`, sum or one of OPS, is what a total does with the values."""
 
     name: str
     type: str
     offset: int
+    op: str = "sum"
 
     @property
     def size(self) -> int:
@@ -48,12 +53,28 @@ class Field:
         return SIZES[self.type]
 
 
+class Scale(NamedTuple):
+    """The bins of a histogram: `step` wide from `low` to `high`, and one for all below and one for all above; with a
+    step of 0, one for 0 and one for each number of bits.
+    """
+
+    low: int = 0
+    high: int = 0
+    step: int = 0
+
+    def bins(self, size: int) -> int:
+        """Return how many bins there are for a value of `size` bytes."""
+        return (self.high - self.low) // self.step + 2 if self.step else 1 + 8 * size
+
+
 @dataclass(frozen=True, slots=True)
 class Map:
     """A buffer for records: `capacity` per thread, warp or block, or None for an append log of `budget` bytes.
 
-    A map of type `total` has a single record, to which each thread adds its values. `size` is the declared size of a
-    record in bytes; `stride` is the size of its slot, a multiple of 8.
+    A map of type `histogram` counts the values of its field, by the bins of its `scale`.
+    A map of type `total` has a single record, which takes in the values of each thread; with a `leader`, of one lane
+    for all that save together. Without `counts` it doesn't say how many did. `size` is the declared size of a record in
+    bytes; `stride` is the size of its slot, a multiple of 8; without `counts`, which would share it, of SECTOR.
     """
 
     name: str
@@ -65,11 +86,21 @@ class Map:
     budget: int | None = None
     line: int = 0
     type: str = "array"
+    counts: bool = True
+    scale: Scale | None = None  # of a histogram
 
     @property
     def stride(self) -> int:
         """The distance between records in bytes."""
-        return max(8, -(-self.size // 8) * 8)
+        if self.scale:
+            return 8 * self.scale.bins(self.fields[0].size)
+        return round_up(self.size, self.counts)
+
+
+def round_up(size: int, counts: bool) -> int:
+    """Return the size of a slot for a record of `size` bytes."""
+    unit = 8 if counts else SECTOR
+    return max(1, -(-size // unit)) * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +211,18 @@ class ProbeFile:
         }
         return map_.capacity == 1 and kinds <= {"kernel"}
 
+    def saves_once(self, map_: Map) -> bool:
+        """Return whether no thread can save to a map twice: a single SAVE without a loop, where the kernel ends."""
+        found = [
+            (when, snippet)
+            for probe in self.probes
+            for when, snippet in probe.snippets
+            for save in snippet.saves
+            if save.map == map_.name and save.last
+        ]
+        straight = not any(isinstance(line.node, tree.Label) for _, snippet in found for line in snippet.lines)
+        return self.replaces(map_) and len(found) == 1 and found[0][0] == "after" and straight
+
     @property
     def script(self) -> str | None:
         """The path of the callback if it's a file."""
@@ -224,13 +267,16 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
             pass
 
 
-def layout(fields: list[tuple[str, str]]) -> tuple[tuple[Field, ...], int]:
-    """Lay out named types one after the other, each aligned to its size; return the fields and the total bytes."""
+def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tuple[tuple[Field, ...], int]:
+    """Lay out named types one after the other, each aligned to its size; return the fields and the total bytes.
+
+    `ops` has the operations of fields of a total, if they are others than a sum.
+    """
     placed, at = [], 0
     for name, type_ in fields:
         size = SIZES[type_]
         at = -(-at // size) * size
-        placed.append(Field(name, type_, at))
+        placed.append(Field(name, type_, at, ops.get(name, "sum")))
         at += size
     return tuple(placed), at
 

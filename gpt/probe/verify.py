@@ -258,7 +258,7 @@ class _Check:
                 given = field.type
             if given == "pred":
                 raise self.refuse(f"saves predicate '{value}'")
-            if map_.type == "total" and (given, field.type) == ("u32", "u64"):
+            if map_.type != "array" and (given, field.type) == ("u32", "u64"):
                 given = field.type  # a sum may be wider than its terms
             if given and not fits("SAVE", field.type, given):
                 raise self.refuse(f"saves '{value}', .{given}, as field '{field.name}' of type {field.type}")

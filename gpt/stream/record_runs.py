@@ -35,7 +35,7 @@ RUNS: dict[str, Keys] = {
     "map": {
         "id": ("u64", "number in the segment"),
         "name": ("str", "name in the probe file"),
-        "type": ("str", "array, total or log"),
+        "type": ("str", "array, total, log or histogram"),
         "level": ("str", "thread, warp or block: what a unit is"),
         "capacity": ("u64", "records per unit; of a log, in total; 0 if records are only counted"),
         "stride": ("u64", "bytes of a record"),
@@ -44,8 +44,15 @@ RUNS: dict[str, Keys] = {
         "callback": ("str?", "absolute path of the file that the probe file runs on each launch"),
         "keeps": (
             "str?",
-            "last (array) or all (log): what it keeps if the low bits of its address say so",
+            "last (array), all (log) or sum (total): what it keeps if the low bits of its address say so",
         ),
+        "min": ("[str]?", "fields of a total that keep the least value instead of the sum"),
+        "max": ("[str]?", "fields of a total that keep the greatest value"),
+        "last": ("[str]?", "fields of a total that keep the value of one of the last threads"),
+        "copies": ("u64?", "of a histogram: how many units it has"),
+        "low": ("u64?", "of a histogram with equal bins: where the first of them begins"),
+        "step": ("u64?", "of a histogram with equal bins: how wide they are"),
+        "head": ("u64?", "bytes before a unit's slots: 8 for its count, or 0 of a total without one; absent for 8"),
     },
     "clock": {
         "monotonic": ("u64", "CLOCK_MONOTONIC, ns"),

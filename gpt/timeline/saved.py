@@ -122,7 +122,9 @@ def describe(buffer: Buffer) -> Facts:
         saved = buffer.read()
     except (MissingError, TruncatedError) as error:
         return {name: f"lost: {error.fact}"}
-    if layout.type == "total":
+    if layout.type == "histogram":
+        return {f"{name}.values": int(saved.counts.sum())}
+    if layout.type == "total" and not layout.ops:
         sums = {field: _sum(saved.slots[field]) for field in layout.types if layout.capacity}
         return {f"{name}.{field}": value for field, value in sums.items() if value or not any(sums.values())}
     used = saved.slots

@@ -36,13 +36,15 @@ WARP = 32  # threads
 BATCH = 16 << 20  # bytes of buffers that are collected before `full`
 MOST = 1000  # buffers that are collected before `full`
 LEVELS = ("thread", "warp", "block")
-TYPES = ("array", "total", "log")
+TYPES = ("array", "total", "log", "histogram")
+MOST_COPIES = 1 << 16  # of a histogram
 
 
 class SavedBuffer(NamedTuple):
     """The contents of a buffer, as read-only views of its bytes.
 
-    For arrays and totals, `counts` has the shape (blocks, units per block), and `slots` (blocks, units per block,
+    For a histogram, `bins` has how many values are in each bin, and `slots` is empty. For arrays and totals, `counts`
+    has the shape (blocks, units per block), and `slots` (blocks, units per block,
     capacity). For a log, `counts` has one element, `slots` are the entries that were saved, and `units` has the unit
     number of each. `dropped` records did not fit; see gpt-stream(5) for a capacity of 1. An array that keeps the last
     records of a repeated launch dropped the oldest ones.
@@ -52,6 +54,7 @@ class SavedBuffer(NamedTuple):
     slots: Slots
     units: Counts | None
     dropped: int
+    bins: Counts | None = None
 
 
 class MapLayout:
@@ -70,8 +73,26 @@ class MapLayout:
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
         self.keeps_last = record.get("keeps") == "last"  # when the launch repeats
+        self.repeats = record.get("keeps") in ("last", "sum")  # the lowest bit of its address says whether that does
+        self.head: int = record.get("head", COUNT)  # bytes before a unit's slots
+        if self.head != COUNT and (self.head or self.type not in ("total", "histogram") or self.capacity > 1):
+            raise MalformedError(f"map: a head of {self.head} bytes")
         self.grows = self.type == "log" and record.get("keeps") == "all"
+        self.copies: int | None = record.get("copies")
+        if (self.type == "histogram") != (self.copies is not None) or not 0 < (self.copies or 1) <= MOST_COPIES:
+            raise MalformedError(f"map: {self.copies} copies")
+        self.low, self.step = record.get("low", 0), record.get("step", 0)  # of bins
+        bins = self.stride // COUNT
+        fits = self.low + self.step * bins < 1 << 64 if self.step else bins <= 65
+        if self.copies and (self.stride % COUNT or bins < 2 or self.head or self.capacity > 1 or not fits):
+            raise MalformedError("map: impossible bins")
         self.types = {field.name: field.type for field in fields}
+        if not self.capacity:  # records are only counted
+            self.head = COUNT
+        self.ops = {name: op for op in ("min", "max", "last") for name in record.get(op, ())}  # instead of a sum
+        if self.ops and (self.type != "total" or not self.types.keys() >= self.ops.keys()):
+            raise MalformedError("map: min, max or last names no field of a total")
+        self._flipped = {name: _find_flipped(self.types[name], op) for name, op in self.ops.items() if op != "last"}
         self.unsigned = {name for name, type_ in self.types.items() if type_[0] == "u"}  # names of unsigned fields
         self._slot = np.dtype(
             {
@@ -85,7 +106,7 @@ class MapLayout:
     @property
     def unit(self) -> int | None:
         """Bytes per unit; None for a log."""
-        return None if self.type == "log" else COUNT + self.capacity * self.stride
+        return None if self.type == "log" else self.head + self.capacity * self.stride
 
     def units(self, threads: int) -> int:
         """Return how many units a block with this number of threads has."""
@@ -95,7 +116,8 @@ class MapLayout:
         """Return the bytes of the buffer for this number of blocks, each with this number of threads."""
         if self.type == "log":
             return COUNT + self.capacity * (COUNT + self.stride)
-        return blocks * self.units(threads) * (COUNT + self.capacity * self.stride)
+        units = self.copies or blocks * self.units(threads)
+        return units * (self.head + self.capacity * self.stride)
 
     def check_size(self, size: int, blocks: int, threads: int) -> None:
         """Raise MalformedError unless a buffer for this launch may have this size.
@@ -119,17 +141,50 @@ class MapLayout:
             raise MalformedError(f"buffer of {len(data) - offset} bytes; it has {there}")
         if self.type == "log":
             return self._read_log(data, offset, (there - COUNT) // (COUNT + self.stride))
+        if self.copies:
+            return self._read_histogram(data, offset)
         units = self.units(threads)
-        unit = COUNT + self.capacity * self.stride
+        unit = self.head + self.capacity * self.stride
         steps = (units * unit, unit)
-        counts: Counts = np.ndarray((blocks, units), "<u8", data, offset, steps)
         shape = (blocks, units, self.capacity)
-        slots: Slots = np.ndarray(shape, self._slot, data, offset + COUNT, (*steps, self.stride))
+        slots: Slots = np.ndarray(shape, self._slot, data, offset + self.head, (*steps, self.stride))
+        if self.head:
+            counts: Counts = np.ndarray((blocks, units), "<u8", data, offset, steps)
+        else:
+            bytes_ = np.ndarray((blocks, units, unit), "u1", data, offset, (*steps, 1))
+            counts = np.asarray(bytes_.any(axis=2), np.uint64)
+        if self._flipped:
+            slots = self._unflip(slots, counts)
         dropped = 0
         if self.type == "array":
             over = counts[counts > self.capacity]  # rarely any
             dropped = int((over - np.uint64(self.capacity)).sum())
         return SavedBuffer(counts, slots, None, dropped)
+
+    def _read_histogram(self, data: Bytes, offset: int) -> SavedBuffer:
+        shape = self.copies or 1, (self.capacity * self.stride if self.capacity else COUNT) // COUNT
+        bins: Counts = np.ndarray(shape, "<u8", data, offset).sum(axis=0, dtype=np.uint64)
+        counts: Counts = np.array([bins.sum()], np.uint64)
+        return SavedBuffer(counts, np.zeros(0, self._slot), None, 0, bins if self.capacity else None)
+
+    def iter_edges(self) -> Iterator[tuple[int, int | None]]:
+        """Yield where each bin of a histogram begins, and where the next one does, if there is one."""
+        count = self.stride // COUNT
+        if self.step:
+            starts = [0, *(self.low + self.step * number for number in range(count - 1))]
+        else:
+            starts = [0, *(1 << number for number in range(count - 1))]
+        yield from zip(starts, [*starts[1:], None], strict=True)
+
+    def _unflip(self, slots: Slots, counts: Counts) -> Slots:
+        """Return records with the values that were saved in fields of a minimum or maximum."""
+        slots, there = slots.copy(), counts > 0
+        for name, bits in self._flipped.items():
+            found = slots[name][:, :, 0]
+            plain = (found.view(bits.dtype) ^ bits).view(found.dtype)
+            slots[name][:, :, 0] = np.where(there, plain, found)
+        slots.flags.writeable = False
+        return slots
 
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
@@ -141,6 +196,15 @@ class MapLayout:
         units: Counts = np.ndarray(shape, "<u8", data, offset + COUNT, step)
         slots: Slots = np.ndarray(shape, self._slot, data, offset + 2 * COUNT if shape[0] else 0, step)
         return SavedBuffer(counts, slots, units, max(0, count - capacity))
+
+
+def _find_flipped(type_: str, op: str) -> npt.NDArray[Any]:
+    """Return the bits that are inverted where a field keeps the least or the greatest of its values."""
+    if type_ not in ("u32", "u64", "i32", "i64"):
+        raise MalformedError(f"map: the {op} of a field of type {type_}")
+    bits = int(type_[1:])
+    sign = 1 << bits - 1 if type_[0] == "i" else 0
+    return np.array((1 << bits) - 1 - sign if op == "min" else sign, f"<u{bits // 8}")
 
 
 @dataclass(frozen=True)

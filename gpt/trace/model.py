@@ -1,7 +1,7 @@
 """The trace model: traces as arrays, for analyses that need all of it at once.
 
     trace = gpt.trace.open("trace.mp")
-    trace.launches[0].maps["block_sched"]["elapsed"].max()     # (blocks, warps, capacity), the bytes as they are
+    trace.launches[0].maps["warp_sched"]["end"].max()          # (blocks, warps, capacity), the bytes as they are
     calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 

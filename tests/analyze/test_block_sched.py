@@ -57,6 +57,21 @@ def test_cycles_are_those_of_a_first_in_first_out_scheduler():
     ]
 
 
+def test_a_record_a_block_says_what_records_of_its_warps_did():
+    slot = np.dtype([("start", "<u8"), ("stop", "<u8"), ("end", "<u8"), ("sm", "<u8")])
+    data = np.zeros(len(BLOCKS) + 1, slot)
+    for number, (start, took, sm) in enumerate(BLOCKS):
+        data[number] = (~np.uint64(start), start + took, EPOCH + (start + took) // 2, sm)
+    fields = dict.fromkeys(("start", "stop", "end", "sm"), "u64")
+    map_ = forge.probe_map("block_sched", type_="total", level="block", **fields)
+    map_ |= {"min": ["start"], "max": ["stop"], "last": ["end", "sm"], "head": 0}
+    segment = [records.make("function", id=4, name=NAME), map_, forge.kernel(3, 4, NAME, 1)]
+    segment += [forge.probed(0, 3, 4, len(data), 96), forge.buffer(0, data.tobytes())]
+    (found,) = ask("block_sched", forge.trace(*segment)).rows["kernels"]
+    (wanted,) = ask("block_sched", trace(BLOCKS)).rows["kernels"]
+    assert found == wanted | {"blocks": 6, "silent": 1}  # the last one saved nothing
+
+
 @settings(max_examples=examples(300))
 @given(st.lists(BLOCK, min_size=1, max_size=40), st.integers(1, 3))
 def test_whatever_the_blocks_are_it_is_what_a_walk_finds(blocks, warps):

@@ -43,9 +43,13 @@ def saves() -> list[Record]:
                          keeps="last", **forge.layout_of({"clock": "u64", "page": "u64"}))]  # fmt: skip
     for path in sorted((ROOT / "probes").glob("*.toml")):
         for name, told in tomllib.loads(path.read_text())["map"].items():
-            capacity, type_ = (4, "log") if told["cap"] == "dynamic" else (1, told.get("type", "array"))
+            capacity, type_ = (4, "log") if told.get("cap") == "dynamic" else (1, told.get("type", "array"))
             level = told["level"]
-            maps.append(forge.probe_map(name, len(maps) + 1, type_, level, capacity, **told["data"]))
+            map_ = forge.probe_map(name, len(maps) + 1, type_, level, capacity, **told["data"])
+            ops = {op: told[op] for op in ("min", "max", "last") if op in told}
+            maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
+    bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
+    maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0})
     param = {"offset": 0, "size": 8, "type": "u64", "space": "global", "map": 1}
     kernel = records.make(
         "kernel", id=1, name="_Z3onePf", function=1, params=[param], added=[param], cluster=[1, 1, 1],
@@ -74,7 +78,7 @@ def saves() -> list[Record]:
 def _saved(map_: Record) -> bytes:
     """A buffer of two blocks of a warp each: of each unit two records where there is room, in order of time."""
     fields, capacity = packed.parse_fields(map_), map_["capacity"]
-    units = {"thread": 64, "warp": 2, "block": 2}[map_["level"]]
+    units = map_.get("copies", {"thread": 64, "warp": 2, "block": 2}[map_["level"]])
     slots = b""
     for number in range(capacity):
         slot = bytearray(map_["stride"])
@@ -86,7 +90,8 @@ def _saved(map_: Record) -> bytes:
             struct.pack("<Q", number % 2) + slots[number * map_["stride"] : (number + 1) * map_["stride"]]
             for number in range(capacity)
         )
-    return (struct.pack("<Q", min(capacity, 2)) + slots) * units
+    head = struct.pack("<Q", min(capacity, 2)) if map_.get("head", 8) else b""
+    return (head + slots) * units
 
 
 def trace() -> list[Record]:

@@ -316,22 +316,21 @@ def by_warp(values: Any, case: Case) -> Any:
 def check_gmem_bytes(counts: Any, slots: Any, case: Case) -> str:
     i, t = case.numbers()
     slots = slots[:, 0]
-    assert (counts == by_warp(np.ones_like(i), case)).all(), f"threads counted: {counts}"
     formulas = {"read": case.read, "written": case.written, "async": case.copied, "bulk": case.bulk}
     for name, formula in (formulas | {"expected": case.expected or case.bulk}).items():
-        expected = by_warp(formula(i, t, case), case)
-        assert (slots[name] == expected).all(), f"{name}: {slots[name]} is not {expected}"
-    return f"{slots['read'].sum()} B read, {slots['written'].sum()} B written"
+        expected = formula(i, t, case).reshape(case.blocks, -1).sum(axis=1)
+        found = slots[name] if name in slots.dtype.names else np.zeros(case.blocks)  # left out: the kernel can't
+        assert (found == expected).all(), f"{name}: {slots[name]} is not {expected}"
+    return ", ".join(f"{slots[name].sum()} B {name}" for name in slots.dtype.names)
 
 
 def check_block_sched(counts: Any, slots: Any, case: Case, sms: int) -> str:
     slots = slots[:, 0]
-    assert (counts >= 1).all() and (counts <= 32).all(), f"groups that left: {counts}"
+    assert (counts == 1).all(), f"blocks without a record: {counts}"
     assert (slots["sm"] < sms).all()
-    assert (slots["sm"].reshape(case.blocks, case.warps).min(axis=1) == slots["sm"][:: case.warps]).all()
-    assert (slots["elapsed"] > 0).all() and (slots["start"] > 0).all()
-    assert np.ptp(slots["end"].astype(np.int64)) < 10**9, "ends of warps are more than a second apart"
-    return f"{len(set(slots['sm']))} SMs, {int(slots['elapsed'].mean())} clocks a warp"
+    assert (slots["start"] > 0).all() and (slots["start"] < slots["stop"]).all()
+    assert np.ptp(slots["end"].astype(np.int64)) < 10**9, "ends of blocks are more than a second apart"
+    return f"{len(set(slots['sm']))} SMs, {int((slots['stop'] - slots['start']).mean())} clocks a block"
 
 
 def check_slots(counts: Any, slots: Any, case: Case, level: str, capacity: int) -> str:

@@ -30,6 +30,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from gpt.stream import wire  # noqa: E402
+from gpt.trace.buffers import MapLayout  # noqa: E402
 from tests.gpu.weave import Gpu, find  # noqa: E402
 from tests.tally.triton_kernels import JOBS  # noqa: E402
 
@@ -146,16 +147,11 @@ def arguments(gpu: Gpu, launch: Launch, params: int) -> tuple[list[Any], list[An
     return values + [ctypes.c_uint64(0)] * (params - len(values)), buffers
 
 
-def sums(record: Record, data: bytes, units: int) -> dict[str, int]:
+def sums(record: Record, data: bytes, blocks: int, threads: int) -> dict[str, int]:
     """Of each field of a map, over all units."""
-    types = {field["name"]: (f"<{field['type'][0]}{int(field['type'][1:]) // 8}") for field in record["fields"]}
-    slot = np.dtype({
-        "names": list(types), "formats": list(types.values()), "offsets": [f["offset"] for f in record["fields"]],
-        "itemsize": record["stride"],
-    })  # fmt: skip
-    found = np.frombuffer(data, np.dtype([("count", "<u8"), ("slots", slot, (record["capacity"],))]))
-    assert len(found) == units and (found["count"] >= 1).all(), f"{record['name']}: units without a record"
-    return {name: int(found["slots"][name].astype(np.uint64).sum()) for name in types}
+    saved = MapLayout(record).read(data, blocks, threads)
+    assert (saved.counts >= 1).all(), f"{record['name']}: units without a record"
+    return {name: int(saved.slots[name].astype(np.uint64).sum()) for name in saved.slots.dtype.names or ()}
 
 
 def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
@@ -164,31 +160,31 @@ def check(gpu: Gpu, launch: Launch, made: Any, records: list[Record]) -> str:
     woven = next(record for record in records if record["kind"] == "kernel" and "maps" in record)
     grid = (*launch.grid, 1, 1)[:3]
     block = (32 * made.metadata.num_warps, 1, 1)
-    warps = grid[0] * grid[1] * grid[2] * made.metadata.num_warps
+    blocks = grid[0] * grid[1] * grid[2]
     outs = []
     found: dict[str, dict[str, int]] = {}
     for code, maps in ((made.asm["cubin"], []), (cubin, woven["maps"])):
         values, buffers = arguments(gpu, launch, len(woven["params"]))
         descriptions = [next(r for r in records if r["kind"] == "map" and r["id"] == number) for number in maps]
-        sizes = [warps * (8 + r["capacity"] * r["stride"]) for r in descriptions]
+        sizes = [MapLayout(record).size(blocks, block[0]) for record in descriptions]
         places = [gpu.put(bytes(size)) for size in sizes]
         gpu.launch(code, woven["name"], grid, block, [*values, *places], made.metadata.shared)
         outs.append([gpu.take(*buffer, "a buffer") for buffer in buffers])
         for record, place, size in zip(descriptions, places, sizes, strict=True):
-            found[record["name"]] = sums(record, gpu.take(place, size, record["name"]), warps)
+            found[record["name"]] = sums(record, gpu.take(place, size, record["name"]), blocks, block[0])
     assert outs[0] == outs[1], "the results differ"
     counted = found["gmem_bytes"]
     for what, count, right in (
-        ("bytes loaded", counted["read"] + counted["async"], launch.loaded),
+        ("bytes loaded", counted.get("read", 0) + counted.get("async", 0), launch.loaded),
         ("bytes stored", counted["written"], launch.stored),
         ("operations", found.get("tensorop_count", {"flops": 0})["flops"], launch.flops),
     ):
         assert count == right, f"{what}: {count:,} instead of {right:,}"
     asked = f", {launch.flops:,} FLOP" if launch.flops else ""
-    clocks = found["block_sched"]["elapsed"] // warps
+    clocks = (found["block_sched"]["stop"] - found["block_sched"]["start"]) // blocks
     added = next(r["registers"] - r["registers_before"] for r in records if "registers_before" in r)
     said = f"{launch.loaded:,} B loaded, {launch.stored:,} B stored{asked}"
-    return f"{said}, {clocks:,} clocks a warp, {added:+} registers"
+    return f"{said}, {clocks:,} clocks a block, {added:+} registers"
 
 
 def main() -> int:

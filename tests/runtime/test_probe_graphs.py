@@ -16,7 +16,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.controlling import Server
 from tests.runtime.graphing import GRAPHS, STRESS, check_scenario, compile_scenarios
-from tests.runtime.probing import COUNT, PTX, buffers, build, check_bytes, good, kept, probed, unprobed
+from tests.runtime.probing import COUNT, PTX, buffers, build, by_warp, check_bytes, good, kept, probed, unprobed
 from tests.tiers import every
 
 # By name: the body of the function, how many launches have probes, and those without by the reason.
@@ -342,7 +342,7 @@ def test_each_node_of_each_replay_is_named(tmp_path, graphs):
     assert sorted({record["start"] for record in replayed}) == starts and len(starts) == 4
     for record in replayed:
         assert np.frombuffer(record["params"], "<u4")[2:].tolist() == [5, COUNT]
-    assert all((units["slots"]["elapsed"] > 0).all() for units in buffers(trace, "block_sched").values())
+    assert all((units["slots"]["stop"] > 0).all() for units in buffers(trace, "block_sched").values())
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_each_node_of_each_replay_is_named(tmp_path, graphs):
     ],
 )
 def test_what_is_left_out_is_counted(tmp_path, graphs, options, launches, reason):
-    trace = good(tmp_path, graphs, "-p", "gmem_bytes", *options, arguments=(PTX, "capture"))
+    trace = good(tmp_path, graphs, "-p", by_warp(), *options, arguments=(PTX, "capture"))
     check_bytes(trace, launches)
     assert unprobed(trace) == {reason: 14 - launches}
 
@@ -380,12 +380,12 @@ int main(int argc, char **argv) {
 
 def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
     program = build(tmp_path, REPLAYS)
-    options = ("-p", "gmem_bytes", "--max-memory", "136K")  # a set, and room for four replays
+    options = ("-p", by_warp(), "--max-memory", "136K")  # a set, and room for four replays
     some = good(tmp_path, program, *options, arguments=(PTX, "2", "100"))
     assert len(some.of("probed")) + sum(unprobed(some).values()) == 200
     assert len(some.of("probed")) >= 2
     check_bytes(good(tmp_path, program, *options, "--complete", arguments=(PTX, "2", "100")), 200)
-    options = ("-p", "gmem_bytes", "--max-memory", "4M", "--complete")  # as large as an ordinary slab
+    options = ("-p", by_warp(), "--max-memory", "4M", "--complete")  # as large as an ordinary slab
     check_bytes(good(tmp_path, program, *options, arguments=(PTX, "2", "100")), 200)
 
 
@@ -410,7 +410,7 @@ def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
     }
     """
     )
-    options = ("-p", "gmem_bytes", "--complete", "--max-memory", "512K")  # 64K each, and 128K
+    options = ("-p", by_warp(), "--complete", "--max-memory", "512K")  # 64K each, and 128K
     trace = good(tmp_path, build(tmp_path, source), *options)
     check_bytes(trace, 60)
     assert unprobed(trace) == {"other graphs hold all buffers that --max-memory allows": 20}
@@ -439,7 +439,7 @@ def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     """
     )
     monkeypatch.setenv("GPT_SIM_DELAY", "100")
-    options = ("-p", "gmem_bytes", "--max-memory", "200K")
+    options = ("-p", by_warp(), "--max-memory", "200K")
     program = build(tmp_path, source)
     assert len(good(tmp_path, program, *options).of("probed")) < 600
     check_bytes(good(tmp_path, program, *options, "--complete"), 606)
@@ -466,7 +466,7 @@ def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatc
     """
     )
     monkeypatch.setenv("GPT_SIM_DELAY", "100000")  # it does not end before the call is back
-    options = ("-p", "gmem_bytes", "--max-memory", "256K")  # 40 KB of a slab of 64
+    options = ("-p", by_warp(), "--max-memory", "256K")  # 40 KB of a slab of 64
     out, program = tmp_path / "t.mp", build(tmp_path, source)
     server = Server(out, program, *options, arguments=(PTX,), GPT_SIM_RUN="all", XDG_CACHE_HOME=kept())
     hooked.wait_until(lambda: len(hooked.Trace(out).of("buffer")) == 80, 20)
@@ -522,7 +522,7 @@ def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_pat
     """
     )
     monkeypatch.setenv("GPT_SIM_DELAY", "20000")  # some are always on their way
-    options = ("-p", "gmem_bytes", "--max-memory", "300K", "--complete")
+    options = ("-p", by_warp(), "--max-memory", "300K", "--complete")
     done, trace = probed(tmp_path, build(tmp_path, source), *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(int, done.stdout.split())) < 10000

@@ -13,7 +13,7 @@ from gpt.formats.fatbinwrite import Payload, pack_fatbin
 from gpt.stream.reasons import TABLE
 from tests import loaded
 from tests.runtime import hooked
-from tests.runtime.probing import CLIENT, PTX, build, check_bytes, good, probed, unprobed
+from tests.runtime.probing import CLIENT, PTX, build, by_warp, check_bytes, good, probed, unprobed
 
 PIPELINE = "gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
 LARGE = 70 << 20  # bytes, more than a record holds
@@ -320,7 +320,7 @@ def test_the_end_says_what_was_covered(tmp_path):
     program = build(tmp_path, source)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path)}
     line = [*hooked.command("run", quiet=False), "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time"]
-    line += ["-p", "gmem_bytes", "--max-memory", "500K", program, PTX]
+    line += ["-p", by_warp(), "--max-memory", "500K", program, PTX]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
     _, covered, way = done.stderr.splitlines()
     reason, advice = TABLE["buffers_over_limit"]

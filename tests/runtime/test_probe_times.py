@@ -10,12 +10,12 @@ from gpt.analyze.lib.base import SIMULATED
 from tests import loaded
 from tests.analyze.asked import Answers
 from tests.runtime import hooked
-from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, THREADS, build, check_bytes, good, kept, unprobed
+from tests.runtime.probing import BLOCKS, CLIENT, COUNT, PTX, build, check_bytes, good, kept, unprobed
 
 # As `scale`, but from one array to another: only `total` is changed in place.
 COPY = PTX.read_text().replace("ld.global.u32 %r6, [%d1]", "ld.global.u32 %r6, [%d1+1680]")
 NEEDS = {
-    "gmem_bytes": BLOCKS * -(-THREADS // 32) * (8 + 40),  # a record for each warp, and its count
+    "gmem_bytes": BLOCKS * 32,  # a record for each block
     "dmat": 8 + 3 * COUNT * (8 + 24),  # a log: three accesses of each thread below the count
 }
 

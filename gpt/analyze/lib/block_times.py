@@ -1,7 +1,7 @@
-"""Find when kernels ran, from the clocks of warps that the probe block_sched saved.
+"""Find when kernels ran, from the clocks of blocks that the probe block_sched saved.
 
-A warp saves the clock of its SM when it begins, the number of these clocks that it ran, and the GPU's time in ns when
-it ended. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The
+A block saves the clocks of its SM when it begins and ends, and the GPU's time in ns when it ends; in older traces each
+warp does. So it began that many clocks earlier, at the rate that its SM's clock shows from one launch to the next. The
 GPU's times are put on the clock of the calls by assuming that the launch that waited least for its first warp waited
 zero.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.schedule import FIELDS, LIMIT, SLOPES
+from gpt.analyze.lib.schedule import FIELDS, LENGTHS, SLOPES, find_elapsed
 from gpt.base.errors import MissingError, TruncatedError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], boo
     lanes: dict[tuple[int, int], list[tuple[Launch, npt.NDArray[np.void]]]] = defaultdict(list)
     for launch in trace.launches:
         buffer = launch.buffers.get(MAP)
-        if launch.process is process and wanted(launch.kernel) and buffer and set(FIELDS) <= set(buffer.map.unsigned):
+        if launch.process is process and wanted(launch.kernel) and buffer and _is_known(buffer.map.unsigned):
             try:
                 saved = buffer.read()
             except (MissingError, TruncatedError):
@@ -43,6 +43,11 @@ def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], boo
             if len(slots):
                 lanes[launch.device, launch.stream].append((launch, slots))
     return {key: _times(found) for key, found in lanes.items()}
+
+
+def _is_known(fields: set[str]) -> bool:
+    """Return whether a map has the fields that say when its blocks ran."""
+    return fields.issuperset((*FIELDS, "end")) and not fields.isdisjoint(LENGTHS)
 
 
 def _times(found: list[tuple[Launch, npt.NDArray[np.void]]]) -> Times:
@@ -58,7 +63,7 @@ def _times(found: list[tuple[Launch, npt.NDArray[np.void]]]) -> Times:
 
 def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
     ends = (slots["end"] - np.uint64(zero)).view(np.int64)
-    return int((ends - np.rint(np.minimum(slots["elapsed"], LIMIT) * rate).astype(np.int64)).min())
+    return int((ends - np.rint(find_elapsed(slots) * rate).astype(np.int64)).min())
 
 
 def _rate(launches: list[npt.NDArray[np.void]]) -> float:
@@ -67,8 +72,9 @@ def _rate(launches: list[npt.NDArray[np.void]]) -> float:
     rates = []
     for slots in launches:
         sms, places = np.unique(slots["sm"], return_index=True)
+        elapsed = find_elapsed(slots)
         for sm, at in zip(sms.tolist(), places.tolist(), strict=True):
-            now = int(slots["start"][at]) + int(slots["elapsed"][at]), int(slots["end"][at])
+            now = int(slots["start"][at]) + int(elapsed[at]), int(slots["end"][at])
             clocks, ns = now[0] - last.get(sm, now)[0], now[1] - last.get(sm, now)[1]
             if clocks > 0 and SLOPES[0] <= ns / clocks <= SLOPES[1]:
                 rates.append(ns / clocks)

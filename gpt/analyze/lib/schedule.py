@@ -28,7 +28,8 @@ from gpt.trace.buffers import SavedBuffer
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
-FIELDS = ("start", "elapsed", "sm")
+FIELDS = ("start", "sm")
+LENGTHS = ("stop", "elapsed")  # one of them: the last clock of a block, or how many clocks a warp ran
 TIME = "end"  # a field that some maps don't have
 LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
 SLOPES = 0.1, 10.0  # ns a clock: 10 GHz, 100 MHz
@@ -74,6 +75,16 @@ class Schedule(NamedTuple):
         return np.bincount(self.which, self.gap < 0, len(self.sms)).astype(np.int64)
 
 
+def find_elapsed(slots: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+    """Return the clocks from the start of each record until its block or warp ended."""
+    if "stop" in (slots.dtype.names or ()):
+        found = np.maximum(slots["stop"], slots["start"]) - slots["start"]
+    else:
+        found = slots["elapsed"]
+    limited: npt.NDArray[np.uint64] = np.minimum(found, LIMIT, dtype=np.uint64)
+    return limited
+
+
 def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
     """Return the schedule of a launch on the device with this record, or None if no warp saved anything."""
     here = saved.counts > 0
@@ -84,7 +95,7 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
     lasts = np.uint64(np.iinfo(np.uint64).max)
     first = np.where(here, slots["start"], lasts).min(axis=1)  # a block's
     late = np.minimum(np.where(here, slots["start"], first[:, None]) - first[:, None], LIMIT)
-    took = late + np.where(here, np.minimum(slots["elapsed"], LIMIT), 0)  # until a warp ended
+    took = late + np.where(here, find_elapsed(slots), np.uint64(0))  # until a warp ended
     length = np.maximum(took.max(axis=1), 1).astype(np.int64)
     sm = slots["sm"][np.arange(len(block)), here.argmax(axis=1)]
     order = np.lexsort((first, sm))

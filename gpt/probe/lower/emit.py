@@ -110,6 +110,12 @@ class Emitter:
         """
         return self.once("b64", "cvt.u64.u32", self.once("b32", "popc.b32", self.special("%lanemask_eq")))
 
+    def spread(self, value: str, group: str) -> str:
+        """Return a register that has a value of 64 bits in the lane of a group that saves. Before adding a value that's
+        the same in all lanes, ptxas sums it up over the lanes, which takes ten instructions.
+        """
+        return self.make("b64", "or.b64", value, self.once("b64", "cvt.u64.u32", self.below(group)))
+
     # Where in the grid
 
     def special(self, name: str) -> str:
@@ -129,13 +135,21 @@ class Emitter:
         wide = self.once("b64", "cvt.u64.u32", x)
         return self.once("b64", "mad.wide.u32", row, width, wide)
 
+    def threads(self) -> str | int:
+        """Compute the threads of a block, or return the number if it's the same in all launches."""
+        x, y, z = ("%ntid.x", "%ntid.y", "%ntid.z")
+        if x in self.known and y in self.known and z in self.known:
+            return self.known[x] * self.known[y] * self.known[z]
+        row = self.once("b32", "mul.lo.u32", self.special(x), self.special(y))
+        return self.once("b32", "mul.lo.u32", row, self.special(z))
+
     def unit(self, level: str) -> str:
         """Compute the index of this thread, warp or block in the grid, 64 bits."""
         block = self.block()
         if level == "block":
             return block
-        x, y, z = map(self.special, ("%ntid.x", "%ntid.y", "%ntid.z"))
-        count = self.once("b32", "mul.lo.u32", self.once("b32", "mul.lo.u32", x, y), z)
+        threads = self.threads()
+        count = self.once("b32", "mov.u32", threads) if isinstance(threads, int) else threads
         number = self.thread()
         if level == "warp":
             number = self.warp()

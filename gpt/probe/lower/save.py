@@ -14,19 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from gpt.probe.lower.emit import Condition, Emitter
-from gpt.probe.model import Field, Map
+from gpt.probe.lower.histogram import count_value
+from gpt.probe.lower.leader import find_leader
+from gpt.probe.lower.store import store_record
+from gpt.probe.lower.total import take_in
 from gpt.probe.plan.maps import PlacedMap
-
-
-class _Stored(NamedTuple):
-    """A field of a record: its offset from an address, its bytes, and the register with its value."""
-
-    at: int
-    size: int
-    value: str
 
 
 def save(
@@ -45,12 +39,15 @@ def save(
     field, or empty if nothing is added. With `overwrite`, the record replaces the existing one.
     """
     map_ = placed.map
+    if placed.type == "histogram":
+        count_value(code, placed, base(placed), values[0], widths[0], condition)
+        return
     if placed.type == "log":
         _append(code, placed, base(placed), values, condition)
         return
     address = code.addresses.get(placed.param) or code.element(map_.level, placed.unit_size, base(placed))
     if placed.type == "total":
-        _add(code, placed, address, values, widths, condition)
+        take_in(code, placed, address, values, widths, condition)
         return
     leader = condition if map_.level == "thread" else find_leader(code, map_, condition)
     if placed.keeps:
@@ -63,7 +60,7 @@ def save(
         return
     if overwrite:  # an atomic is slower than the stores, and would only tell that there is a record
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
-        _store(code, placed, address, 8, placed.unit_size, values, leader, count)
+        store_record(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
     if map_.level == "thread":  # nobody else counts here
         number = code.make("b64", "ld.global.u64", f"[{address}]")
@@ -77,33 +74,22 @@ def save(
     else:
         fits = _fits(code, number, placed.capacity, leader)
     slot = code.make("b64", "mad.lo.u64", number, map_.stride, address)
-    _store(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
+    store_record(code, placed, slot, 8, math.gcd(placed.unit_size, map_.stride), values, fits)
 
 
 def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
-    """Registers with the address of this thread's, warp's or block's element of each array among a kernel's maps, by
-    the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of more has
-    64 GB; not if records are counted only, which takes half.
+    """Registers with the address of this thread's, warp's or block's element of each map to which a lane saves for
+    others, by the map's parameter, and of totals of the same level. 32 bits do for an element's number, as a buffer of
+    more has 64 GB; not if records are counted only, which takes half.
     """
     maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas cuts larger ones
-    levels = {placed.map.level for placed in maps if placed.type == "array"}
+    levels = {placed.map.level for placed in maps if placed.map.leader != "all"}
     found = {}
     for placed in maps:
-        if placed.type != "log" and placed.map.level in levels:
+        if placed.type in ("array", "total") and placed.map.level in levels:
             number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
             found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base(placed))
     return found
-
-
-def find_leader(code: Emitter, map_: Map, condition: Condition | None = None) -> Condition:
-    """Return the condition that this lane saves for its group."""
-    if map_.leader == "lane0":
-        first = Condition(code.once("pred", "setp.eq.u32", code.special("%laneid"), 0))
-    else:
-        first = code.first(code.group(condition)[1])
-    both = code.both(first, condition)
-    assert both
-    return both
 
 
 def _claim(code: Emitter, address: str, count: int | str, condition: Condition | None) -> str:
@@ -117,105 +103,6 @@ def _fits(code: Emitter, number: str, capacity: int | str, condition: Condition 
     if condition is None:
         return Condition(code.make("pred", "setp.lt.u64", number, capacity))
     return Condition(code.make("pred", "setp.lt.and.u64", number, capacity, code.positive(condition)))
-
-
-def _store(
-    code: Emitter,
-    placed: PlacedMap,
-    address: str,
-    offset: int,
-    apart: int,
-    values: list[str],
-    condition: Condition | None,
-    count: str | None = None,
-) -> None:
-    """Stores a record's values, at an offset from an address that is a multiple of `apart` bytes into the buffer, and a
-    count at that address, in as few stores as its alignment allows.
-    """
-    fields = [_Stored(0, 8, count)] if count else []
-    fields += [
-        _Stored(offset + field.offset, field.size, value)
-        for field, value in zip(placed.map.fields, values, strict=True)
-    ]
-    while fields:
-        sizes = [size for size in (16, 8) if apart % size == fields[0].at % size == 0]
-        together = next(filter(None, (_filling(fields, size) for size in sizes)), fields[:1])
-        fields = fields[len(together) :]
-        _store_together(code, together, address, condition)
-
-
-def _filling(fields: list[_Stored], size: int) -> list[_Stored]:
-    """Return the first fields, of 4 and 8 bytes, if several of them fill `size` bytes; else nothing."""
-    for count in range(2, size // 4 + 1):
-        some = fields[:count]
-        sizes = [field.size for field in some]
-        if set(sizes) <= {4, 8} and some[-1].at + some[-1].size - some[0].at == sum(sizes) == size:
-            return some
-    return []
-
-
-def _store_together(code: Emitter, fields: list[_Stored], address: str, condition: Condition | None) -> None:
-    size, values = min(field.size for field in fields), []
-    for field in fields:
-        if field.size > size:
-            values += code.halves(field.value)
-        elif len(fields) > 1:  # a vector can't mix floats and integers
-            values.append(code.make(f"b{size * 8}", f"mov.b{size * 8}", field.value))
-        else:
-            values.append(field.value)
-    vector, text = (f".v{len(values)}", f"{{{', '.join(values)}}}") if len(values) > 1 else ("", values[0])
-    code.put(f"st.global{vector}.b{size * 8} [{address}+{fields[0].at}], {text}", condition)
-
-
-def _add(
-    code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
-) -> None:
-    """Add each lane's values to its unit's; if lanes share a unit and the target has redux, one lane adds the sum."""
-    rows = () if placed.counted else zip(placed.map.fields, values, widths, strict=True)
-    fields = [row for row in rows if row[1]]
-    if placed.map.level == "thread" or not code.redux:
-        code.put(f"red.global.add.u64 [{address}], 1", saves)
-        for field, value, width in fields:
-            if width < field.size:
-                value = code.make("b64", "cvt.u64.u32", value)
-            code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", saves)
-        return
-    here, group = code.group(saves)
-    leader = code.both(code.first(group), saves)
-    count = code.make("b64", "cvt.u64.u32", code.make("b32", "popc.b32", group))
-    code.put(f"red.global.add.u64 [{address}], {count}", leader)
-    for field, value, width in fields:
-        condition = leader
-        if field.type[0] == "f":
-            condition = saves
-        else:
-            value = _sum(code, here, value, width, field.size, saves)
-        code.put(f"red.global.add.{_sum_type(field)} [{address}+{8 + field.offset}], {value}", condition)
-
-
-def _sum_type(field: Field) -> str:
-    return field.type if field.type[0] == "f" else f"u{field.size * 8}"
-
-
-def _sum(code: Emitter, here: str, value: str, width: int, size: int, saves: Condition | None) -> str:
-    """Return the sum of the lanes' values. 32 numbers of 27 bits fit 32 bits, so larger ones are summed in parts."""
-    kind = f"b{width * 8}"
-    if saves:
-        value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))
-    if size == 4:
-        return code.make("b32", "redux.sync.add.u32", value, here)
-    total = ""
-    for shift in range(0, width * 8, 27):
-        part = code.make(kind, f"shr.u{width * 8}", value, shift) if shift else value
-        if shift + 27 < width * 8:
-            part = code.make(kind, f"and.{kind}", part, (1 << 27) - 1)
-        if width == 8:
-            part = code.make("b32", "cvt.u32.u64", part)
-        part = code.make("b64", "cvt.u64.u32", code.make("b32", "redux.sync.add.u32", part, here))
-        if shift:
-            part = code.make("b64", "shl.b64", part, shift)
-        total = code.make("b64", "add.u64", total, part) if total else part
-    return total
 
 
 def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], condition: Condition | None) -> None:
@@ -245,7 +132,7 @@ def _append(code: Emitter, placed: PlacedMap, base: str, values: list[str], cond
     fits = _fits(code, position, capacity, saves)
     entry = code.make("b64", "mad.lo.u64", position, 8 + map_.stride, base)
     code.put(f"st.global.b64 [{entry}+8], {code.unit(map_.level)}", fits)
-    _store(code, placed, entry, 16, 8 + map_.stride, values, fits)
+    store_record(code, placed, entry, 16, 8 + map_.stride, values, fits)
 
 
 def _open_log(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, int | str]:

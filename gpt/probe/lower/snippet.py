@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from gpt.probe.lower.emit import Condition
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
+from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.registers import Names, part_name
-from gpt.probe.lower.save import find_leader, save
+from gpt.probe.lower.save import save
 from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
 from gpt.probe.plan.maps import PlacedMap
 from gpt.ptx import tree
@@ -177,7 +178,7 @@ class Lowering:
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):
             raise CannotProbe(f"has not as many values as map '{node.map}' has fields")  # only if it was not verified
-        if placed.map.type == "total":
+        if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()
         values = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpt.probe.model import Map
+from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 
+COPIES = 64  # of a histogram: SMs share one if there are more, a power of two
 BUDGET = 64 << 20  # default bytes of a log
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
 
@@ -21,10 +22,12 @@ class PlacedMap:
     counted: bool = False
     callback: str | None = None
     may_fill: bool = False  # the array may be full when a record is saved
+    once: bool = False  # no thread saves twice
+    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
 
     @property
     def type(self) -> str:
-        """array, total or log."""
+        """array, total, histogram or log."""
         return "log" if self.map.capacity is None else self.map.type
 
     @property
@@ -34,9 +37,11 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value for a `map` record: what an array or log keeps if the lowest bits of its address ask for it."""
+        """The value for a `map` record: what it keeps if the lowest bits of its address ask for it."""
         if self.type == "log":
             return "all" if self.capacity else None
+        if self.type == "total":
+            return "sum" if self.once and not self.counted else None
         return "last" if self.may_fill and self.type == "array" and not self.counted else None
 
     @property
@@ -47,17 +52,40 @@ class PlacedMap:
         return self.map.capacity
 
     @property
+    def copies(self) -> int | None:
+        """The number of copies of a histogram."""
+        return COPIES if self.type == "histogram" else None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of a record; a total without a count leaves the idle ones out."""
+        if not self.idle or self.map.counts:
+            return self.map.fields
+        kept = [(field.name, field.type) for field in self.map.fields if field.name not in self.idle]
+        return layout(kept, {field.name: field.op for field in self.map.fields})[0]
+
+    @property
+    def stride(self) -> int:
+        """The size of a slot in bytes."""
+        fields = self.fields
+        if len(fields) == len(self.map.fields):
+            return self.map.stride
+        return round_up(max((field.offset + field.size for field in fields), default=0), self.map.counts)
+
+    @property
+    def head(self) -> int:
+        """The bytes in front of a unit's slots: its count, if it has one."""
+        return 8 if self.map.counts else 0
+
+    @property
     def unit_size(self) -> int:
         """The size of a unit in bytes: its count and its slots."""
-        return 8 + self.capacity * self.map.stride
-
-    def fields(self) -> list[dict[str, object]]:
-        """Return the fields for a `map` record."""
-        return [{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in self.map.fields]
+        return 8 if self.counted else self.head + self.capacity * self.stride
 
 
 def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
     """Make the record of a woven kernel's map."""
+    scale = placed.map.scale if placed.map.scale and placed.map.scale.step else None
     return records.make(
         "map",
         id=id_,
@@ -65,9 +93,14 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         type=placed.type,
         level=placed.map.level,
         capacity=placed.capacity,
-        stride=placed.map.stride,
-        fields=placed.fields(),
+        stride=placed.stride,
+        fields=[{"name": f.name, "type": KINDS[f.type[0]] + f.type[1:], "offset": f.offset} for f in placed.fields],
         wanted=placed.wanted if placed.counted and placed.type != "log" else None,
         callback=placed.callback,
         keeps=placed.keeps,
+        **{op: [field.name for field in placed.fields if field.op == op] or None for op in OPS},
+        copies=placed.copies,
+        low=scale.low if scale else None,
+        step=scale.step if scale else None,
+        head=placed.head if placed.head != 8 else None,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.woven import Matched
 from gpt.probe.verify import find_misfit
+from gpt.ptx import tree
 
 _SKIPPED = {"entry": "after", "exit": "before", "end": "before"}  # snippet that a kernel's start or end doesn't run
 T = TypeVar("T")
@@ -38,7 +40,14 @@ class Plan:
         places = itertools.count()
         self.maps = [
             {
-                map_.name: PlacedMap(map_, f"{prefix}map_{next(places)}", count, file.script, not file.replaces(map_))
+                map_.name: PlacedMap(
+                    map_,
+                    f"{prefix}map_{next(places)}",
+                    count,
+                    file.script,
+                    may_fill=not file.replaces(map_),
+                    once=file.saves_once(map_),
+                )
                 for map_ in file.maps
             }
             for file in files
@@ -53,6 +62,7 @@ class Plan:
         for function in functions:
             self._place_all(function)
         self._drop_idle()
+        self._leave_out_zeros()
 
     @property
     def uses(self) -> Iterator[PlacedSnippet]:
@@ -84,6 +94,23 @@ class Plan:
         for placed in self.used_maps:
             if placed.type == "total" and target < 60 and any(f.type == "f64" for f in placed.map.fields):
                 raise LeftAlone("old_ptx", f"a total of type f64 needs sm_60, and it is for sm_{target}", self.kernel)
+
+    def _leave_out_zeros(self) -> None:
+        """Leave out fields of totals to which no snippet adds anything but registers that are always 0."""
+        for number, maps in enumerate(self.maps):
+            zeros = self.find_zeros(number)
+            for name, placed in maps.items():
+                saves = [save for file, snippet in self._snippets if file == number for save in snippet.saves
+                         if save.map == name]  # fmt: skip
+                busy = {
+                    field.name
+                    for save in saves
+                    for field, value in zip(placed.map.fields[save.first :], save.values, strict=False)
+                    if not (save.last and isinstance(value, tree.Name) and value.name in zeros)
+                }
+                idle = frozenset(field.name for field in placed.map.fields) - busy
+                if saves and placed.type == "total" and busy:
+                    maps[name] = replace(placed, idle=idle)
 
     # Where the snippets go
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.model import LEADERS, LEVELS, Map, layout
+from gpt.probe.model import LEADERS, LEVELS, OPS, Map, Scale, layout
 from gpt.ptx.types import SIZES
 
+OPTIONS = (
+    "leader",
+    "budget",
+    "type",
+    "counts",
+    "low",
+    "high",
+    "step",
+    *OPS,
+)  # keys that make_map takes
+MAX_BINS = 1024  # of a histogram
 MAX_SIZE = 4096  # bytes of a record
 MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
 MAX_BUDGET = 1 << 40  # bytes of a log
@@ -41,6 +52,48 @@ def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
     return unit, number
 
 
+def _parse_ops(types: dict[str, str], type_: Any, given: dict[str, Any], what: str, where: str) -> dict[str, str]:
+    """Return the operation of each field that `min`, `max` or `last` names. Raises GptError."""
+    found: dict[str, str] = {}
+    for op, names in given.items():
+        if type_ != "total":
+            raise GptError(f"{what}: '{op}' is for totals", where)
+        if not isinstance(names, list | tuple):
+            raise GptError(f"{what}: '{op}' is not a list of fields", where)
+        for name in names:
+            if not isinstance(name, str) or name not in types:
+                raise GptError(f"{what}: '{op}' names '{name}', which is not a field", where)
+            if name in found:
+                raise GptError(f"{what}: field '{name}' is in '{found[name]}' and in '{op}'", where)
+            if op != "last" and types[name][0] == "f":
+                raise GptError(f"{what}: '{op}' of field '{name}', which is no integer", where)
+            found[name] = op
+    return found
+
+
+def _parse_scale(
+    fields: list[tuple[str, str]], type_: Any, capacity: int | None, given: dict[str, Any], what: str, where: str
+) -> Scale | None:
+    """Return the scale of a histogram; None for a map of another type. Raises GptError."""
+    numbers = {key: parse_number(value) for key, value in given.items() if value is not None}
+    if type_ != "histogram":
+        if numbers:
+            raise GptError(f"{what}: '{next(iter(numbers))}' is for histograms", where)
+        return None
+    if [kind for _, kind in fields] not in (["u32"], ["u64"]) or capacity != 1:
+        raise GptError(f"{what}: a histogram has one field, of type u32 or u64", where)
+    if not numbers:
+        return Scale()
+    low, high, step = (numbers.get(key) for key in ("low", "high", "step"))
+    if low is None or high is None or not step or high <= low or (high - low) % step or high >> 63:
+        raise GptError(f"{what}: needs low, high and step, which divides the range between them", where)
+    if (high - low) // step > MAX_BINS:
+        raise GptError(f"{what}: more than {MAX_BINS} bins", where)
+    if fields[0][1] == "u32" and high >> 32:
+        raise GptError(f"{what}: 'high' is beyond a u32", where)
+    return Scale(low, high, step)
+
+
 def make_map(
     name: str,
     what: str,
@@ -50,12 +103,21 @@ def make_map(
     level: Any,
     size: int,
     capacity: int | None,
-    leader: Any = "active",
+    leader: Any = None,
     budget: Any = None,
     type: Any = "array",
+    counts: Any = True,
+    low: Any = None,
+    high: Any = None,
+    step: Any = None,
+    **ops: Any,
 ) -> Map:
-    """Return a map of these named types. `what` and `where` begin messages. Raises GptError for contradictions."""
-    placed, taken = layout(fields)
+    """Return a map of these named types. `what` and `where` begin messages. Raises GptError for contradictions.
+
+    `ops` has the names of the fields for each key of OPS.
+    """
+    leader = leader or ("all" if type != "array" else "active")
+    placed, taken = layout(fields, _parse_ops(dict(fields), type, ops, what, where))
     if level not in LEVELS:
         raise GptError(f"{what}: level '{level}' is not one of {', '.join(LEVELS)}", where)
     if size < taken:
@@ -66,8 +128,14 @@ def make_map(
         raise GptError(f"{what}: capacity {capacity} is not from 1 to {MAX_CAPACITY}", where)
     if leader not in LEADERS:
         raise GptError(f"{what}: leader '{leader}' is not one of {', '.join(LEADERS)}", where)
-    if leader != "active" and (level == "thread" or type == "total"):
+    if leader != "all" and (type == "histogram" or (type == "total" and level == "thread")):
         raise GptError(f"{what}: a leader where every thread saves", where)
+    if type == "array" and leader not in ("active", "all") and level == "thread":
+        raise GptError(f"{what}: a leader where every thread saves", where)
+    if leader == "all" and type == "array":
+        raise GptError(f"{what}: leader 'all' is for totals", where)
+    if not isinstance(counts, bool) or (not counts and type != "total"):
+        raise GptError(f"{what}: 'counts' is true or false, of a total", where)
     if budget is not None and not parse_number(budget):
         raise GptError(f"{what}: budget '{budget}' is not a number of bytes", where)
     if (parse_number(budget) or 0) > MAX_BUDGET:
@@ -76,8 +144,10 @@ def make_map(
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
     if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):
         raise GptError(f"{what}: a total is one record of numbers of 4 or 8 bytes", where)
+    scale = _parse_scale(fields, type, capacity, {"low": low, "high": high, "step": step}, what, where)
     line = int(where.rpartition(":")[2])
-    made = Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type)
+    counts = counts and not scale
+    made = Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type, counts, scale)
     if made.budget is not None and made.budget < 16 + made.stride:  # the log's count, a record and its unit
         raise GptError(f"{what}: a budget of {budget} bytes, in which no record has room", where)
     return made

@@ -37,12 +37,12 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
-from gpt.probe.read.maps import make_map, parse_capacity, parse_number, parse_sample
+from gpt.probe.read.maps import OPTIONS, make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.read.python_body import Compiler
 from gpt.probe.read.python_expr import TYPES, number
 from gpt.ptx.types import SPECIAL
 
-_MAP = {"level", "type", "size", "cap", "leader", "budget"}
+_MAP = {"level", "size", "cap", *OPTIONS}
 _PROBE = {"pos", "position", "level", "before", "no_pred", "sample"}
 
 
@@ -141,13 +141,21 @@ class _File:
                 for keyword in keywords:
                     if keyword.arg not in known:
                         raise self.fault(keyword, f"{name}: unknown option '{keyword.arg}'")
-                    value = keyword.value
-                    constant = value.value if isinstance(value, ast.Constant) else number(value, self.constants)
+                    constant = self.constant(keyword.value)
                     if constant is None:
                         raise self.fault(keyword, f"{name}: '{keyword.arg}' is not a constant")
                     found[keyword.arg] = constant
                 return found
         raise self.fault(node, f"'{node.name}' needs @{name}(...), alone")
+
+    def constant(self, value: ast.expr) -> Any:
+        """Return the value of a constant, of a list of constants, or None of anything else."""
+        match value:
+            case ast.Constant(constant):
+                return constant
+            case ast.List(items) | ast.Tuple(items) if all(isinstance(item, ast.Constant) for item in items):
+                return [item.value for item in items if isinstance(item, ast.Constant)]
+        return number(value, self.constants)
 
     def map(self, node: ast.ClassDef) -> None:
         options = self.options(node, "Map", _MAP)

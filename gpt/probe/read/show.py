@@ -14,7 +14,7 @@ from typing import Any
 import toml
 
 from gpt.base.errors import GptError
-from gpt.probe.model import Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout, names_of
+from gpt.probe.model import OPS, Map, Position, Probe, ProbeFile, Register, Save, Snippet, layout, names_of
 from gpt.probe.positions import RESERVED
 from gpt.probe.read.load import MAX_SOURCE
 from gpt.probe.read.toml import parse_toml
@@ -66,8 +66,15 @@ def _map(map_: Map) -> dict[str, Any]:
     if map_.size != layout([(field.name, field.type) for field in map_.fields])[1]:
         table["size"] = map_.size
     table["cap"] = "dynamic" if map_.capacity is None else map_.capacity
-    if map_.leader != "active":
+    if map_.leader != ("active" if map_.type == "array" else "all"):
         table["leader"] = map_.leader
+    if map_.scale and map_.scale.step:
+        table |= map_.scale._asdict()
+    if not map_.counts and not map_.scale:
+        table["counts"] = False
+    for op in OPS:
+        if names := [field.name for field in map_.fields if field.op == op]:
+            table[op] = names
     if map_.budget is not None:
         table["budget"] = map_.budget
     table["data"] = _Inline((field.name, field.type) for field in map_.fields)

@@ -117,7 +117,8 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
-        table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps;
+        table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps, head,
+        copies;
     struct cursor in_params, in_added, in_variables, in_cluster, start, end;
 };
 
@@ -134,7 +135,8 @@ static struct record read_record(struct cursor *cursor) {
                               &record.variables, &record.original,
                               &record.wanted,    &record.cluster,
                               &record.registers, &record.registers_before,
-                              &record.keeps};
+                              &record.keeps,     &record.head,
+                              &record.copies};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -145,7 +147,8 @@ static struct record read_record(struct cursor *cursor) {
          {"table", &record.table, NULL}, {"code", &record.code, NULL}, {"detail", &record.detail, NULL},
          {"text", &record.text, NULL}, {"original", &record.original, NULL}, {"wanted", &record.wanted, NULL},
          {"cluster", &record.cluster, &record.in_cluster}, {"registers", &record.registers, NULL},
-         {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL});
+         {"registers_before", &record.registers_before, NULL}, {"keeps", &record.keeps, NULL},
+         {"head", &record.head, NULL}, {"copies", &record.copies, NULL});
     record.end = *cursor;
     return record;
 }
@@ -205,11 +208,16 @@ static bool read_map(struct woven *woven, const struct record *record) {
                  : is(record->level, "warp") ? LEVEL_WARP
                                              : LEVEL_BLOCK,
         .log = is(record->type, "log"),
-        .keeps_last = is(record->type, "array") && is(record->keeps, "last"),
+        .head = record->head.type == ELSE ? sizeof(uint64_t) : unsigned_of(record->head),
+        .copies = unsigned_of(record->copies),
+        .knows_repeats = (is(record->type, "array") && is(record->keeps, "last")) ||
+                         (is(record->type, "total") && is(record->keeps, "sum")),
         .grows = is(record->type, "log") && is(record->keeps, "all"),
     };
-    bool known = is(record->type, "array") || is(record->type, "total") || map->log;
+    bool known = is(record->type, "array") || is(record->type, "total") ||
+                 (is(record->type, "histogram") && map->copies) || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
+        map->copies > 1u << 16 || (map->head && map->head != sizeof(uint64_t)) ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
         return doubt(woven, "it gives an impossible map");
     woven->map_count++;
@@ -327,6 +335,10 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
     return woven;
 }
 
+uint64_t hook_unit_bytes(const struct woven_map *map) {
+    return map->capacity ? map->head + map->capacity * map->stride : sizeof(uint64_t);
+}
+
 bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],
                     uint64_t *bytes) {
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
@@ -337,7 +349,7 @@ bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const u
     if (map->log)
         size = 8 + (unsigned __int128)map->capacity * (8 + map->stride);
     else
-        size = blocks * units * (8 + map->capacity * map->stride);
+        size = (map->copies ? map->copies : blocks * units) * hook_unit_bytes(map);
     *bytes = (uint64_t)size;
     return size >> 62 == 0;
 }

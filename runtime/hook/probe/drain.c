@@ -318,7 +318,7 @@ static struct log read_log(const struct woven_map *map, const char *data, uint64
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size) {
     const struct reason *full = WHY(side_file);
-    uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
+    uint64_t unit = map->log ? 0 : hook_unit_bytes(map);
     uint64_t most = hook_folder ? PART_LIVE : PART;
     const struct reason *lost = hook_settings.benchmark ? WHY(not_saved) : NULL;
     const char *data;

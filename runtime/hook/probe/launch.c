@@ -462,7 +462,7 @@ void hook_point_at_buffers(struct save *save, uint64_t address) {
         uint64_t at = address;
         for (uint32_t k = 0; k < woven->added[i].map; k++)
             at += hook_rounded(save->sizes[k]);
-        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].keeps_last) |
+        values[i] = at | (save->repeats && woven->maps[woven->added[i].map].knows_repeats) |
                     save->steps[woven->added[i].map];
         save->arguments[woven->param_count + i] = &values[i];
     }

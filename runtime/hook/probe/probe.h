@@ -24,14 +24,15 @@
 enum { MOST_MAPS = 64 };
 
 struct woven_map {
-    uint64_t id; // in the answer
-    uint64_t capacity, stride;
+    uint64_t id;                     // in the answer
+    uint64_t capacity, stride, head; // head: bytes of a unit before its slots
+    uint64_t copies;                 // units of a histogram; 0 for other maps, which have units by `level`
     enum { LEVEL_THREAD, LEVEL_WARP, LEVEL_BLOCK } level;
     uint64_t wanted; // capacity wanted by a map whose records are only counted
     bool log;
-    bool keeps_last; // an array that keeps the last values if the lowest bit of its address is set
-    bool grows;      // a log that may be larger than its capacity, as the low bits of its address tell
-    uint32_t number; // in the trace
+    bool knows_repeats; // the lowest bit of its address says that the launch may run several times
+    bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
+    uint32_t number;    // in the trace
 };
 
 struct woven_param {
@@ -77,6 +78,9 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 // Write its records to the trace. `registers` is the register count of the program's kernel, or 0 if unknown.
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
+
+// Return the bytes of a unit of an array or total.
+uint64_t hook_unit_bytes(const struct woven_map *map);
 
 // Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
 bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3], const uint32_t block[3],

@@ -91,12 +91,21 @@ def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on(tmp_path):
     assert "VOTEU" in kinds[at : kinds.index("clock", at)]
 
 
-def test_an_exit_stores_twice_and_its_place_is_known_from_the_entry(tmp_path):
+def test_an_exit_stores_a_block_of_one_warp_and_its_place_is_known_from_the_entry(tmp_path):
     code = opcodes("block_sched", tmp_path)
     last = max(i for i, text in enumerate(code) if "CLOCK" in text)
-    assert not any("CTAID" in text or "TID.X" in text or "UPOPC" in text for text in code[last:])
-    assert not any(text.startswith(("RED", "ATOM")) for text in code)
-    assert sum("STG.E" in text for text in code[last:]) == 2
+    assert not any("CTAID" in text or "TID.X" in text for text in code[last:])
+    assert [text.split()[0] for text in code[last:] if text.startswith(("RED", "ATOM", "STG"))] == [
+        *["STG.E.128"] * 2,  # a block of one warp
+        *["REDG.E.MAX.64.STRONG.GPU"] * 2,
+        "STG.E.128",
+    ]
+
+
+def test_ptxas_does_not_add_up_over_the_lanes_what_one_lane_adds(tmp_path):
+    code = opcodes("gmem_bytes", tmp_path)
+    first = min(i for i, text in enumerate(code) if text.startswith("RED"))
+    assert not any("LANEID" in text or "UFLO" in text for text in code[first - 12 :])
 
 
 def test_probes_are_proved_harmless_and_documented():

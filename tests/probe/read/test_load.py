@@ -12,6 +12,7 @@ from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.probe.model import Field, Line, Position, Register, Save
 from gpt.probe.read import load
 from gpt.probe.read.load import find_probe, load_probes, parse_toml
+from gpt.probe.read.show import to_toml
 from gpt.probe.verify import verify
 from gpt.ptx.tree import Instruction, Name
 from tests.probe.read.written import COOPERATING, DYNAMIC, PYTHON, SCHEDULING, SECOND
@@ -324,3 +325,106 @@ def test_a_callback_is_a_file_beside_the_probe_or_the_built_in_ones(tmp_path, mo
         probe.write_text(text.format(name))
         file = load.load_probes(probe)
         assert (file.callback, file.script) == ((str(found),) * 2 if found else (name, None))
+
+
+TOTAL = """[map.m]
+type = "total"
+level = "block"
+{}
+data = {{a = "u64", b = "s32", c = "f32"}}
+[probe.p]
+position = "kernel"
+level = "block"
+after = """
+TOTAL += '""".reg .u64 %a; .reg .s32 %b; .reg .f32 %c;\nSAVE [m] {{%a, %b, %c}};"""\n'
+
+
+def test_what_a_total_does_with_its_fields(tmp_path):
+    keys = 'min = ["a"]\nmax = ["b"]\nlast = ["c"]\ncounts = false\nleader = "active"'
+    (map_,) = read(TOTAL.format(keys), tmp_path).maps
+    assert [(field.name, field.op) for field in map_.fields] == [("a", "min"), ("b", "max"), ("c", "last")]
+    assert (map_.counts, map_.leader) == (False, "active")
+    (plain,) = read(TOTAL.format(""), tmp_path).maps
+    assert [field.op for field in plain.fields] == ["sum"] * 3 and (plain.counts, plain.leader) == (True, "all")
+
+
+def test_the_same_in_python(tmp_path):
+    text = """from neutrino import probe, Map
+import neutrino.language as nl
+
+@Map(level="block", type="total", min=["a"], last=("b",), counts=False)
+class m:
+    a: nl.u64
+    b: nl.u32
+
+@probe(pos="kernel", level="block")
+def end():
+    m.save(nl.clock(), nl.cuid())
+"""
+    (map_,) = read(text, tmp_path, "probe.py").maps
+    assert [(field.name, field.op) for field in map_.fields] == [("a", "min"), ("b", "last")] and not map_.counts
+    assert parse_toml(to_toml(load_probes(tmp_path / "probe.py")), "x").maps[0].fields == map_.fields
+
+
+@pytest.mark.parametrize(
+    ("keys", "fact"),
+    [
+        ('min = ["d"]', "'min' names 'd', which is not a field"),
+        ('min = "a"', "'min' is not a list of fields"),
+        ('min = ["a"]\nmax = ["a"]', "field 'a' is in 'min' and in 'max'"),
+        ('max = ["c"]', "'max' of field 'c', which is no integer"),
+        ('counts = "no"', "'counts' is true or false, of a total"),
+        ('leader = "first"', "leader 'first' is not one of active, lane0, all"),
+    ],
+)
+def test_a_total_that_contradicts_itself(tmp_path, keys, fact):
+    with pytest.raises(GptError, match=fact):
+        read(TOTAL.format(keys), tmp_path)
+
+
+@pytest.mark.parametrize("key", ['min = ["a"]', "counts = false", 'leader = "all"'])
+def test_an_array_has_no_such_keys(tmp_path, key):
+    with pytest.raises(GptError, match="total"):
+        read(TOTAL.format(key).replace('"total"', '"array"'), tmp_path)
+
+
+HISTOGRAM = """[map.m]
+type = "histogram"
+{}
+data = {{a = "u32"}}
+[probe.p]
+position = "kernel"
+after = "SAVE [m] {{SMID}};"
+"""
+
+
+def test_the_bins_of_a_histogram(tmp_path):
+    (doubling,) = read(HISTOGRAM.format(""), tmp_path).maps
+    assert (doubling.scale.step, doubling.stride) == (0, 33 * 8)
+    file = read(HISTOGRAM.format("low = 10\nhigh = 50\nstep = 8"), tmp_path)
+    assert file.maps[0].scale == (10, 50, 8) and file.maps[0].stride == (5 + 2) * 8
+    assert parse_toml(to_toml(file), "x").maps[0].scale == (10, 50, 8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fact"),
+    [
+        ("low = 1", "needs low, high and step"),
+        ("low = 1\nhigh = 10\nstep = 2", "needs low, high and step, which divides"),
+        ("low = 10\nhigh = 10\nstep = 1", "needs low, high and step"),
+        ("low = -1\nhigh = 10\nstep = 1", "needs low, high and step"),
+        ("low = 0\nhigh = 5000\nstep = 1", "more than 1024 bins"),
+        ("low = 0\nhigh = 8589934592\nstep = 4294967296", "'high' is beyond a u32"),
+        ("cap = 2", "has one field"),
+        ('leader = "active"', "a leader where every thread saves"),
+        ('min = ["a"]', "'min' is for totals"),
+    ],
+)
+def test_a_histogram_that_contradicts_itself(tmp_path, keys, fact):
+    with pytest.raises(GptError, match=fact):
+        read(HISTOGRAM.format(keys), tmp_path)
+
+
+def test_others_have_no_bins(tmp_path):
+    with pytest.raises(GptError, match="'low' is for histograms"):
+        read(TOTAL.format("low = 1"), tmp_path)

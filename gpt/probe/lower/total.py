@@ -1,0 +1,188 @@
+"""Lower SAVE to a total: take each lane's values in to its unit's, by sum, minimum, maximum, or as the last one.
+
+Where the target has redux, one lane takes in the values of all lanes that save together. If these are all threads of
+the unit, and none of them saves again, nobody else writes to the unit, so that lane stores its record: no atomic. All
+others use atomics. A buffer begins as zeros, so a minimum or maximum is kept in a form in which every value is above 0:
+some of its bits are inverted, so that the greatest unsigned number is the one to keep.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpt.probe.lower.emit import Condition, Emitter
+from gpt.probe.lower.leader import find_leader
+from gpt.probe.lower.store import Stored, store
+from gpt.probe.model import Field
+from gpt.probe.plan.maps import PlacedMap
+
+WARP = 32  # threads
+
+
+class _Value(NamedTuple):
+    """A value for a field, in a register of the field's size."""
+
+    field: Field
+    register: str
+
+
+def find_flipped(field: Field) -> int:
+    """Return the bits in which a total keeps a value of a minimum or maximum inverted; 0 of others."""
+    if field.op not in ("min", "max"):
+        return 0
+    every = (1 << 8 * field.size) - 1
+    sign = 1 << 8 * field.size - 1 if field.type[0] == "s" else 0
+    return every ^ sign if field.op == "min" else sign
+
+
+def take_in(
+    code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
+) -> None:
+    """Take in the values of the lanes for which the condition holds. One may be narrower than its field, or empty."""
+    map_ = placed.map
+    given = () if placed.counted else zip(map_.fields, values, widths, strict=True)
+    places = {field.name: field for field in placed.fields}
+    rows = [_ordered(code, places[field.name], value, width) for field, value, width in given if value]
+    if map_.level == "thread":
+        _merge(code, placed, address, _widened(code, rows), code.one(), saves, None)
+        return
+    if map_.leader == "all" and not code.redux:
+        _merge(code, placed, address, _widened(code, rows), code.one(), saves, Condition(""))
+        return
+    here, group = code.group(saves)
+    count = code.once("b32", "popc.b32", group)
+    if map_.leader != "all":
+        leader = find_leader(code, map_, saves)
+        found = _spread(code, group, _widened(code, rows))
+        _merge(code, placed, address, found, code.one(), leader, _others(code, placed, group, count))
+        return
+    first = code.both(code.first(group), saves)
+    floats = [row for row in rows if row[0].type[0] == "f" and row[0].op == "sum"]
+    found = [_Value(row[0], _reduce(code, here, *row, saves)) for row in rows if row not in floats]
+    found = _spread(code, group, found)
+    others = Condition("") if floats else _others(code, placed, group, count)
+    _merge(code, placed, address, found, code.spread(code.make("b64", "cvt.u64.u32", count), group), first, others)
+    for field, value, _ in floats:
+        code.put(f"red.global.add.{field.type} [{address}+{placed.head + field.offset}], {value}", saves)
+
+
+def _widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
+    return [
+        _Value(field, code.make("b64", "cvt.u64.u32", value) if width < field.size else value)
+        for field, value, width in rows
+    ]
+
+
+def _spread(code: Emitter, group: str, values: list[_Value]) -> list[_Value]:
+    """Return values such that ptxas doesn't add up over the lanes what one of them adds."""
+    return [
+        value._replace(register=code.spread(value.register, group)) if _is_added(value.field) else value
+        for value in values
+    ]
+
+
+def _is_added(field: Field) -> bool:
+    return field.op == "sum" and field.type[0] != "f" and field.size == 8
+
+
+def _ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field, str, int]:
+    """Return a value in the form in which the greatest unsigned number is the one to keep, and its bytes."""
+    flipped = find_flipped(field)
+    if not flipped:
+        return field, value, width
+    (wide,) = _widened(code, [(field, value, width)])
+    bits = 8 * field.size
+    return field, code.make(f"b{bits}", f"xor.b{bits}", wide.register, hex(flipped)), field.size
+
+
+def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Condition | None:
+    """Return the condition that others than this group save to the unit; where that isn't known, it holds."""
+    level = placed.map.level
+    if not placed.once:
+        return Condition("")
+    if level == "warp":  # of a warp with fewer threads it isn't known
+        return Condition(code.once("pred", "setp.ne.u32", group, "-1"))
+    threads = code.threads()
+    if isinstance(threads, int) and threads > WARP:
+        return Condition("")
+    return Condition(code.once("pred", "setp.ne.u32", count, threads))
+
+
+def _merge(
+    code: Emitter,
+    placed: PlacedMap,
+    address: str,
+    values: list[_Value],
+    count: str,
+    condition: Condition | None,
+    others: Condition | None,
+) -> None:
+    """Write values to a unit if the condition holds: by atomics if others write to it too (a Condition without a
+    register: always; None: never), else by stores.
+    """
+    stored = None
+    if placed.keeps:  # the launch may repeat: there's a record of its earlier runs
+        bit = code.once("b64", "and.b64", address, 1)
+        address = code.once("b64", "sub.u64", address, bit)
+        if others is None or others.register:
+            repeats = code.once("pred", "setp.ne.u64", bit, 0)
+            if others:
+                repeats = code.make("pred", "or.pred", repeats, code.positive(others))
+            stored = code.both(Condition(repeats, True), condition)
+            condition = code.both(Condition(repeats), condition)
+    is_counted = placed.head or placed.counted
+    fields = [Stored(0, 8, count)] if is_counted else []
+    fields += [Stored(placed.head + value.field.offset, value.field.size, value.register) for value in values]
+    if stored:
+        store(code, fields, address, placed.unit_size, stored)
+    if is_counted:
+        code.put(f"red.global.add.u64 [{address}], {count}", condition)
+    for field, register in values:
+        if field.op != "last":
+            kind = f"max.u{8 * field.size}" if field.op != "sum" else f"add.{_sum_type(field)}"
+            code.put(f"red.global.{kind} [{address}+{placed.head + field.offset}], {register}", condition)
+    lasts = {placed.head + value.field.offset for value in values if value.field.op == "last"}
+    store(code, [one for one in fields if one.at in lasts], address, placed.unit_size, condition)
+
+
+def _sum_type(field: Field) -> str:
+    return field.type if field.type[0] == "f" else f"u{field.size * 8}"
+
+
+def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, saves: Condition | None) -> str:
+    """Return what the lanes' values come to, in a register of the field's size."""
+    if field.op == "last":
+        return _widened(code, [(field, value, width)])[0].register
+    if field.op == "max" and width < field.size:
+        value, width = _widened(code, [(field, value, width)])[0].register, field.size
+    kind = f"b{width * 8}"
+    if saves:
+        value = code.make(kind, f"selp.{kind}", value, 0, code.positive(saves))
+    if field.op == "sum":
+        return _sum(code, here, value, width, field.size)
+    if width == 4:
+        return code.make("b32", "redux.sync.max.u32", value, here)
+    low, high = code.halves(value)
+    most = code.make("b32", "redux.sync.max.u32", high, here)
+    is_most = code.make("pred", "setp.eq.u32", high, most)
+    rest = code.make("b32", "redux.sync.max.u32", code.make("b32", "selp.b32", low, 0, is_most), here)
+    return code.make("b64", "mov.b64", f"{{{rest}, {most}}}")
+
+
+def _sum(code: Emitter, here: str, value: str, width: int, size: int) -> str:
+    """Return the sum of the lanes' values. 32 numbers of 27 bits fit 32 bits, so larger ones are summed in parts."""
+    kind = f"b{width * 8}"
+    if size == 4:
+        return code.make("b32", "redux.sync.add.u32", value, here)
+    total = ""
+    for shift in range(0, width * 8, 27):
+        part = code.make(kind, f"shr.u{width * 8}", value, shift) if shift else value
+        if shift + 27 < width * 8:
+            part = code.make(kind, f"and.{kind}", part, (1 << 27) - 1)
+        if width == 8:
+            part = code.make("b32", "cvt.u32.u64", part)
+        part = code.make("b64", "cvt.u64.u32", code.make("b32", "redux.sync.add.u32", part, here))
+        if shift:
+            part = code.make("b64", "shl.b64", part, shift)
+        total = code.make("b64", "add.u64", total, part) if total else part
+    return total

@@ -1,0 +1,204 @@
+"""What probes cost in kernels nobody tuned for: six kernels in Triton, with and without each probe, interleaved.
+
+    light.py make OUT NAME=CHECKOUT...    weaves with the probes and weaver of each checkout; needs triton, but no GPU
+    light.py run OUT                      runs what was made on the first GPU, and prints a table; needs numpy alone
+
+The kernels and shapes are fixed here. A time is that of 20 launches in a row, between two events. Each round times all
+versions of a kernel one after the other, in an order that changes, and the figure is the median of the rounds. A plain
+kernel is loaded twice: how much its two medians differ is what a difference must exceed to mean something.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("block_sched", "gmem_bytes", "tensorop_count"))
+ROUNDS, TIMES = 40, 20
+N = 1 << 24
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p of a buffer of N elements
+    "vadd": ((N // 1024,), ("p", "p", "p", N)),
+    "gather": ((N // 256,), ("p", "i", "p", N)),
+    "softmax": ((8192,), ("p", "p", 1024, 1000)),
+    "layer_norm": ((4096,), ("p", "p", "p", "p", "p", 2048, 2048, 1e-5)),
+    "transpose": ((32, 32), ("p", "p", 2048, 2048)),
+    "matmul": ((16, 16), ("p", "p", "p", 1024, 1024, 1024, 1024, 1024, 1024)),
+}
+WEAVE = """
+import sys, pickle
+from gpt.probe.plan.maps import make_map
+from gpt.probe.ptx.weave import weave, LeftAlone
+from gpt.probe.read import load
+from gpt.trace.buffers import MapLayout
+ptx, name, probes = pickle.load(sys.stdin.buffer)
+files = [load.load_probes(load.find_probe(probe)) for probe in probes]
+woven = weave(ptx, name, files)
+maps = [make_map(n, m) for n, m in enumerate(woven.maps)]
+pickle.dump((woven.data, maps, [p.offset for p in woven.params]), sys.stdout.buffer)
+"""
+
+
+def make(out: Path, checkouts: dict[str, str]) -> None:
+    """Compile the kernels, weave them, and keep cubins with the sizes of their buffers."""
+    sys.path.insert(0, str(ROOT))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from tests import cuda
+    from tests.gpu.light_gather import gather
+    from tests.tally.triton_kernels import JOBS, P32
+
+    jobs = {
+        "vadd": JOBS["add"],
+        "gather": (gather, {"x": P32, "at": "*i32", "out": P32, "n": "i32"}, {"BLOCK": 256}, {}, 90),
+        **{name: JOBS[name] for name in ("softmax", "layer_norm", "transpose")},
+        "matmul": JOBS["matmul_half"],
+    }
+    made: dict[str, Any] = {}
+    for job, (kernel, types, constants, options, _) in jobs.items():
+        names = list(kernel.arg_names)
+        aligned = {(names.index(key),): [["tt.divisibility", 16]] for key, type_ in types.items() if type_[0] == "*"}
+        source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants, aligned)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        meta = compiled.metadata
+        ptx = compiled.asm["ptx"].encode()
+        threads, versions = 32 * meta.num_warps, {}
+
+        def assemble(text: bytes) -> bytes:
+            (out / "k.ptx").write_bytes(text)
+            cuda.run("ptxas", "-arch=sm_90a", out / "k.ptx", "-o", out / "k.cubin")
+            return (out / "k.cubin").read_bytes()
+
+        versions["plain", ()] = versions["plain2", ()] = (assemble(ptx), [])
+        for probes in PROBES:
+            for name, checkout in checkouts.items():
+                env = os.environ | {"PYTHONPATH": checkout}  # before the package of this Python
+                task = pickle.dumps((ptx, meta.name, probes))
+                line = [sys.executable, "-c", WEAVE]
+                done = subprocess.run(line, input=task, capture_output=True, env=env, check=True, cwd=checkout)
+                data, maps, params = pickle.loads(done.stdout)
+                sizes = [(m["level"], m.get("head", 8) + m["capacity"] * m["stride"]) for m in maps]
+                versions[name, probes] = (assemble(data), sizes)
+        made[job] = (meta.name, threads, meta.shared, len(params), versions)
+    (out / "light.pkl").write_bytes(pickle.dumps(made))
+
+
+class Gpu:
+    """The first GPU, by the driver API alone."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        context, device = ctypes.c_void_p(), ctypes.c_int()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        name = ctypes.create_string_buffer(100)
+        self.call("cuDeviceGetName", name, 100, device)
+        self.name = name.value.decode()
+
+    def call(self, name: str, *args: Any) -> None:
+        if status := getattr(self.lib, name)(*args):
+            raise RuntimeError(f"{name}: {status}")
+
+    def memory(self, size: int) -> ctypes.c_uint64:
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 256)))
+        self.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(max(size, 256)))
+        return address
+
+    def load(self, cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), cubin)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        self.call("cuFuncSetAttribute", function, 8, shared)
+        return function
+
+    def time(self, launch: Any) -> float:
+        """Microseconds of a launch."""
+        events = ctypes.c_void_p(), ctypes.c_void_p()
+        for event in events:
+            self.call("cuEventCreate", ctypes.byref(event), 0)
+        launch()
+        self.call("cuEventRecord", events[0], None)
+        for _ in range(TIMES):
+            launch()
+        self.call("cuEventRecord", events[1], None)
+        self.call("cuEventSynchronize", events[1])
+        ms = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(ms), *events)
+        for event in events:
+            self.call("cuEventDestroy_v2", event)
+        return ms.value * 1000 / TIMES
+
+
+def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> dict[Any, float]:
+    """Return the median time of each version of a kernel, µs."""
+    name, threads, shared, params, versions = made
+    grid, given = SHAPES[job]
+    blocks = grid[0] * (grid[1] if len(grid) > 1 else 1)
+    values: list[Any] = []
+    launches: dict[Any, Any] = {}
+    for number, one in enumerate(given):
+        buffer = {"i": "index", "p": f"p{number}"}.get(str(one))
+        kind = ctypes.c_float if isinstance(one, float) else ctypes.c_int32
+        values.append(data[buffer] if buffer else kind(one))
+    values += [ctypes.c_uint64(0)] * (params - len(values))
+    for key, (cubin, sizes) in versions.items():
+        function = gpu.load(cubin, name, shared)
+        units = {"thread": threads, "warp": threads // 32, "block": 1}
+        added = [gpu.memory(blocks * units[level] * unit) for level, unit in sizes]
+        every = [*values, *added]
+        pointers = (ctypes.c_void_p * len(every))(*(ctypes.addressof(value) for value in every))
+
+        def launch(function: Any = function, pointers: Any = pointers, every: Any = every) -> None:
+            gpu.call("cuLaunchKernel", function, *(*grid, 1, 1)[:3], threads, 1, 1, shared, None, pointers, None)
+
+        launches[key] = launch
+    found: dict[Any, list[float]] = {key: [] for key in launches}
+    for _ in range(ROUNDS):
+        order = list(launches)
+        random.shuffle(order)
+        for key in order:
+            found[key].append(gpu.time(launches[key]))
+    return {key: statistics.median(times) for key, times in found.items()}
+
+
+def run(out: Path) -> None:
+    """Measure all kernels and print a table of ratios."""
+    import numpy as np
+
+    gpu, made = Gpu(), pickle.loads((out / "light.pkl").read_bytes())
+    data = {f"p{number}": gpu.memory(4 * N) for number in range(6)} | {"index": gpu.memory(4 * N)}
+    index = np.random.default_rng(1).permutation(N).astype(np.int32).tobytes()
+    gpu.call("cuMemcpyHtoD_v2", data["index"], index, ctypes.c_size_t(len(index)))
+    names = [key for key in next(iter(made.values()))[-1] if key[0] != "plain"]
+    ratios: dict[Any, list[float]] = {key: [] for key in names}
+    print(f"{gpu.name}: {ROUNDS} rounds of {TIMES} launches; ratio to plain")
+    for job in SHAPES:
+        times = measure(gpu, job, made[job], data)
+        plain = times["plain", ()]
+        for key in names:
+            ratios[key].append(times[key] / plain)
+        told = "  ".join(f"{key[0]}:{'+'.join(key[1])[:22]} {times[key] / plain:.3f}" for key in names)
+        print(f"{job:12} {plain:8.2f} us  {told}", flush=True)
+    for key in names:
+        name = f"{key[0]} {', '.join(key[1])}"
+        print(f"{name:60} mean {statistics.mean(ratios[key]):.4f}  worst {max(ratios[key]):.4f}")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    if sys.argv[1] == "make":
+        make(folder, dict(word.split("=", 1) for word in sys.argv[3:]))
+    else:
+        run(folder)

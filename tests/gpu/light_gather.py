@@ -1,0 +1,10 @@
+"""A kernel in Triton that reads from all over memory."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather(x, at, out, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + place, tl.load(x + tl.load(at + place, place < n), place < n), place < n)

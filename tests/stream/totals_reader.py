@@ -1,0 +1,102 @@
+"""Read the totals and histograms of a trace. Written from gpt-stream(5), PROBE BUFFERS, alone: it imports
+nothing but msgpack and zstandard.
+"""
+
+import struct
+from pathlib import Path
+
+import msgpack
+import zstandard
+
+FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+           "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
+
+
+def records(data):
+    """Yield the records of a stream; a chunk is replaced by the records in it, and padding is skipped."""
+    unpacker = msgpack.Unpacker(strict_map_key=False, unicode_errors="surrogateescape", max_buffer_size=0)
+    unpacker.feed(data)
+    for record in unpacker:
+        if record and record["kind"] == "chunk":
+            yield from records(record["data"][: record["used"]])
+        elif record:
+            yield record
+
+
+def unit_bytes(record):
+    """The bytes of a unit of an array or a total."""
+    return record.get("head", 8) + record["capacity"] * record["stride"] if record["capacity"] else 8
+
+
+def whole(parts, unit, folder):
+    """The bytes of a buffer, from the records that have its parts."""
+    buffer = bytearray(parts[0]["size"])
+    for part in parts:
+        at, length = part.get("at", 0), part.get("length", part["size"])
+        data = part.get("data")
+        if data is None:
+            size = part.get("packed", part["units"] * (8 + unit) if "units" in part else length)
+            data = (folder / part["path"]).read_bytes()[part["offset"] : part["offset"] + size]
+        if part.get("codec") == "zstd":
+            data = zstandard.ZstdDecompressor().decompress(data)
+        if "units" not in part:
+            buffer[at : at + length] = data
+            continue
+        for start in range(0, len(data), 8 + unit):
+            (number,) = struct.unpack_from("<Q", data, start)
+            buffer[number * unit : (number + 1) * unit] = data[start + 8 : start + 8 + unit]
+    return bytes(buffer)
+
+
+def read_unit(record, data):
+    """The count of a unit, None if it has none, and its fields by name; None for a unit that saved nothing."""
+    head = record.get("head", 8)
+    count = struct.unpack_from("<Q", data)[0] if head else None
+    if not any(data):
+        return None
+    fields = {}
+    for field in record["fields"]:
+        name, bits, sign = field["name"], int(field["type"][1:]), field["type"][0] == "i"
+        (value,) = struct.unpack_from("<" + FORMATS[field["type"]], data, head + field["offset"])
+        inverted = 1 << bits - 1 if sign else 0
+        if name in record.get("min", ()):
+            inverted = (1 << bits) - 1 ^ inverted
+        if name in record.get("min", ()) or name in record.get("max", ()):
+            value = (value % (1 << bits)) ^ inverted
+            value -= 1 << bits if sign and value >> bits - 1 else 0
+        fields[name] = value
+    return count, fields
+
+
+def read_bins(record, data):
+    """The values that a histogram counted: for each bin with some (least value, first value of the next bin, count)."""
+    counts = struct.unpack(f"<{len(data) // 8}Q", data)
+    bins = record["stride"] // 8
+    sums = [sum(counts[number::bins]) for number in range(bins)]
+    if "step" in record:
+        starts = [0, *(record["low"] + record["step"] * number for number in range(bins - 1))]
+    else:
+        starts = [0, *(2**number for number in range(bins - 1))]
+    return [(low, high, count) for low, high, count in zip(starts, [*starts[1:], None], sums, strict=True) if count]
+
+
+def read_maps(path):
+    """The units of each total of a trace, and the bins of each histogram: by the map's name, for each launch a list."""
+    path, found, maps, parts = Path(path), {}, {}, {}
+    for record in records(path.read_bytes()):
+        if record["kind"] == "map":
+            maps[record["id"]] = record
+        if record["kind"] == "buffer":
+            parts.setdefault((record["launch"], record["map"]), []).append(record)
+    for (launch, number), several in sorted(parts.items()):
+        record = maps[number]
+        if record["type"] == "total":
+            unit = unit_bytes(record)
+            data = whole(several, unit, path.parent)
+            units = [read_unit(record, data[at : at + unit]) for at in range(0, len(data), unit)]
+            found.setdefault(record["name"], {})[launch] = units
+        if record["type"] == "histogram":
+            data = whole(several, record["stride"], path.parent)
+            assert len(data) == record["copies"] * record["stride"]
+            found.setdefault(record["name"], {})[launch] = read_bins(record, data)
+    return found
