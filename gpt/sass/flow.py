@@ -19,8 +19,8 @@ later load of the same unit, and the operands of HGMMA.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live. A block is first summed up in two masks, so that only these are gone round; then each block is walked
-once more, for its instructions.
+register is live that this code names. A block is first summed up in two masks, so that only these are gone round; then
+each block is walked once more, for its instructions.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
             live = live & keep | read
             found.append(live)
+    if graph.calls_out:  # what's called can't expect anything in registers that this code never names
+        named = 0
+        for read, written, *_ in set(masks):
+            named |= read | written
+        found = [live & named for live in found]
     found.reverse()
     return found
 

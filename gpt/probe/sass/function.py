@@ -23,7 +23,7 @@ from gpt.ptx.quick import parse_instruction
 from gpt.ptx.tree import Label
 from gpt.sass.check_words import UNMOVABLE
 from gpt.sass.code import Instruction
-from gpt.sass.faces import find_face
+from gpt.sass.faces import NAMES, find_face
 from gpt.sass.kernels import Kernel
 from gpt.sass.words import bits
 
@@ -35,10 +35,10 @@ _RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # where an instruction of memo
 
 
 class Source(NamedTuple):
-    """A value of a face, in `count` registers from `register` on."""
+    """A value of a face, in one or two registers from `register` on."""
 
     register: int
-    count: int
+    width: int
 
 
 class Statement(NamedTuple):
@@ -50,12 +50,18 @@ class Statement(NamedTuple):
     width: int = 0
 
 
+_OTHER = Statement("other", "", "")
+
+
 class SassFunction(Function):
     """A kernel's section."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.sass = kernel
-        super().__init__(kernel.name, True, [_statement(kernel, one) for one in kernel.code])
+        statements = [_OTHER] * len(kernel.code)
+        for index in kernel.code.find(NAMES):
+            statements[index] = _statement(kernel, kernel.code[index])
+        super().__init__(kernel.name, True, statements)
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
         """Return the face of an instruction; it has no slots."""
@@ -74,7 +80,7 @@ class SassFunction(Function):
 def _statement(kernel: Kernel, one: Instruction) -> Statement:
     face = find_face(one)
     if not face or kernel.flight[one.index] is None:
-        return Statement("other", "", "")
+        return _OTHER
     guard = one.guard
     text = "" if guard.always or face == "exit" else "@!" if guard.negated else "@"
     size = {4: 4, 5: 8, 6: 16}[bits(one.word, 73, 3)] if face.startswith("cp.async") else 0

@@ -114,17 +114,20 @@ def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
 
 
 def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
+    """Take registers of another file that the kernel never names; pairs first."""
     start: int = getattr(STARTS, file)
-    step = 2 if file == "UR" else 1
-    bases = [
-        n for n in range(0, NO_NUMBER[file] - step + 1, step) if all(free >> start + n + k & 1 for k in range(step))
-    ]
-    groups = compiled.pairs(file)
-    if file == "B":
-        bases.reverse()
-    if len(bases) < len(groups):
-        raise CannotProbe(f"is in a kernel that has no {file} to spare")
-    return {number: base + number % step for group, base in zip(groups, bases, strict=False) for number in group}
+    spare = {number for number in range(NO_NUMBER[file]) if free >> start + number & 1}
+    order = sorted(spare, reverse=file == "B")
+    names: dict[int, int] = {}
+    for group in sorted(compiled.find_groups(file), key=len, reverse=True):
+        step = len(group)
+        base = next((b for b in order if b % step == 0 and all(b + k in spare for k in range(step))), None)
+        if base is None:
+            raise CannotProbe(f"is in a kernel that has no {file} to spare")
+        names |= {number: base + k for k, number in enumerate(group)}
+        spare -= {base + k for k in range(step)}
+        order = [number for number in order if number in spare]
+    return names
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:

@@ -44,7 +44,7 @@ FORMAT = b"1"  # of what's cached
 VERSION = 8, 0  # of PTX
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
-RET, UMOV = "RET", 0x882
+RET, UMOV, URZ = "RET", 0x882, 63
 BANK_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of constant bank 0
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
@@ -104,15 +104,19 @@ class Compiled:
             found = self._units[key] = _find_units(self.snippet.words, self.table, self.named.R, pairs)
         return found
 
-    def pairs(self, file: str) -> list[tuple[int, ...]]:
-        """Return the registers of another file, in groups that stay together and aligned."""
+    def find_groups(self, file: str) -> list[tuple[int, ...]]:
+        """Return the registers of another file; a pair of one operand stays together."""
         mask: int = getattr(self.named, file)
-        step = 2 if file == "UR" else 1
-        groups: dict[int, list[int]] = defaultdict(list)
-        for number in range(64):
-            if mask >> number & 1:
-                groups[number // step].append(number)
-        return [tuple(group) for group in groups.values()]
+        pairs = {
+            number & ~1
+            for word in self.snippet.words
+            for operand in self.table.opcode(word).operands
+            if operand.file == file == "UR" and _count(operand, word) > 1
+            if (number := word >> (operand.low or 0) & URZ) != URZ
+        }
+        numbers = [number for number in range(64) if mask >> number & 1]
+        wide = [(number, number + 1) for number in sorted(pairs) if mask >> number & 3]
+        return wide + [(number,) for number in numbers if number & ~1 not in pairs]
 
 
 class Compiler:

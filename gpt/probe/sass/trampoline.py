@@ -27,6 +27,7 @@ from gpt.probe.sass import glue
 from gpt.probe.sass.draft import Draft, with_change
 from gpt.probe.sass.registers import Choice, Room, choose, usable
 from gpt.probe.sass.snippets import Compiled
+from gpt.probe.sass.stack import STACK_POINTER, Frame
 from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import make_branch
 from gpt.sass.flow import InFlight, issue, wait_for
@@ -35,13 +36,12 @@ from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, unpack
 from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
 from gpt.sass.tables import Table
-from gpt.sass.words import CONTROL, Guard, bits
+from gpt.sass.words import Guard
 from gpt.sass.woven import Inserted, Trampoline
 
 ALL = 63  # barriers
 SLOT = 4  # bytes of a saved register
 STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers of glue
-STACK_POINTER = 1
 RZ = 255
 _R = (1 << 255) - 1
 
@@ -76,9 +76,12 @@ class Piece:
 
 
 class Splicer:
-    """Collects the words and trampolines of one kernel. `kept` are registers that hold probes' values throughout."""
+    """Collects the words and trampolines of one kernel.
 
-    def __init__(self, kernel: Kernel, kept: int, slots: int) -> None:
+    `kept` are registers that hold probes' values throughout, `slots` the bytes below the stack pointer that do.
+    """
+
+    def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame) -> None:
         self.kernel = kernel
         self.table: Table = kernel.code.table
         self.words = list(kernel.code.words)
@@ -86,7 +89,7 @@ class Splicer:
         self.highest = kernel.registers - 1
         self._kept = kept
         self._slots = slots
-        self.frame, self.lowered = find_frame(kernel) if slots else (0, -1)
+        self.frame, self.lowered = frame
         self.stack = slots + self.frame
         self._named = registers_named(kernel)
         self._limit = (1 << usable(kernel.registers)) - 1
@@ -130,19 +133,7 @@ class Splicer:
 
     def _piece(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int = 0) -> None:
         compiled = piece.compiled
-        late = 0
-        for mask, _, is_ours in draft.pending:
-            late |= 0 if is_ours else mask
-        flying = flight.after_waiting(0) | flight.unawaited
-        has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
-        blocked = live | needed | flying | late | self._kept | 1 << STACK_POINTER
-        foreign = self._named & ~(_R | 127 << STARTS.P)
-        free = ~(blocked | foreign) & (self._limit | ~_R)
-        saveable = (
-            live & ~(flying | late | self._kept | 1 << STACK_POINTER) & (_R | 127 << STARTS.P) if has_stack else 0
-        )
-        fixed, written = self._fixed(piece)
-        choice = choose(compiled, piece.pairs, fixed, written, Room(free, saveable))
+        choice = self._choose(draft, piece, index, flight, live, needed)
         self._save(draft, choice, flight)
         self._give(draft, piece, choice, flight, index)
         names = choice.names
@@ -165,6 +156,25 @@ class Splicer:
                     draft.glue([with_change(word, read_barrier=STORES)], flight)
                     draft.waits |= 1 << STORES
         self._restore(draft, choice, flight)
+
+    def _choose(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int) -> Choice:
+        """Choose registers; if too few are free because results are on their way, wait for those first."""
+        fixed, written = self._fixed(piece)
+        while True:
+            late = 0
+            for mask, _, is_ours in draft.pending:
+                late |= 0 if is_ours else mask
+            busy = flight.after_waiting(0) | flight.unawaited | late | self._kept | 1 << STACK_POINTER
+            foreign = self._named & ~(_R | 127 << STARTS.P)
+            free = ~(live | needed | busy | foreign) & (self._limit | ~_R)
+            has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
+            saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
+            try:
+                return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
+            except CannotProbe:
+                if not late:
+                    raise
+                draft.pause()
 
     def _await_stack_pointer(self, draft: Draft, flight: InFlight) -> None:
         """Wait until the kernel's first instruction has loaded. It has no barrier: ptxas waits for a later load of that
@@ -315,22 +325,3 @@ class Splicer:
                         found.append((written, cycles - passed, False))
                 left.append((other, passed))
         return found
-
-
-def find_frame(kernel: Kernel) -> tuple[int, int]:
-    """Return how far a kernel lowers the stack pointer, and the instruction that does; (0, -1) if none does. Raises
-    CannotProbe where that isn't the only one, or other code may use the stack below.
-    """
-    code = kernel.code
-    if not kernel.has_usual_entry or kernel.graph.calls_out or code.find({"CALL"}):
-        raise CannotProbe("is in a kernel that calls functions, where only a register could keep the probe's values")
-    found = [one for one in code if one.masks.writes >> STACK_POINTER & 1][1:]
-    if not found:
-        return 0, -1
-    one = found[0]
-    frame = -(bits(one.word, 32, 32) - (bits(one.word, 63, 1) << 32))
-    same = glue.add(STACK_POINTER, STACK_POINTER, -frame)
-    moves = not (one.word ^ same) & ~CONTROL or one.name == "VIADD"
-    if len(found) > 1 or not moves or frame <= 0 or one.index >= kernel.graph.blocks[0].end:
-        raise CannotProbe("is in a kernel whose stack isn't understood")
-    return frame, one.index

@@ -7,7 +7,7 @@ adds a parameter with its buffer's address behind the kernel's own.
 What probes keep from one place to another goes, in this order,
 
 - into a register that the kernel never names, if there's one below the next multiple of 8 (registers.py);
-- below the stack pointer, where it's loaded and stored at each place (of kernels that call nothing).
+- below the stack pointer, where it's loaded and stored at each place (stack.py).
 
 A register that every place sees with the same constant isn't kept: it's set where it's read.
 
@@ -38,6 +38,7 @@ from gpt.probe.sass.body import Body, Member, is_guarded, lower, make_initial
 from gpt.probe.sass.function import ADDRESS, GUARD, RZ, SassFunction, find_obstacle, find_offset, find_source
 from gpt.probe.sass.registers import RESERVED, usable
 from gpt.probe.sass.snippets import VERSION, Compiler, with_size
+from gpt.probe.sass.stack import NO_FRAME, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
 from gpt.probe.sass.values import find_constants, written_by
 from gpt.sass.arch import arch_of
@@ -104,6 +105,7 @@ class _Weaver:
         self.table = table_of(arch)
         original = CubinEditor(data)
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
+        self.plain = KernelEditor(original, name)
         self.kernel: Kernel = self.original.kernel
         self.count = count
         self.amended: frozenset[int] = frozenset()
@@ -148,7 +150,7 @@ class _Weaver:
             self.name,
             built,
             bytes(self.data),
-            list_parameters(KernelEditor(CubinEditor(self.data), self.name)),
+            list_parameters(self.plain),
             [Param(one.offset, 8, "u64") for one in self.parameters.values()],
             self.plan.used_maps,
             self.plan.matched,
@@ -237,7 +239,8 @@ class _Weaver:
     def _splice(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> Splicer:
         kept, mask, slots = self._place_kept(lowered)
         try:
-            splicer = Splicer(self.kernel, mask, slots)
+            frame = find_frame(self.kernel, self.editor) if slots else NO_FRAME
+            splicer = Splicer(self.kernel, mask, slots, frame)
         except CannotProbe as error:
             raise LeftAlone("no_registers", f"it {error}", self.name) from None
         self.kept = mask
@@ -308,9 +311,9 @@ class _Weaver:
             return Given("guard", member.at, 1, guard=Guard(site.guard.predicate, False))
         head = self.function.statements[use.site.first].head
         source = find_source(site, head, member.name)
-        if source is None or source.count != member.count:
+        if source is None or source.width != member.count:
             raise CannotProbe(f"has no register for '{member.name[1:]}', which the probe reads")
-        mask = ((1 << source.count) - 1) << source.register
+        mask = ((1 << source.width) - 1) << source.register
         if use.when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
             raise CannotProbe("overwrites what the probe reads behind it")
         value = find_offset(site) if member.name == ADDRESS else 0
