@@ -5,7 +5,7 @@ in memory has to equal what the plain kernel leaves, bit for bit. What probes co
 counts, for it runs the same woven kernel; times have to be in order, and records there for each warp.
 
 The table has a line for each pair that isn't right, and one for each probe. Exits with 1 if any isn't. `--cubins` names
-a folder of cubins that were compiled elsewhere, `--out` gets all of it as JSON.
+a folder of cubins that were compiled elsewhere, `--out` (GPT_GPU_OUT/sass.json) gets all of it as JSON.
 """
 
 from __future__ import annotations
@@ -182,8 +182,9 @@ def main() -> int:
             rows.append({"case": CASES[job.number].name, "probe": job.probe, "wrong": str(error), "different": 0})
             print(f"{job.probe} {CASES[job.number].name}: {error}")
             break
-    if options.out:
-        options.out.write_text(json.dumps({"rows": rows, "unsteady": sorted(unsteady)}, indent=1) + "\n")
+    folder = os.environ.get("GPT_GPU_OUT")
+    if out := options.out or (Path(folder, "sass.json") if folder else None):
+        out.write_text(json.dumps({"rows": rows, "unsteady": sorted(unsteady)}, indent=1) + "\n")
     return report(rows, len(jobs), [CASES[number].name for number in sorted(unsteady)])
 
 
