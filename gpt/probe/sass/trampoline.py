@@ -36,7 +36,7 @@ from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, unpack
 from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
 from gpt.sass.tables import Table
-from gpt.sass.words import Guard
+from gpt.sass.words import CONTROL, NO_BARRIER, Guard
 from gpt.sass.woven import Inserted, Trampoline
 
 ALL = 63  # barriers
@@ -122,7 +122,9 @@ class Splicer:
             draft.end(index + 1)
         draft.wait(0, wait)
         branch = make_branch(index, draft.start, self.table.arch.branch, one.word if is_guarded_exit else 0)
-        self.words[index] = branch & ~(((1 << 21) - 1) << 105) | max(5, one.control.stall) << 105 | 7 << 110 | 7 << 113
+        wait = one.control.wait if is_guarded_exit else 0  # the branch reads the guard
+        control = max(5, one.control.stall) | NO_BARRIER << 5 | NO_BARRIER << 8 | wait << 11
+        self.words[index] = branch & ~CONTROL | control << 105
         self.words += draft.words
         self._note_highest(draft)
         self.stack = max(stack, self.stack)
