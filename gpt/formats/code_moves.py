@@ -69,11 +69,11 @@ def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
         if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS:
             raise CannotEdit(f"attribute {entry.kind:#x} is not understood")
     frames = cubin.numbers.get(b".debug_frame")
-    for _, target, table in _relocations(cubin):
+    for _, target, table in iter_relocations(cubin):
         refers = bool(len(_to(cubin, table, section)))
         if refers and target != frames and not cubin.sections["flags"][target] & SHF_ALLOC:
             raise CannotEdit("it has debug information")
-        if refers and target != frames and not _has_addends(table):
+        if refers and target != frames and not has_addends(table):
             raise CannotEdit("relocations without addends refer to it")
 
 
@@ -97,7 +97,7 @@ def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
 
 def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place: Place) -> None:
     """Let relocations of the code, and lists of instructions in `.nv.info.K`, follow them."""
-    for number, _, table in _relocations(cubin, section):
+    for number, _, table in iter_relocations(cubin, section):
         moved = table.copy()
         moved["offset"] = [place(offset) for offset in table["offset"].tolist()]
         cubin.editable(number)[:] = moved.tobytes()
@@ -129,8 +129,8 @@ def _listed(entry: Attribute) -> Iterable[int]:
 
 def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
     """Let what refers to the code by a symbol and a distance refer to the same instruction."""
-    for number, _, table in _relocations(cubin):
-        if not _has_addends(table):
+    for number, _, table in iter_relocations(cubin):
+        if not has_addends(table):
             continue  # of frames, whose addresses resize_frames sets
         moved = table.copy()
         for index in _to(cubin, table, section).tolist():
@@ -149,7 +149,7 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
     frames = cubin.numbers.get(b".debug_frame")
     if frames is None:
         return
-    for _, _, table in _relocations(cubin, frames):
+    for _, _, table in iter_relocations(cubin, frames):
         content = cubin.editable(frames)
         for index in _to(cubin, table, section).tolist():
             at = int(table["offset"][index]) - FRAME_ADDRESS
@@ -159,13 +159,13 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
             if mark != DWARF64 or cie >= at or at + size > len(content):
                 continue  # in an entry of another kind
             base = int(cubin.symbols["value"][table["symbol"][index]])
-            start = base + (int(table["addend"][index]) if _has_addends(table) else address)
-            if not _has_addends(table):
+            start = base + (int(table["addend"][index]) if has_addends(table) else address)
+            if not has_addends(table):
                 address = place(start) - place(base)
             FRAME.pack_into(content, at, mark, size, cie, address, place(start + length) - place(start))
 
 
-def _relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield the number of each relocation section that has entries, the section that it patches, and the entries."""
     types, targets = cubin.sections["type"], cubin.sections["info"]
     wanted = (types == SHT_REL) | (types == SHT_RELA)
@@ -176,7 +176,7 @@ def _relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tupl
             yield number, int(targets[number]), table_of(content, RELOCATION[int(types[number])])
 
 
-def _has_addends(table: np.ndarray) -> bool:
+def has_addends(table: np.ndarray) -> bool:
     """Return whether relocations have addends of their own. Others add to what's in the place that they patch."""
     return "addend" in (table.dtype.names or ())
 

@@ -120,6 +120,13 @@ class CubinEditor:
         numbers = np.flatnonzero(found)
         return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
 
+    @cached_property
+    def undefined(self) -> dict[bytes, int]:
+        """The number of each symbol by name that another file, or the driver, has."""
+        symbols = self.symbols
+        numbers = np.flatnonzero((symbols["shndx"] == 0) & (symbols["name"] != 0))
+        return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
+
     def _numbers(self, strings: int, numbers: Iterable[int], starts: np.ndarray) -> dict[bytes, int]:
         names = bytes(self.content(strings))
         room = SPACE + 2 * len(self.data)  # hostile names share their bytes

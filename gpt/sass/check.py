@@ -32,10 +32,11 @@ kernel is left alone then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gpt.sass.check_known import Surroundings, registers_named
+from gpt.formats.kernel_edit import MAX_REGISTERS
+from gpt.sass.check_known import Surroundings
 from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import (
     NOP,
@@ -46,13 +47,14 @@ from gpt.sass.check_words import (
     compare_moved,
     is_collective,
     make_branch,
+    with_reads_announced,
 )
 from gpt.sass.code import Code
 from gpt.sass.graph import is_conditional
-from gpt.sass.kernels import Facts, Kernel
+from gpt.sass.kernels import Facts, Kernel, Relocation
 from gpt.sass.masks import STARTS, name_registers, pack
 from gpt.sass.words import CONTROL, SIZE, control_of, dump_words
-from gpt.sass.woven import Declaration, Inserted, Trampoline
+from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
 
 class Finding(NamedTuple):
@@ -87,12 +89,11 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     for number, followers in enumerate(graph.successors):
         for follower in followers:
             predecessors[follower].append(number)
-    named = registers_named(original.kernel)
     flight = _amend(original.kernel, new.kernel, declaration).flight
-    around = Surroundings(original.kernel, new.kernel.code, declaration, flight, named, predecessors)
+    around = Surroundings(original.kernel, new.kernel.code, declaration, flight, predecessors)
     defined = -1
     for trampoline in declaration.trampolines:
-        words = list(_check_words(original.kernel, new.kernel, trampoline))
+        words = list(_check_words(original.kernel, new.kernel, trampoline, declaration.amended))
         found += words
         if not words:
             one = TrampolineCheck(around, trampoline)
@@ -105,11 +106,18 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
 
 
 def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
-    """Return the original with its amended instructions: what they announce may be awaited now."""
+    """Return the original with its amended instructions: what they announce may be awaited now.
+
+    If one was moved, the word in the trampoline counts, since that word runs.
+    """
     words = list(original.code.words)
+    moved = {
+        part.source: part.start for one in declaration.trampolines for part in one.parts if isinstance(part, Moved)
+    }
     for index in declaration.amended:
-        if not compare_amended(new.code.words[index], words[index], original.code[index].entry):
-            words[index] = new.code.words[index]
+        word = new.code.words[moved.get(index, index)]
+        if not compare_amended(word, words[index], original.code[index].entry):
+            words[index] = word
     if words == original.code.words:
         return original
     return Kernel(original.name, Code(dump_words(words), original.code.table), original.registers, original.jump_tables)
@@ -154,7 +162,8 @@ def _has_way_back(original: Kernel, trampoline: Trampoline) -> bool:
 def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
     """Find words outside trampolines that aren't as they should be."""
     replaced = {trampoline.sources[0]: trampoline for trampoline in declaration.trampolines}
-    if len(replaced) != len(declaration.trampolines):
+    sources = [source for trampoline in declaration.trampolines for source in trampoline.sources]
+    if len(set(sources)) != len(sources):
         yield Finding(0, "places", "two trampolines for one instruction")
     old_words, new_words = original.code.words, new.code.words
     for index in {index for index, word in enumerate(old_words) if word != new_words[index]} | replaced.keys():
@@ -162,14 +171,16 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
         if index in replaced:
             branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
             guarded = make_branch(index, replaced[index].start, original.code.table.arch.branch, was)
-            control = control_of(word)
+            control, before = control_of(word), control_of(was)
             is_branch = not (word ^ branch) & ~CONTROL or (
                 _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & ~CONTROL
             )
             if not is_branch or control.write_barrier != 7 or control.read_barrier != 7 or control.reuse:
                 yield Finding(index, "places", "it isn't the branch to its trampoline")
-            elif control.stall < control_of(was).stall and original.code[index].name == "EXIT":
-                yield Finding(index, "places", "the branch stalls less than the EXIT")
+            elif control.stall < (before.stall if original.code[index].name == "EXIT" else 1):
+                yield Finding(index, "places", "the branch stalls less than it must")
+            elif (word ^ branch) & ~CONTROL and before.wait & ~control.wait:
+                yield Finding(index, "places", "the branch has the guard, but doesn't wait for it")
         elif index not in declaration.amended:
             yield Finding(index, "places", "it was changed, but isn't declared")
         elif text := compare_amended(word, was, original.code[index].entry):
@@ -193,7 +204,7 @@ def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
 def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding]:
     """Find jumps into the middle of replaced instructions, which a probe would miss, and places among collectives."""
     code = original.code
-    targets = {target // SIZE for target in code.targets | original.jump_tables}
+    targets = {target // SIZE for target in code.targets | original.jump_targets}
     collecting: set[int] = set()
     for index in code.find({"WARPSYNC"}):
         if is_collective(code.words[index]):
@@ -209,7 +220,7 @@ def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding
                 yield Finding(source, "places", f"{code[source].name} can't be moved from here")
 
 
-def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Iterator[Finding]:
+def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended: frozenset[int]) -> Iterator[Finding]:
     """Find words of a trampoline that aren't the snippet's, or the kernel's."""
     words, table = new.code.words, original.code.table
     first = trampoline.sources[0]
@@ -223,7 +234,8 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline) -> Itera
                 yield Finding(part.start, "words", "a guard that no moved instruction has")
         else:
             was = original.code[part.source]
-            text = compare_moved(words[part.start], part.start, was.word, part.source, was.entry, has_guard_on_branch)
+            word = with_reads_announced(was.word, words[part.start], was.entry) if part.source in amended else was.word
+            text = compare_moved(words[part.start], part.start, word, part.source, was.entry, has_guard_on_branch)
             if text:
                 yield Finding(part.start, "moved", text)
     if _has_way_back(original, trampoline):
@@ -246,7 +258,10 @@ def _check_facts(original: Version, new: Version, declaration: Declaration) -> I
         if not isinstance(part, Inserted)
     }
     for text, is_right in (
-        (f"{now.registers} registers", now.registers == declaration.registers >= was.registers),
+        (f"{now.registers} registers", MAX_REGISTERS >= now.registers == declaration.registers >= was.registers),
+        ("the bound on registers", now.bound is None or now.bound >= now.registers),
+        ("registers in the section's header", now.in_section == (now.registers if was.in_section else 0)),
+        ("relocations", now.relocations == tuple(sorted(_moved_relocations(was.relocations, moved)))),
         ("the list of exits", now.exits == tuple(moved.get(offset, offset) for offset in was.exits)),
         (f"{now.barriers} barriers", now.barriers == was.barriers and now.flags == was.flags),
         (f"a frame of {now.frame} bytes", now.frame == was.frame),
@@ -257,6 +272,13 @@ def _check_facts(original: Version, new: Version, declaration: Declaration) -> I
             yield Finding(0, "facts", f"{text}: the declaration or the words need something else")
 
 
+def _moved_relocations(relocations: tuple[Relocation, ...], moved: Mapping[int, int]) -> Iterator[Relocation]:
+    """Yield relocations with the offsets of instructions that were moved."""
+    for one in relocations:
+        within = one.offset % SIZE
+        yield one._replace(offset=moved.get(one.offset - within, one.offset - within) + within)
+
+
 def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:
     """Find registers that are to keep values between trampolines, but can't."""
     mask = pack(declaration.persistent)
@@ -264,7 +286,7 @@ def _check_persistent(around: Surroundings, declaration: Declaration, defined: i
         return
     kernel = around.original
     for text, bad in (
-        ("the kernel names it, too", mask & around.named),
+        ("the kernel names it, too", mask & kernel.named),
         ("the trampoline at the entry doesn't write it", mask & ~defined if defined != -1 else mask),
         ("only general registers keep values in each lane", mask >> STARTS.UR << STARTS.UR),
         ("the kernel calls code that may use it", mask if kernel.graph.calls_out else 0),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpt.sass.check_saves import Copy
 from gpt.sass.code import Code
 from gpt.sass.flow import InFlight, merge
-from gpt.sass.kernels import Kernel
+from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER
 from gpt.sass.woven import Declaration
 
@@ -28,7 +28,7 @@ class State(NamedTuple):
     kernel: InFlight
     ours: InFlight
     pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
-    meetings: tuple[tuple[int, int], ...]  # barrier, and the instruction where lanes meet
+    meetings: tuple[int, ...]  # barriers of BSSYs whose BSYNC is still to come
     part: int  # of the instruction before; KERNEL at the beginning
 
 
@@ -58,18 +58,16 @@ class Surroundings:
     new: Code
     declaration: Declaration
     flight: list[InFlight | None]  # the kernel's, with its amended instructions
-    named: int  # registers that the kernel names
     predecessors: list[list[int]]  # of blocks
 
     @property
     def usable(self) -> int:
-        """Registers that the file's count allows."""
-        return (1 << max(0, min(255, self.declaration.registers - 2))) - 1 | EVERY_REGISTER & ~GENERAL
+        """Registers that the file's count allows, if no part of the kernel gives some back."""
+        kernel = self.original
+        count = kernel.kept if kernel.code.find({"USETMAXREG"}) else min(255, self.declaration.registers) - RESERVED
+        return (1 << max(0, count)) - 1 | EVERY_REGISTER & ~GENERAL
 
 
 def registers_named(kernel: Kernel) -> int:
-    """Return the registers that a kernel's instructions name, whether or not they can run."""
-    found = 0
-    for named in {masks.reads | masks.writes for masks in kernel.code.masks}:
-        found |= named
-    return found
+    """Return the registers that a kernel's instructions name, or the functions that it calls."""
+    return kernel.named

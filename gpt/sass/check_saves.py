@@ -20,6 +20,8 @@ from gpt.sass.words import bits
 
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
+_SLOTS = {0x387, 0x983}  # STL and LDL
+_WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # of these, in the upper half: [R1+offset], with the usual cache policy or none
 
 
 def is_slot(one: Instruction, stack: int) -> bool:
@@ -27,7 +29,7 @@ def is_slot(one: Instruction, stack: int) -> bool:
     if one.memory != "local":
         return True
     offset, size = _slot(one.word)
-    is_plain = bits(one.word, 24, 8) == 1 and not one.word & (1 << 76 | 1 << 91)  # [R1+offset]
+    is_plain = bits(one.word, 24, 8) == 1 and one.opcode in _SLOTS and one.word >> 64 & _MODIFIERS & ~_WIDTH in _PLAIN
     return is_plain and size > 0 and -stack <= offset <= -size and offset % size == 0
 
 

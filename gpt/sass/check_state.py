@@ -27,17 +27,20 @@ from collections.abc import Iterator
 
 from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, issue, wait_for
+from gpt.sass.flow import NOTHING, follow_order, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
-from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
+from gpt.sass.stalls import BRANCH_CYCLES
 from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
 _PREDICATES = 127 << STARTS.P
+_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # by the lanes of a warp
+_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # meanwhile other lanes of the warp may run
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
 
@@ -68,7 +71,9 @@ class TrampolineCheck:
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
         own = kernel.live[first] | (STACK_POINTER if has_stack else 0)
-        start = State(own, defined, frozenset(), flight, NOTHING, frozenset(self._pending(first)), (), KERNEL)
+        start = State(
+            own, defined, frozenset(), flight, NOTHING, frozenset(iter_pending(self.around, first)), (), KERNEL
+        )
         states: dict[int, State] = {}
         left: list[tuple[int, State]] = [(self.trampoline.start, start)]
         while left and len(self.faults) < 50:
@@ -99,27 +104,6 @@ class TrampolineCheck:
         ):
             if mask:
                 self.faults.append((self.trampoline.start, "declared", f"{name_registers(mask)}: {text}"))
-
-    def _pending(self, first: int) -> Iterator[tuple[int, int, int]]:
-        """Yield results that the kernel still waits for where the trampoline begins."""
-        code, graph = self.around.original.code, self.around.original.graph
-        seen: dict[int, int] = {}
-        left = [(first, BRANCH_CYCLES)]
-        while left:
-            index, elapsed = left.pop()
-            if seen.get(index, LONGEST) <= elapsed:
-                continue
-            seen[index] = elapsed
-            block = graph.block_at(index)
-            before = [index - 1] if index > graph.blocks[block].start else [
-                graph.blocks[other].end - 1 for other in self.around.predecessors[block]
-            ]  # fmt: skip
-            for other in before:
-                passed = elapsed + code.controls.stalls[other]
-                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
-                    if cycles > passed:
-                        yield written, cycles - passed, KERNEL
-                left.append((other, passed))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
         if mask:
@@ -180,10 +164,11 @@ class TrampolineCheck:
             return
         self._fault(index, "count", (read | written) & ~around.usable, "is beyond the register count")
         self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        foreign = written & around.named & ~(GENERAL | _PREDICATES)
+        foreign = written & around.original.named & _SHARED
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
-        late = read & _or(state.kernel.writes) | written & (flying | state.kernel.unawaited)
+        unannounced = (state.kernel.late | state.kernel.ordered) & ~self._usable_at_site(number)
+        late = read & (union(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
         self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in state.pending:
             if other != number:
@@ -194,26 +179,41 @@ class TrampolineCheck:
         own = state.own & ~written | find_restored(one, state.copies)
         if not is_slot(one, around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
+        for rule, mask, text in iter_hazards(self.code, index, state):
+            self._fault(index, rule, mask, text)
         state = state._replace(
             own=own,
             defined=state.defined | written,
             copies=copies,
             ours=issue(state.ours, self.code, index),
-            pending=self._pass(index, state, number),
+            kernel=follow_order(state.kernel, self.code, index),
+            pending=pass_time(self.code, index, state, number),
         )
         yield from self._follow(index, part, state)
 
+    def _usable_at_site(self, number: int) -> int:
+        """Return what the first moved instruction reads, so that it's there by then, unless a moved one wrote it."""
+        code = self.around.original.code
+        found = code.masks[self.trampoline.sources[0]].reads
+        for part in self.trampoline.parts[:number]:
+            if isinstance(part, Moved):
+                found &= ~code.masks[part.source].writes
+        return found
+
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
         one = self.code[index]
+        barrier = bits(one.word, 16, 4)
         if one.name == "BSSY":
-            assert one.target is not None
-            barrier = bits(one.word, 16, 4)
-            yield index + 1, state._replace(meetings=(*state.meetings, (barrier, one.target // SIZE)))
+            if barrier in state.meetings or not one.guard.always:
+                self.faults.append((index, "lanes", "a BSSY on a barrier in use, or under a guard"))
+            yield index + 1, state._replace(meetings=(*state.meetings, barrier))
         elif one.name == "BSYNC":
-            if not state.meetings or state.meetings[-1][0] != bits(one.word, 16, 4) or not one.guard.always:
+            if state.meetings[-1:] != (barrier,) or not one.guard.always:
                 self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
             else:
-                yield state.meetings[-1][1], state._replace(meetings=state.meetings[:-1])
+                yield index + 1, state._replace(meetings=state.meetings[:-1])
+        elif any(one.writes.B >> meeting & 1 for meeting in state.meetings):
+            self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
         elif one.name == "BRA":
             assert one.target is not None
             if is_conditional(one):
@@ -237,14 +237,15 @@ class TrampolineCheck:
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
         copies = frozenset(
             copy for copy in state.copies
-            if not written >> copy[2] & 1 and not (copy[0] == "R" and written >> copy[1] & 1)
+            if not written >> copy[2] & 1
+            and not (written & STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
         )  # fmt: skip
         state = state._replace(
             own=state.own | written,
-            defined=state.defined & ~written,
+            defined=state.defined & ~(written | (_SHARED if source.name in _WAITS else 0)),
             copies=copies,
             kernel=issue(state.kernel, self.code, index),
-            pending=self._pass(index, state, state.part),
+            pending=pass_time(self.code, index, state, state.part),
         )
         one = self.code[index]
         if one.name == "EXIT":
@@ -280,23 +281,6 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 return part.source
         return self.back if self.back < len(self.around.original.code) else None
-
-    def _pass(self, index: int, state: State, number: int) -> frozenset[tuple[int, int, int]]:
-        """Return what's pending after an instruction."""
-        stall = self.code.controls.stalls[index]
-        written = self.code.masks[index].writes
-        found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
-        for mask, cycles in iter_safe(self.code[index].entry, written):
-            if cycles > stall:
-                found.add((mask, cycles - stall, number))
-        return frozenset(entry for entry in found if entry[0])
-
-
-def _or(masks: tuple[int, ...]) -> int:
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _can_split(word: int) -> bool:

@@ -9,8 +9,8 @@ branch has lost its guard.
 
 In both, what a word waits for can only become more: a longer stall, more barriers awaited. A hint to keep operands in
 the register cache may be dropped: the words around have changed, and it saves energy, not time. Whether an instruction
-announces its result or its reads stays, but a word that was *amended* in its place may announce its reads where it
-didn't: then its operands can be awaited.
+announces its result or its reads stays, but a word that was *amended* may announce its reads where it didn't: then its
+operands can be awaited.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpt.formats.kernel_edit import NOP as PADDING
 from gpt.sass.masks import STARTS, Registers
 from gpt.sass.tables import Opcode, Operand, Table
 from gpt.sass.words import (
+    BARRIERS,
     CONTROL,
     NO_BARRIER,
     PT,
@@ -55,6 +56,11 @@ UNMOVABLE = {
     *("CALL", "RET", "BRX", "BRXU", "JMP", "JMX", "JMXU", "LEPC", "BSSY", "BSYNC", "BREAK", "KILL", "BPT"),
     *("WARPSYNC", "ENDCOLLECTIVE", "YIELD", "NANOSLEEP", "WARPGROUP", "HGMMA", "IGMMA", "BGMMA", "QGMMA", "USETMAXREG"),
 }
+# ptxas sets a barrier for the reads of these. Of another it may never come down.
+ANNOUNCES_READS = {
+    *("LDG", "STG", "LDS", "STS", "LDL", "STL", "LD", "ST", "ATOM", "ATOMG", "ATOMS", "RED", "REDG", "LDGSTS"),
+    *("LDSM", "STSM", "SHFL", "LDC", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"),
+}
 _COLLECTIVE = 1 << 86  # in WARPSYNC: gather the lanes of a mask up to ENDCOLLECTIVE
 
 
@@ -82,10 +88,15 @@ def compare_amended(new: int, old: int, opcode: Opcode) -> str:
     """Return why a word in its place was changed in a way that may matter; empty if it wasn't."""
     if (new ^ old) & ~CONTROL:
         return "it's another instruction"
-    now, was = control_of(new), control_of(old)
-    if was.read_barrier == NO_BARRIER and now.read_barrier < 6 and opcode.variable:
-        old = old & ~(7 << 113) | now.read_barrier << 113
-    return compare_control(new, old)
+    return compare_control(new, with_reads_announced(old, new, opcode))
+
+
+def with_reads_announced(old: int, new: int, opcode: Opcode) -> int:
+    """Return the old word with the new one's barrier for its reads, if it had none and an instruction can have one."""
+    barrier = control_of(new).read_barrier
+    if control_of(old).read_barrier == NO_BARRIER and barrier < BARRIERS and opcode.name in ANNOUNCES_READS:
+        return old & ~(7 << 113) | barrier << 113
+    return old
 
 
 def make_branch(at: int, to: int, form: str, word: int = 0) -> int:

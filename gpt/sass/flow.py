@@ -13,30 +13,40 @@ every instruction that uses it.
 
 ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
 read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
-instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
-flight until the kernel ends (`InFlight.loose`): the results of loads without a barrier, for which ptxas waits by a
-later load of the same unit, and the operands of HGMMA.
+instruction, words can't tell when the store has read them (`InFlight.queued`). In the same way the barrier of a later
+LDC, S2R or S2UR covers an LDC without one (`InFlight.ordered`): it's the stack pointer, which most kernels load and
+never use. What nothing will ever announce is in flight until the kernel ends (`loose` and `late`): the
+results of other loads without a barrier, for which ptxas waits by a later load of the same unit, and the operands of
+HGMMA.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live that this code names. A block is first summed up in two masks, so that only these are gone round; then
-each block is walked once more, for its instructions.
+register is live that this code names. A block is first summed up in a few masks, so that only these are gone round;
+then each block is walked once more, for its instructions. What happens in a block to operands that were queued before
+it is seen from a bit that's no register's, _TOKEN, which is put into the queue where the block begins.
 """
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gpt.sass.code import Code
-from gpt.sass.graph import Graph
-from gpt.sass.masks import EVERY_REGISTER, pack, unpack
+from gpt.sass.code import MEMORY, Code
+from gpt.sass.graph import Block, Graph
+from gpt.sass.masks import EVERY_REGISTER, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-# Their results don't need barriers, but their operands do. Those of HGMMA are announced by WARPGROUP.DEPBAR, which
-# isn't followed.
-_LATE = {"STS", "LDGSTS", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
-_QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
+# Their results don't need barriers, so the table may not say that their latency varies, but their operands do. Those of
+# HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
+_LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+_MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
+_CONSTANTS = {"LDC", "S2R", "S2UR"}
+_WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state is one of these for each barrier and so on
+_PART = (1 << _WIDTH) - 1
+_TOKEN = 1 << _WIDTH
+_QUEUED, _ORDERED = 2 * BARRIERS, 2 * BARRIERS + 3
+QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
@@ -54,15 +64,18 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         keeps.append(kept)
     before = list(reads)
     predecessors = _turn_round(graph)
-    changed = [True] * len(before)
-    while any(changed):
-        for number in [number for number, is_changed in enumerate(changed) if is_changed][::-1]:
-            changed[number] = False
-            live = reads[number] | _after(graph, before, number) & keeps[number]
-            if live != before[number]:
-                before[number] = live
-                for other in predecessors[number]:
-                    changed[other] = True
+    left = [-number for number in range(len(before) - 1, -1, -1)]  # a heap, the last block first
+    waiting = [True] * len(before)
+    while left:
+        number = -heappop(left)
+        waiting[number] = False
+        live = reads[number] | _after(graph, before, number) & keeps[number]
+        if live != before[number]:
+            before[number] = live
+            for other in predecessors[number]:
+                if not waiting[other]:
+                    waiting[other] = True
+                    heappush(left, -other)
     found: list[int] = []
     for number in range(len(graph.blocks) - 1, -1, -1):
         block = graph.blocks[number]
@@ -93,12 +106,22 @@ class InFlight(NamedTuple):
     writes: tuple[int, ...]
     reads: tuple[int, ...]
     queued: int  # operands of memory instructions without a barrier, which a later one's barrier will cover
-    loose: int  # what nothing announces
+    loose: int  # operands that nothing announces
+    late: int = 0  # results that nothing announces
+    ordered: int = 0  # results of LDCs without a barrier, which a later one's barrier will cover
 
     @property
     def unawaited(self) -> int:
         """Registers that no barrier announces, so far."""
-        return self.queued | self.loose
+        return self.queued | self.loose | self.late | self.ordered
+
+    @property
+    def arriving(self) -> int:
+        """Registers that something earlier may still write."""
+        found = self.late | self.ordered
+        for mask in self.writes:
+            found |= mask
+        return found
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are down; without `unawaited`."""
@@ -115,38 +138,78 @@ NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
     """Return for each instruction what's in flight when it may issue, before its own wait; None: it's never reached."""
     events = _events(code)
-    adds, waits = [], []  # by a block: what it leaves in flight if nothing was, and the barriers that it waits for
-    for block in graph.blocks:
-        state, waited = NOTHING, 0
-        for index in range(block.start, block.end):
-            if events[index]:
-                state = issue(state, code, index)
-                waited |= code.controls.waits[index]
-        adds.append(state)
-        waits.append(waited)
-    arriving: list[InFlight | None] = [None] * len(graph.blocks)
-    arriving[0] = NOTHING
-    changed = [True, *[False] * (len(arriving) - 1)]
-    while any(changed):
-        for number in [number for number, is_changed in enumerate(changed) if is_changed]:
-            changed[number] = False
-            arrived = arriving[number]
-            assert arrived is not None
-            state = merge(wait_for(arrived, waits[number]), adds[number])
-            for follower in graph.successors[number]:
-                merged = merge(arriving[follower], state)
-                if merged != arriving[follower]:
-                    arriving[follower] = merged
-                    changed[follower] = True
+    passes = [_sum_up(code, events, block) for block in graph.blocks]
+    arriving = [-1] * len(graph.blocks)  # packed; -1 if nothing leads there
+    arriving[0] = 0
+    left, waiting = [0], [False] * len(arriving)
+    while left:
+        number = heappop(left)
+        waiting[number] = False
+        state = passes[number].after(arriving[number])
+        for follower in graph.successors[number]:
+            before = arriving[follower]
+            merged = state if before < 0 else before | state
+            if merged != before:
+                arriving[follower] = merged
+                if not waiting[follower]:
+                    waiting[follower] = True
+                    heappush(left, follower)
     found: list[InFlight | None] = [None] * len(code)
     for block, arrived in zip(graph.blocks, arriving, strict=True):
-        if arrived is not None:
-            state = arrived
+        if arrived >= 0:
+            flight = _unpack_flight(arrived)
             for index in range(block.start, block.end):
-                found[index] = state
+                found[index] = flight
                 if events[index]:
-                    state = issue(state, code, index)
+                    flight = issue(flight, code, index)
     return found
+
+
+class _Pass(NamedTuple):
+    """A block's effect on the packed state: the bits that it keeps and adds, and where the queued operands go."""
+
+    keep: int
+    add: int
+    moves: tuple[tuple[int, tuple[int, ...]], ...]  # from a part of the state to others
+
+    def after(self, arrived: int) -> int:
+        """Return the state after the block."""
+        state = arrived & self.keep | self.add
+        for source, places in self.moves:
+            if queued := arrived >> source & _PART:
+                for place in places:
+                    state |= queued << place
+        return state
+
+
+def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
+    if True not in events[block.start : block.end]:
+        return _Pass(-1, 0, ())
+    state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
+    for index in range(block.start, block.end):
+        if events[index]:
+            state = issue(state, code, index)
+            waited |= code.controls.waits[index]
+    parts = _parts(state)
+    keep = -1
+    for barrier in _MEMBERS[waited]:
+        keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
+    moves = []
+    for source, within in ((_QUEUED, range(BARRIERS, 2 * BARRIERS)), (_ORDERED, range(BARRIERS))):
+        if not parts[source] & _TOKEN:
+            keep &= ~(_PART << _WIDTH * source)
+            moves.append((_WIDTH * source, tuple(_WIDTH * number for number in within if parts[number] & _TOKEN)))
+    add = sum((mask & ~_TOKEN) << _WIDTH * number for number, mask in enumerate(parts))
+    return _Pass(keep, add, tuple(moves))
+
+
+def _parts(state: InFlight) -> list[int]:
+    return [*state.writes, *state.reads, state.queued, state.loose, state.late, state.ordered]
+
+
+def _unpack_flight(packed: int) -> InFlight:
+    parts = [packed >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 4)]
+    return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
 def _events(code: Code) -> list[bool]:
@@ -168,9 +231,10 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
     """Return what's in flight once the barriers in `mask` are down."""
     if not mask or state == NOTHING:
         return state
-    writes = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.writes))
-    reads = tuple(0 if mask >> barrier & 1 else found for barrier, found in enumerate(state.reads))
-    return InFlight(writes, reads, state.queued, state.loose)
+    writes, reads = list(state.writes), list(state.reads)
+    for barrier in _MEMBERS[mask]:
+        writes[barrier] = reads[barrier] = 0
+    return InFlight(tuple(writes), tuple(reads), *state[2:])
 
 
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
@@ -183,20 +247,36 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     if write >= BARRIERS and read >= BARRIERS:
         if not _is_late(entry):
             return state
-        if entry.name in _QUEUE:
-            return state._replace(queued=state.queued | reading, loose=state.loose | writing)
-        return state._replace(loose=state.loose | reading | writing)
-    writes, reads, loose, queued = state.writes, state.reads, state.loose, state.queued
+        if entry.name in QUEUE:
+            return state._replace(queued=state.queued | reading, late=state.late | writing)
+        if entry.name == "LDC":
+            return state._replace(ordered=state.ordered | writing, loose=state.loose | reading)
+        return state._replace(loose=state.loose | reading, late=state.late | writing)
+    writes, reads, queued, loose, late, ordered = state
     if write < BARRIERS:
+        if entry.name in _CONSTANTS:
+            writing |= ordered
+            ordered = 0
         writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
+    elif entry.name == "LDC":
+        ordered |= writing
     elif _is_late(entry):
-        loose |= writing
+        late |= writing
     awaited = read if read < BARRIERS else write
-    if entry.name in _QUEUE:
+    if entry.name in QUEUE:
         reading |= queued
         queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
-    return InFlight(writes, reads, queued, loose)
+    return InFlight(writes, reads, queued, loose, late, ordered)
+
+
+def follow_order(state: InFlight, code: Code, index: int) -> InFlight:
+    """Return what's in flight after an LDC of somebody else: earlier ones without a barrier come before its result."""
+    write = code.controls.write_barriers[index]
+    if not state.ordered or write >= BARRIERS or code.used[code.opcodes[index]].entry.name not in _CONSTANTS:
+        return state
+    writes = (*state.writes[:write], state.writes[write] | state.ordered, *state.writes[write + 1 :])
+    return state._replace(writes=writes, ordered=0)
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
@@ -208,6 +288,8 @@ def merge(one: InFlight | None, other: InFlight) -> InFlight:
         tuple([a | b for a, b in zip(one.reads, other.reads, strict=True)]),
         one.queued | other.queued,
         one.loose | other.loose,
+        one.late | other.late,
+        one.ordered | other.ordered,
     )
 
 

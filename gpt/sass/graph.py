@@ -10,10 +10,10 @@ Warps make this harder than on a CPU. Lanes that part at a branch wait for each 
     BSYNC B0        wait until each of B0's lanes has come to a BSYNC B0 (or left by EXIT or BREAK)
     L:              go on together
 
-A BSYNC goes on at the label of the BSSY that filled its barrier. Usually that's the next instruction, but not always.
-Every BSSY on the same barrier that reaches the BSYNC may be the one, so each label counts. A function leaves its
-caller's barriers as they were, so what a BSYNC behind a call may find is what there was at that call, not at every call
-of the function. A barrier may also be saved in a register and written back (BMOV); then any label is possible.
+Lanes go on behind the BSYNC. The label that a BSSY names is usually there, but the hardware doesn't look at it
+(docs/sass-rules.md), so a BSYNC has one successor.
+
+An indirect jump leads to the targets of its own table, which is in the file (kernels.py).
 
 A RET goes back to behind the calls of the functions that it ends. Where no call in this section leads to it, it may go
 back to behind any call.
@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gpt.base.errors import GptError
 from gpt.sass.code import Code, Instruction
@@ -36,9 +37,10 @@ from gpt.sass.words import CONTROL, PT, SIZE, TARGETS
 _CALLS = {"CALL"}
 _INDIRECT = {"BRX", "BRXU", "JMX", "JMXU", "JMP"}
 _LEAVING = {"EXIT", "RET", "KILL", *_INDIRECT}
-_ENDING = {"BRA", "BSSY", "BSYNC", *_CALLS, *_LEAVING}  # and WARPSYNC with a target
+_ENDING = {"BRA", *_CALLS, *_LEAVING}  # and WARPSYNC with a target
 _SECOND = (87, 15)  # the second predicate of EXIT, BRA and RET, with its sign
 _COLLECT = "ENDCOLLECTIVE"
+NO_TABLES: Mapping[int, Collection[int]] = MappingProxyType({})
 
 
 class UnboundedError(GptError):
@@ -91,25 +93,26 @@ def is_conditional(one: Instruction) -> bool:
     return not one.guard.always or (one.name in ("EXIT", "RET") and rest >> low & mask != PT)
 
 
-def make_graph(code: Code, tables: Collection[int] = (), where: str = "") -> Graph:
-    """Find the blocks of a section, and what can follow each. `tables`: offsets that indirect jumps lead to.
+def make_graph(code: Code, tables: Mapping[int, Collection[int]] = NO_TABLES, where: str = "") -> Graph:
+    """Find the blocks of a section, and what can follow each.
 
-    Raises UnboundedError.
+    `tables`: the offsets that an indirect jump leads to, by its own. Raises UnboundedError.
     """
     return _Builder(code, tables, where).build()
 
 
 class _Builder:
-    def __init__(self, code: Code, tables: Collection[int], where: str) -> None:
+    def __init__(self, code: Code, tables: Mapping[int, Collection[int]], where: str) -> None:
         if not len(code):
             raise UnboundedError("there is no code", where)
         self.code = code
         self.where = where
-        self.tables = sorted({self._index(offset) for offset in tables})
+        self.tables = {branch: sorted({self._index(offset) for offset in found}) for branch, found in tables.items()}
         collecting = {index for index in code.find({"WARPSYNC"}) if code[index].target is not None}
         self.ending = sorted({*code.find(_ENDING), *collecting})
-        starts = {0, *self.tables, *(index + 1 for index in self.ending)}
+        starts = {0, *(index + 1 for index in self.ending)}
         starts |= {self._index(target) for target in code.targets}
+        starts.update(*self.tables.values())
         ordered = sorted(start for start in starts if start < len(code))
         self.blocks = [Block(start, end) for start, end in zip(ordered, [*ordered[1:], len(code)], strict=True)]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
@@ -131,7 +134,6 @@ class _Builder:
     def build(self) -> Graph:
         successors = [set(self._follow(number)) for number in range(len(self.blocks))]
         self._add_returns(successors)
-        self._add_meetings(successors)
         made = tuple(tuple(sorted(one)) for one in successors)
         graph = Graph(tuple(self.blocks), made, frozenset(self.calls_out))
         if past := self.past_end & graph.reachable():  # what pads the code is never reached
@@ -140,7 +142,7 @@ class _Builder:
         return graph
 
     def _follow(self, number: int) -> Iterator[int]:
-        """Yield what follows a block, but not where a RET leads, and of a BSYNC only the next instruction."""
+        """Yield what follows a block, but not where a RET leads."""
         end = self.blocks[number].end
         if self.code.opcodes[end - 1] not in self.opcodes and end in self.at:
             yield self.at[end]
@@ -161,9 +163,9 @@ class _Builder:
             if self.code[self.blocks[target].start - 1].name != _COLLECT:  # else the block before leads there
                 yield target
         elif one.name in _INDIRECT:
-            if not self.tables:
+            if not self.tables.get(one.offset):
                 raise UnboundedError(f"an indirect jump at {one.offset:#x} without a table of targets", self.where)
-            yield from (self.at[index] for index in self.tables)
+            yield from (self.at[index] for index in self.tables[one.offset])
 
     def _add_returns(self, successors: list[set[int]]) -> None:
         returns = {number for end, number in self.ends.items() if self.code[end].name == "RET"}
@@ -193,47 +195,3 @@ class _Builder:
             calls = self.code[end - 1].name in _CALLS
             left += [self.at[end]] if calls and end in self.at else [] if calls else successors[number]
         return seen
-
-    def _add_meetings(self, successors: list[set[int]]) -> None:
-        """Let each BSYNC lead to the label of every BSSY that can have filled its barrier."""
-        pushes = [self.code[index] for index in self.ending if self.code[index].name == "BSSY"]
-        labels = [self._target(one) for one in pushes]
-        on_barrier: dict[int, int] = defaultdict(int)  # by barrier: a bit for each BSSY
-        for bit, one in enumerate(pushes):
-            on_barrier[one.writes.B] |= 1 << bit
-        everyone = (1 << len(pushes)) - 1
-        kills, fills = [0] * len(self.blocks), [0] * len(self.blocks)
-        for bit, one in enumerate(pushes):
-            number = self.ends[one.index]
-            kills[number], fills[number] = on_barrier[one.writes.B], 1 << bit
-        restores = False
-        for index in self.code.find({"BMOV"}):
-            if self.code[index].writes.B:
-                number = bisect.bisect_right(self.blocks, index, key=lambda block: block.start) - 1
-                restores, kills[number], fills[number] = True, 0, everyone
-        returns = {self.ends[index] for index in self.code.find({"RET"})}
-        behind = {self.ends[index]: self.at[index + 1] for index in self.code.find(_CALLS) if index + 1 in self.at}
-        meets = {self.ends[index]: self.code[index].reads.B for index in self.code.find({"BSYNC"})}
-        reaching: list[int | None] = [None] * len(self.blocks)
-        reaching[0] = 0
-        changed = [True, *[False] * (len(self.blocks) - 1)]
-        while any(changed):
-            for number in [number for number, is_changed in enumerate(changed) if is_changed]:
-                changed[number] = False
-                state = (reaching[number] or 0) & ~kills[number] | fills[number]
-                if number in meets:
-                    filled = state & (everyone if restores else on_barrier[meets[number]])
-                    successors[number] |= {labels[bit] for bit in _bits_of(filled)}
-                followers = set() if number in returns else successors[number]
-                for follower in followers | {behind[number]} if number in behind else followers:
-                    before = reaching[follower]
-                    if before is None or state & ~before:
-                        reaching[follower] = state | (before or 0)
-                        changed[follower] = True
-
-
-def _bits_of(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask.bit_length() - 1
-        yield bit
-        mask &= ~(1 << bit)

@@ -8,24 +8,30 @@ in what ptxas makes of a `switch`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
-from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
-from gpt.formats.cubin import Data
+from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
+from gpt.formats.cubin import STT_FUNC, Data
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.elf import SHF_EXECINSTR
+from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import PAIR, iter_attributes
 from gpt.sass.code import Code
-from gpt.sass.flow import InFlight, in_flight_before, live_before
+from gpt.sass.flow import EVERY_REGISTER, InFlight, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.tables import Table
+from gpt.sass.words import bits
 
 RESERVED = 2  # registers of a kernel's count that the hardware keeps
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
 FRAME, STACK = 0x11, 0x12  # of the module's, with a symbol: bytes of its own frame; and of all that it calls, too
+_USETMAXREG = 0x9C8  # with a number in the word, at bit 32
+_NO_CODE = {b"__assertfail", b".nv.reservedSmem.offset0"}  # undefined symbols behind which nothing runs that returns
 _JUMP = struct.Struct("<III")
 
 
@@ -36,7 +42,13 @@ class Kernel:
     name: str
     code: Code
     registers: int
-    jump_tables: frozenset[int]
+    jump_tables: Mapping[int, frozenset[int]]  # by the offset of an indirect branch: the offsets of its targets
+    elsewhere: int = EVERY_REGISTER  # registers that code which it may call in other sections names
+
+    @property
+    def jump_targets(self) -> frozenset[int]:
+        """Every offset to which some indirect branch leads."""
+        return frozenset().union(*self.jump_tables.values())
 
     @cached_property
     def graph(self) -> Graph:
@@ -53,19 +65,67 @@ class Kernel:
         """The state of scoreboards before each instruction; None if it's never reached. Raises UnboundedError."""
         return in_flight_before(self.code, self.graph)
 
+    @cached_property
+    def named(self) -> int:
+        """Registers that its instructions name, whether or not they can run, or the functions that it calls."""
+        found = self.elsewhere if self.graph.calls_out else 0
+        for named in {masks.reads | masks.writes for masks in self.code.masks}:
+            found |= named
+        return found
+
+    @cached_property
+    def kept(self) -> int:
+        """The number of registers that it has throughout: fewer than `registers` if warps give some back.
+
+        USETMAXREG does that (PTX: setmaxnreg), and says how many are left, the two that the hardware keeps included.
+        """
+        code = self.code
+        counts = [
+            bits(code.words[index], 32, 32) - RESERVED if code.opcodes[index] == _USETMAXREG else 0
+            for index in code.find({"USETMAXREG"})
+        ]
+        return max(0, min([self.registers, *counts]))
+
     @property
     def has_usual_entry(self) -> bool:
         """True if it begins by loading the stack pointer, and nothing jumps back there."""
         first = self.code[0]
         loads = first.name == self.code.table.arch.entry and first.writes.R == 1 << 1
-        return loads and first.guard.always and 0 not in self.code.targets | self.jump_tables
+        return loads and first.guard.always and 0 not in self.code.targets | self.jump_targets
 
 
 def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
-    return Kernel(name, Code(editor.code, table), registers, frozenset(_iter_targets(editor.info)))
+    return Kernel(name, Code(editor.code, table), registers, _jump_tables(editor.info), _named_elsewhere(cubin, table))
+
+
+def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
+    """Return the registers that functions in sections of their own name, which any kernel may call.
+
+    It's every register if the kernel may call another file or the driver (printf). __assertfail never returns, so it
+    does no harm.
+    """
+    if cubin.undefined.keys() - _NO_CODE:
+        return EVERY_REGISTER
+    symbols, found = cubin.symbols, 0
+    kernels = {int(symbols["shndx"][number]) for number in cubin.kernels.values()}
+    functions = symbols[(symbols["info"] & 15) == STT_FUNC]["shndx"]
+    for section in {int(number) for number in functions} - kernels - {0}:
+        if section < len(cubin.sections) and cubin.sections["flags"][section] & SHF_EXECINSTR:
+            for masks in Code(cubin.content(section), table).masks:
+                found |= masks.reads | masks.writes
+    return found
+
+
+class Relocation(NamedTuple):
+    """A place in a kernel's code that the driver fills in: an offset, and the symbol and number that go there."""
+
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
 
 
 @dataclass(frozen=True)
@@ -73,11 +133,14 @@ class Facts:
     """Numbers that the file has for a kernel's code."""
 
     registers: int  # as the file has it: the highest register + 3
+    in_section: int  # the same number in the section's header, up to ELF ABI 7; 0 if it isn't there
+    bound: int | None  # on it, if there's one
     exits: tuple[int, ...]  # offsets of EXITs
     barriers: int
     frame: int
     stack: int
     flags: int  # of the section
+    relocations: tuple[Relocation, ...]  # in order
 
 
 def read_facts(cubin: CubinEditor, name: str) -> Facts:
@@ -85,6 +148,7 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
     editor = KernelEditor(cubin, name)
     exits: tuple[int, ...] = ()
     barriers = 0
+    bound = None
     for entry in iter_attributes(editor.info):
         if entry.kind == EXITS:
             if len(entry.payload) % 4:
@@ -92,6 +156,8 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
             exits = struct.unpack(f"<{len(entry.payload) // 4}I", entry.payload)
         elif entry.kind == BARRIERS:
             barriers = entry.value
+        elif entry.kind == MAXREG_COUNT:
+            bound = entry.value
     sizes = {FRAME: 0, STACK: 0}
     number = cubin.numbers.get(b".nv.info")
     for entry in iter_attributes(cubin.content(number)) if number is not None else ():
@@ -99,11 +165,28 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
             symbol, size = PAIR.unpack(entry.payload)
             if symbol == editor.symbol:
                 sizes[entry.kind] = size
-    flags = int(cubin.sections["flags"][editor.section])
-    return Facts(editor.registers, exits, barriers, sizes[FRAME], sizes[STACK], flags)
+    flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
+    relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
+    return Facts(
+        editor.registers, info >> 24, bound, exits, barriers, sizes[FRAME], sizes[STACK], flags, relocations
+    )  # fmt: skip
 
 
-def _iter_targets(info: Data) -> Iterator[int]:
+def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:
+    for _, _, table in iter_relocations(cubin, section):
+        addends = table["addend"] if has_addends(table) else [0] * len(table)
+        for one, addend in zip(table, addends, strict=True):
+            yield Relocation(int(one["offset"]), int(one["type"]), int(one["symbol"]), int(addend))
+
+
+def _jump_tables(info: Data) -> dict[int, frozenset[int]]:
+    tables: dict[int, set[int]] = defaultdict(set)
+    for branch, targets in _iter_tables(info):
+        tables[branch].update(targets)
+    return {branch: frozenset(targets) for branch, targets in tables.items()}
+
+
+def _iter_tables(info: Data) -> Iterator[tuple[int, tuple[int, ...]]]:
     for entry in iter_attributes(info):
         if entry.kind != INDIRECT_BRANCH_TARGETS:
             continue
@@ -111,9 +194,9 @@ def _iter_targets(info: Data) -> Iterator[int]:
         while at < len(entry.payload):
             if at + _JUMP.size > len(entry.payload):
                 raise MalformedError("cubin: a jump table ends within an entry")
-            _, _, count = _JUMP.unpack_from(entry.payload, at)
+            branch, _, count = _JUMP.unpack_from(entry.payload, at)
             at += _JUMP.size
             if 4 * count > len(entry.payload) - at:
                 raise MalformedError("cubin: a jump table ends within an entry")
-            yield from struct.unpack_from(f"<{count}I", entry.payload, at)
+            yield branch, struct.unpack_from(f"<{count}I", entry.payload, at)
             at += 4 * count

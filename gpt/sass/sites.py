@@ -5,7 +5,7 @@ front of it or behind it, in registers of the kernel that hold nothing: dead, an
 (flow.py). What the site itself waits for has arrived by then. Registers of the file R that the kernel doesn't name
 aren't counted: a kernel that needs more of them may lose warps. Those of the other files exist anyway.
 
-    R    below the kernel's register count, without R1, the stack pointer
+    R    below the kernel's register count (the lowest that setmaxnreg leaves), without R1, the stack pointer
     UR   all. Whether one may be written where only some lanes of a warp are is for the weaver to say
     P    without PT; UP in the same way
     B    convergence barriers
@@ -60,7 +60,7 @@ def iter_sites(kernel: Kernel) -> Iterator[Site]:
 
 def _find_free(kernel: Kernel, one: Instruction, live: int, state: InFlight) -> Registers:
     wait = _ALL_BARRIERS if one.name == "EXIT" else one.control.wait  # a trampoline at an exit can wait for all
-    named = (1 << min(kernel.registers, 255)) - 1 & ~_STACK_POINTER
+    named = (1 << min(kernel.kept, 255)) - 1 & ~_STACK_POINTER
     usable = EVERY_REGISTER & ~_GENERAL | named
     uniform = (1 << (1 << kernel.code.table.arch.uniform_bits) - 1) - 1
     free = unpack(usable & ~(live | state.after_waiting(wait) | state.unawaited))

@@ -34,12 +34,12 @@ from typing import NamedTuple
 
 from gpt.base.errors import MalformedError
 from gpt.sass.arch import SassArch, arch_of
-from gpt.sass.masks import STARTS, Masks, Registers, unpack
-from gpt.sass.words import PT, opcode_of
+from gpt.sass.masks import Registers, unpack
+from gpt.sass.opcodes import NEVER, UNKNOWN, Count, Decoder, Opcode, Operand
+from gpt.sass.words import opcode_of
 
-UNKNOWN = -1  # a number of registers
-GUARD = 15 << 12
-KEPT = 1 << 14  # masks that are kept, at most, for each opcode
+__all__ = ["NEVER", "UNKNOWN", "Count", "Decoder", "Effect", "Opcode", "Operand", "Registers", "Table", "table_of"]
+
 TITLE = "gpt-sass-table 1"
 
 _OPCODE = re.compile(r"([0-9a-f]{3}) (\S+)((?: variable)?)(?: target=(\w+))?")
@@ -51,123 +51,12 @@ class UnknownOpcodeError(MalformedError):
     """A word has an opcode that isn't in the table."""
 
 
-@dataclass(frozen=True)
-class Count:
-    """The number of registers of an operand, by the value of selector bits."""
-
-    selectors: tuple[int, ...]  # bits of the word, lowest first
-    numbers: tuple[int, ...]
-
-    def of(self, word: int) -> int:
-        """Return the number for a word, or UNKNOWN."""
-        value = 0
-        for bit in reversed(self.selectors):
-            value = value << 1 | word >> bit & 1
-        return self.numbers[value]
-
-    @property
-    def most(self) -> int:
-        """The greatest number for any value."""
-        return max(self.numbers)
-
-
-NEVER = Count((), (0,))
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A register number in a word, or with PR and UPR a mask of predicates (all of them if `low` is None)."""
-
-    file: str
-    low: int | None
-    writes: Count
-    reads: Count
-    inverted: bool = False  # all bits of the number are turned
-
-    @property
-    def name(self) -> str:
-        """As in the table: R16."""
-        return f"{self.file}{'' if self.low is None else self.low}{'~' if self.inverted else ''}"
-
-
-@dataclass(frozen=True)
-class Opcode:
-    """An opcode, as in its table."""
-
-    number: int
-    name: str
-    variable: bool  # its latency varies: ptxas gives it barriers
-    target: str | None  # the form of the distance, if it jumps
-    operands: tuple[Operand, ...]
-
-
 class Effect(NamedTuple):
     """Registers that a word writes and reads, its guard included. `exact` if all its modifiers are known."""
 
     writes: Registers
     reads: Registers
     exact: bool
-
-
-class Decoder:
-    """Finds the registers that words with one opcode read and write.
-
-    Words differ in immediates more than in registers: so the masks are kept under the bits that it depends on.
-    """
-
-    def __init__(self, entry: Opcode, bits: dict[str, int]) -> None:
-        self.entry = entry
-        self.known: dict[int, Masks] = {}
-        self.relevant = GUARD
-        self._places: list[tuple[Operand, str, int, int, int]] = []  # file, first bit, all bits set, start in a mask
-        for operand in entry.operands:
-            for bit in (*operand.writes.selectors, *operand.reads.selectors):
-                self.relevant |= 1 << bit
-            file = operand.file.replace("PR", "P") if (many := operand.file in ("PR", "UPR")) else operand.file
-            none = (1 << (7 if many else bits[file])) - 1
-            if operand.low is not None:
-                self.relevant |= none << operand.low
-            self._places.append((operand, "PR" if many else file, operand.low or 0, none, getattr(STARTS, file)))
-
-    def masks(self, word: int) -> Masks:
-        """Return what a word with this opcode reads and writes."""
-        key = word & self.relevant
-        found = self.known.get(key)
-        if found is None:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            found = self.known[key] = self._masks(key)
-        return found
-
-    def _masks(self, word: int) -> Masks:
-        reads = writes = 0
-        exact = True
-        for operand, file, low, none, start in self._places:
-            registers = word >> low & none
-            if file == "PR":
-                first = last = 0
-                run = registers << start if operand.low is not None else 127 << start
-            else:
-                if operand.inverted:
-                    registers ^= none
-                if registers == none and file != "B":
-                    first = last = 0
-                else:
-                    first, last = start + registers, start + (none if file != "B" else none + 1)
-                run = 0
-            for count, is_write in ((operand.writes, True), (operand.reads, False)):
-                number = count.of(word) if count is not NEVER else 0
-                if number == UNKNOWN:
-                    exact = False
-                    number = count.most
-                if number:
-                    found = run or (1 << min(first + number, last)) - (1 << first)
-                    if is_write:
-                        writes |= found
-                    else:
-                        reads |= found
-        always = word & GUARD == PT << 12
-        return Masks(reads, writes, ~writes if exact and always else -1, exact)
 
 
 @dataclass

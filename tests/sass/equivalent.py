@@ -17,6 +17,8 @@ from gpt.sass.words import BARRIERS, Control, control_of, dump_words
 from gpt.sass.woven import Inserted, Moved, Trampoline
 from tests.sass.mutations import Mutation
 
+_READ_LATE = {"SHFL", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"}  # not of memory, with such barriers
+
 
 def _only_control(one: Mutation) -> tuple[int, int] | None:
     """Return the word before and after, if one word's control part is all that was changed."""
@@ -215,6 +217,25 @@ def _takes_another_free_register(one: Mutation) -> bool:
     return not new & busy & EVERY_REGISTER and (not new & live or bool(new & saved))
 
 
+def _amends_as_allowed(one: Mutation) -> bool:
+    """Whether one amended word waits and stalls for as much as before, and announces its reads if it did or can."""
+    if one.at is None or one.at not in one.declaration.amended or one.facts:
+        return False
+    original = one.woven.original.kernel.code[one.at]
+    was, now = original.control, control_of(one.words[one.at])
+    can_announce = original.memory is not None or original.name in _READ_LATE
+    return (
+        (
+            now.read_barrier == was.read_barrier
+            or (can_announce and was.read_barrier == 7 and now.read_barrier < BARRIERS)
+        )
+        and (now.write_barrier, now.reuse | was.reuse) == (was.write_barrier, was.reuse)
+        and not was.wait & ~now.wait
+        and now.stall >= was.stall
+        and (now.stall < 12 or not now.hint)
+    )
+
+
 EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
     (
         "stalls longer",
@@ -251,6 +272,12 @@ EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
         "waits for less, but for enough",
         "The weaver waited for a barrier that nothing in flight uses here, or that was awaited already.",
         _waits_enough,
+    ),
+    (
+        "an amended word waits for more, or announces its reads",
+        "Who waits for that barrier waits for one more, which comes down by itself: ptxas sets such barriers for "
+        "instructions of this kind.",
+        _amends_as_allowed,
     ),
     (
         "declares as amended what wasn't",

@@ -1,7 +1,7 @@
 """The checker's rules of time, applied to what ptxas itself wrote.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
-        python -m tests.sass.hazards [--every N] [--json FILE]
+        python -m tests.sass.hazards [--every N] [--jobs N] [--most WORDS] [--json FILE]
 
 The checker asks of inserted code: nothing is read that's in flight, nothing is written that's in flight or still being
 read, and results of fixed latency have some cycles to arrive (stalls.py). ptxas knows the hardware better, so its own
@@ -14,19 +14,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter, defaultdict
+import zlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from gpt.base.errors import GptError
+from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.code import Code
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers
-from gpt.sass.stalls import iter_safe
 from gpt.sass.words import BARRIERS
-from tests.sass.torch_check import iter_versions
+from tests.sass.distances import Distances, least_distances, longest_of_shortest
+from tests.sass.hazard_state import State, forget_guards, merge, union
+from tests.sass.torch_check import map_cubins, read_version
 
 RULES = {
     "queue reads": "Instructions of memory and SHFL read their operands in order: a later one was awaited "
@@ -35,7 +38,10 @@ RULES = {
     "instruction its guard and other predicates",
     "queue writes": "An instruction of that queue writes its result after those before it have read their operands",
     "uniform at once": "Uniform registers are read when an instruction issues, and not in HGMMA",
-    "unit order": "Results of one unit come in order: a later one was awaited",
+    "unit order": "Results of one unit come in order: a later one was awaited, or overwrites them",
+    "not written": "LDGSTS leaves the predicate alone that nvdisasm lists as written",
+    "barrier at once": "What BMOV writes to a convergence barrier is there for the next instruction",
+    "predicate of ATOM": "A generic atomic without a result announces its predicate by its read barrier",
     "counted wait": "DEPBAR waits until no more than a number of a barrier's instructions are left",
     "other lanes": "The one in flight and this one have opposite guards, so no lane has both",
     "calls": "What a function leaves in flight isn't mixed up between its callers",
@@ -50,55 +56,8 @@ UNITS = {  # by name: the unit whose results come in order
 }
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
+WHOLE = PREDICATES | (1 << 16) - 1 << STARTS.B
 LATE = {"STS", "LDGSTS"}  # whose results need no barrier, but whose operands do
-NONE = (0,) * BARRIERS
-
-
-class State(NamedTuple):
-    """What's in flight: by barrier the results, and the operands. `loose` and `unread` are announced by none.
-
-    `guarded` are results of instructions under a guard, by the guard.
-
-    `covered`: by barrier, the operands that have been read once it's down, since the queue is in order; `arrived` is
-    the same for results.
-    """
-
-    writes: tuple[int, ...] = NONE
-    reads: tuple[int, ...] = NONE
-    covered: tuple[int, ...] = NONE
-    arrived: tuple[int, ...] = NONE
-    loose: tuple[int, ...] = (0, 0, 0, 0)  # results, by unit
-    unread: int = 0
-    guarded: tuple[int, ...] = (0,) * 16
-
-
-def _all(masks: tuple[int, ...]) -> int:
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
-
-
-def _merge(one: State | None, other: State) -> State:
-    if one is None or one == other:
-        return other
-    mine, theirs = _all(one.reads) | one.unread, _all(other.reads) | other.unread
-    ours, others = _all(one.writes) | _all(one.loose), _all(other.writes) | _all(other.loose)
-
-    def both(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple([x | y for x, y in zip(a, b, strict=True)])
-
-    covered = tuple([(a | ~mine) & (b | ~theirs) for a, b in zip(one.covered, other.covered, strict=True)])
-    arrived = tuple([(a | ~ours) & (b | ~others) for a, b in zip(one.arrived, other.arrived, strict=True)])
-    return State(
-        both(one.writes, other.writes),
-        both(one.reads, other.reads),
-        tuple([mask & (mine | theirs) for mask in covered]),
-        tuple([mask & (ours | others) for mask in arrived]),
-        both(one.loose, other.loose),
-        one.unread | other.unread,
-        both(one.guarded, other.guarded),
-    )
 
 
 class Hazards:
@@ -127,7 +86,7 @@ class Hazards:
                 for index in range(self.graph.blocks[number].start, self.graph.blocks[number].end):
                     state = self._issue(state, index)
                 for follower in self._followers(number):
-                    merged = _merge(arriving[follower], state)
+                    merged = merge(arriving[follower], state)
                     if merged != arriving[follower]:
                         arriving[follower] = merged
                         changed[follower] = True
@@ -167,6 +126,8 @@ class Hazards:
             tuple([loose & ~arrived for loose in state.loose]),
             state.unread & ~covered,
             state.guarded,
+            state.guarded_reads,
+            state.units,
         )
 
     def _issue(self, state: State, index: int) -> State:
@@ -175,11 +136,13 @@ class Hazards:
         opcode = code.opcodes[index]
         name = self.names[opcode]
         if name == "DEPBAR":  # counted: what's left after it is what ptxas knows
-            return self._wait(state, 1 << (code.words[index] >> 44 & 7) if name == "DEPBAR" else 0)
+            return self._wait(state, 1 << (code.words[index] >> 44 & 7))
+        read, written, *_ = code.masks[index]
+        state = forget_guards(state, written)
         if not self.variable[opcode] and name not in LATE:
             return state
-        read, written, *_ = code.masks[index]
         read &= GENERAL if name not in AT_ONCE else 0
+        written &= ~WHOLE if name in ("LDGSTS", "BMOV") else -1  # "not written", "barrier at once"
         write, reads = code.controls.write_barriers[index], code.controls.read_barriers[index]
         writes_, reads_, covered, arrived = map(list, (state.writes, state.reads, state.covered, state.arrived))
         loose, unread = list(state.loose), state.unread
@@ -190,97 +153,121 @@ class Hazards:
             if barrier >= BARRIERS:
                 continue
             if name in QUEUE:
-                covered[barrier] |= _all(tuple(reads_)) | unread | read
+                covered[barrier] |= union(tuple(reads_)) | unread | read
             if barrier == write:
                 writes_[barrier] |= written
                 arrived[barrier] |= loose[unit] | written
         announced = reads if reads < BARRIERS else write
         if announced < BARRIERS:
             reads_[announced] |= read
+            if name in QUEUE:
+                reads_[announced] |= unread
+                unread = 0
         else:
             unread |= read
+        if name == "ATOM" and write >= BARRIERS and reads < BARRIERS:  # "predicate of ATOM"
+            writes_[reads] |= written & PREDICATES
+            written &= ~PREDICATES
         if write >= BARRIERS and written:
             loose[unit] |= written
         guarded = [mask & ~written for mask in state.guarded]
         guarded[code.words[index] >> 12 & 15] |= written
+        readers = [mask & ~read for mask in state.guarded_reads]
+        if not read & (union(state.reads) | state.unread):
+            readers[code.words[index] >> 12 & 15] |= read
+        units = [mask & ~written for mask in state.units]
+        units[unit] |= written
         return State(
-            tuple(writes_), tuple(reads_), tuple(covered), tuple(arrived), tuple(loose), unread, tuple(guarded)
-        )
+            tuple(writes_), tuple(reads_), tuple(covered), tuple(arrived), tuple(loose), unread, tuple(guarded),
+            tuple(readers), tuple(units),
+        )  # fmt: skip
 
     def _look(self, state: State, index: int) -> None:
         code = self.code
         state = self._wait(state, code.controls.waits[index])
         read, written, *_ = code.masks[index]
         name = self.names[code.opcodes[index]]
-        opposite = state.guarded[(code.words[index] >> 12 & 15) ^ 8]  # "other lanes"
-        flying, loose = _all(state.writes) & ~opposite, _all(state.loose) & ~opposite
-        being_read = 0 if name in QUEUE else _all(state.reads) | state.unread  # "queue writes"
+        guard = (code.words[index] >> 12 & 15) ^ 8
+        opposite = state.guarded[guard]  # "other lanes"
+        flying = (union(state.writes) | union(state.loose)) & ~opposite
+        being_read = 0 if name in QUEUE else union(state.reads) | state.unread  # "queue writes"
+        being_read &= ~state.guarded_reads[guard]
+        in_order = state.units[UNITS.get(name, 3)] if name in UNITS and self.variable[code.opcodes[index]] else 0
+        if name in ("LDGSTS", "BMOV"):
+            written &= ~WHOLE
         for kind, mask in (
-            ("reads what hasn't arrived", read & (flying | loose)),
-            ("writes what will still be written", written & (flying | loose)),
-            ("writes what's still being read", written & being_read & ~(flying | loose)),
+            ("reads what hasn't arrived", read & flying),
+            ("writes what will still be written", written & flying & ~in_order),
+            ("writes what's still being read", written & being_read & ~flying),
         ):
             if mask:
                 self.found[kind, name] += 1
                 self.where.setdefault((kind, f"{name} {name_registers(mask)[:30]}"), index)
 
 
-def least_distances(kernel: Kernel, into: dict[tuple[str, str, str], tuple[int, int]]) -> None:
-    """Add the shortest distances from writers of fixed latency to readers, and how often each pair occurs."""
-    code, graph = kernel.code, kernel.graph
-    for block in graph.blocks:
-        pending: list[tuple[int, str, int]] = []
-        now = 0
-        for index in range(block.start, block.end):
-            entry = code.used[code.opcodes[index]].entry
-            read, written, *_ = code.masks[index]
-            for then, name, mask in pending:
-                if used := mask & read:
-                    file = "R" if used & GENERAL else "P" if used & PREDICATES else "U"
-                    least, times = into.get((name, file, entry.name), (99, 0))
-                    into[name, file, entry.name] = (min(least, now - then), times + 1)
-            pending = [(then, name, mask & ~written) for then, name, mask in pending if now - then < 40]
-            if any(iter_safe(entry, written)):
-                pending.append((now, entry.name, written))
-            now += code.controls.stalls[index]
+@dataclass
+class Result:
+    """Counts of kernels and findings, lines to print, and the distances."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+    distances: Distances = field(default_factory=dict)
+
+    def add(self, other: Result) -> None:
+        """Add what another process found."""
+        self.counts += other.counts
+        self.found += other.found
+        self.lines += other.lines
+        for pair, (least, times) in other.distances.items():
+            mine, before = self.distances.get(pair, (99, 0))
+            self.distances[pair] = (min(least, mine), times + before)
+
+
+def examine(data: bytes, every: int, most: int) -> Result:
+    """Look at every so many kernels of a cubin, by a number made of their names."""
+    result = Result()
+    cubin = CubinEditor(data)
+    for raw in cubin.kernels:
+        if zlib.crc32(raw) % every:
+            continue
+        kernel = read_version(cubin, raw.decode()).kernel
+        if len(kernel.code) > most:
+            result.counts["longer"] += 1
+            continue
+        try:
+            hazards = Hazards(kernel)
+        except GptError:
+            result.counts["refused"] += 1
+            continue
+        hazards.run()
+        result.counts["kernels"] += 1
+        result.counts["words"] += len(kernel.code)
+        result.counts["kernels with findings"] += bool(hazards.found)
+        for (kind, name), times in hazards.found.items():
+            result.found[f"{kind}: {name}"] += times
+        for (kind, name), index in list(hazards.where.items())[:2]:
+            result.lines.append(f"{kernel.name} {16 * index:#x} {kind} {name}")
+        least_distances(kernel, result.distances)
+    return result
 
 
 def main() -> int:
     """Look at the kernels of the stream."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--most", type=int, default=1 << 30, help="words of a kernel")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    counts: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    with_findings = 0
-    distances: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for one in iter_versions(sys.stdin.buffer, options.every):
-        if len(one.kernel.code) > options.most:
-            continue
-        try:
-            hazards = Hazards(one.kernel)
-        except GptError:
-            counts["refused"] += 1
-            continue
-        hazards.run()
-        counts["kernels"] += 1
-        counts["words"] += len(one.kernel.code)
-        with_findings += bool(hazards.found)
-        for (kind, name), times in hazards.found.items():
-            found[f"{kind}: {name}"] += times
-        for (kind, name), index in list(hazards.where.items())[:2]:
-            print(one.kernel.name, hex(16 * index), kind, name, file=sys.stderr)
-        least_distances(one.kernel, distances)
-    longest: dict[str, dict[str, int]] = defaultdict(dict)
-    for (writer, file, _), (least, times) in distances.items():
-        if times >= 1000:
-            longest[file][writer] = max(longest[file].get(writer, 0), least)
+    every = Result()
+    for one in map_cubins(sys.stdin.buffer, options.jobs, examine, options.every, options.most):
+        every.add(one)
+    print(*every.lines, sep="\n", file=sys.stderr)
     result = {
-        "counts": {**counts, "kernels with findings": with_findings},
-        "findings": dict(found.most_common()),
-        "longest of the shortest distances": {file: dict(sorted(names.items())) for file, names in longest.items()},
+        "counts": every.counts,
+        "findings": dict(every.found.most_common()),
+        "longest of the shortest distances": longest_of_shortest(every.distances),
     }
     print(json.dumps(result, indent=1))
     if options.json:

@@ -11,9 +11,6 @@ again the way that nvdisasm seems to see it:
                and R2P move.
     calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and
                reads the stack pointer. A RET leads nowhere, and reads what the caller expects to find again.
-    meetings   a BSYNC leads to the next instruction only. Ours leads to the label of each BSSY on the same barrier,
-               also of another call's.
-    tables     an indirect branch leads to its own table's targets. Ours leads to those of all tables of the kernel.
 
 A register that differs belongs to the first set of rules, the small ones first, under which it doesn't. Where none
 helps, the difference is unexplained. In kernels without calls nothing may be live for nvdisasm only, but predicates
@@ -24,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import struct
 import subprocess
 import sys
 import time
@@ -36,21 +32,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import live_before, pack, unpack
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel, read_kernel
 from gpt.sass.masks import Masks, Registers
 from gpt.sass.tables import table_of
-from gpt.sass.words import SIZE
 from tests import cuda
 from tests.sass.listing import Row, iter_rows
 
-RULES = ("guard", "operands", "calls", "meetings", "tables")
+RULES = ("guard", "operands", "calls")
 COMPARED = (1 << 528) - 1 & ~2  # no barriers, which nvdisasm doesn't list; no R1, which it takes to be live at an EXIT
 PREDICATES = pack(Registers(P=127))
 BATCH = 12_000  # instructions for a run of nvdisasm
@@ -67,8 +59,8 @@ class Differences:
     by_rule: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
 
-    def add(self, kernel: Kernel, rows: Sequence[Row], tables: dict[int, list[int]]) -> None:
-        """Compare one kernel. The listing may leave out what pads the code. `tables`: targets by indirect branch."""
+    def add(self, kernel: Kernel, rows: Sequence[Row]) -> None:
+        """Compare one kernel. The listing may leave out what pads the code."""
         calls = any(one.name == "CALL" for one in kernel.code)
         graph, code = kernel.graph, kernel.code
         reachable = graph.reachable()
@@ -82,9 +74,9 @@ class Differences:
             mine, theirs = ours[index] & COMPARED, pack(row.live) & COMPARED
             self.equal[calls] += mine == theirs
             for way, left in (("more", mine & ~theirs), ("less", theirs & ~mine)):
-                for rules in _iter_rules(calls, len(tables) > 1) if left else ():
+                for rules in _iter_rules(calls) if left else ():
                     if rules not in others:
-                        others[rules] = live_before(*_seen(code, graph, rows, rules, tables))
+                        others[rules] = live_before(*_seen(code, graph, rows, rules))
                     found = left & ~(others[rules][index] ^ theirs)
                     if way == "less" and not calls:
                         found &= PREDICATES
@@ -98,16 +90,13 @@ class Differences:
                     self.unexplained.append(f"{kernel.name} {16 * index:#x} {row.text}: {way} {unpack(left)}")
 
 
-def _iter_rules(calls: bool, tables: bool) -> Iterator[tuple[str, ...]]:
-    without = {"calls": not calls, "tables": not tables}
-    rules = [rule for rule in RULES if not without.get(rule)]
+def _iter_rules(calls: bool) -> Iterator[tuple[str, ...]]:
+    rules = [rule for rule in RULES if calls or rule != "calls"]
     for number in range(1, len(rules) + 1):
         yield from combinations(rules, number)
 
 
-def _seen(
-    code: Code, graph: Graph, rows: Sequence[Row], rules: tuple[str, ...], tables: dict[int, list[int]]
-) -> tuple[Code, Graph]:
+def _seen(code: Code, graph: Graph, rows: Sequence[Row], rules: tuple[str, ...]) -> tuple[Code, Graph]:
     made = [_see(one, rows[one.index] if one.index < len(rows) else None, rules) for one in code]
     followers = []
     for block, successors in zip(graph.blocks, graph.successors, strict=True):
@@ -115,10 +104,6 @@ def _seen(
         after = (graph.block_at(block.end),) if block.end < len(code) else ()
         if "calls" in rules and name in ("CALL", "RET"):
             successors = after if name == "CALL" else ()
-        elif "meetings" in rules and name == "BSYNC":
-            successors = after
-        elif "tables" in rules and (own := tables.get(code[block.end - 1].offset)):
-            successors = tuple(sorted({graph.block_at(target // SIZE) for target in own}))
         followers.append(successors)
     unknown = frozenset() if "calls" in rules else graph.calls_out
     return cast(Code, SimpleNamespace(masks=made)), Graph(graph.blocks, tuple(followers), unknown)
@@ -145,18 +130,6 @@ def list_kernels(nvdisasm: str, cubin: CubinEditor, path: Path, names: Sequence[
     return found
 
 
-def jump_tables(cubin: CubinEditor, name: str) -> dict[int, list[int]]:
-    """Return the targets of each indirect branch of a kernel, by its offset."""
-    found = {}
-    for entry in iter_attributes(KernelEditor(cubin, name).info):
-        at = 0
-        while entry.kind == INDIRECT_BRANCH_TARGETS and at < len(entry.payload):
-            branch, _, count = struct.unpack_from("<III", entry.payload, at)
-            found[branch] = list(struct.unpack_from(f"<{count}I", entry.payload, at + 12))
-            at += 12 + 4 * count
-    return found
-
-
 def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, rng: random.Random) -> None:
     """Compare kernels of a cubin, in random order, until that time."""
     cubin = CubinEditor(path.read_bytes())
@@ -171,7 +144,7 @@ def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, r
         if batch and (number == len(names) or sum(len(one.code) for one in batch.values()) > BATCH):
             listing = list_kernels(nvdisasm, cubin, path, list(batch))
             for each, kernel in batch.items():
-                found.add(kernel, listing[each], jump_tables(cubin, each))
+                found.add(kernel, listing[each])
             batch = {}
             if time.monotonic() > until:
                 return

@@ -14,7 +14,7 @@ from gpt.base.errors import GptError
 from gpt.sass.check import Finding, Version, check
 from gpt.sass.check_words import NOP
 from gpt.sass.code import Code
-from gpt.sass.kernels import Kernel
+from gpt.sass.kernels import Kernel, Relocation
 from gpt.sass.masks import Registers
 from gpt.sass.tables import Operand
 from gpt.sass.words import PT, SIZE, bits, control_of, dump_words, with_bits, with_control
@@ -338,7 +338,30 @@ def _facts(rnd: random.Random, woven: Woven) -> Mutation:
         {"frame": was.frame + by},
         {"stack": was.stack + by},
         {"flags": was.flags ^ 1 << rnd.randrange(32)},
+        {"bound": was.registers - 1},
+        {"in_section": rnd.randrange(1, 256)},
+        {"relocations": (*was.relocations, Relocation(SIZE * rnd.randrange(9), 56, 1, 0))},
     ))  # fmt: skip
+    return one
+
+
+def _amended(rnd: random.Random, woven: Woven) -> Mutation:
+    """Let an instruction that stays in its place wait, stall or announce otherwise, and declare it as amended."""
+    one = _start("an amended word", woven)
+    kernel = woven.original.kernel
+    moved = {source for trampoline in woven.declaration.trampolines for source in trampoline.sources}
+    one.at = rnd.choice([k for k in range(len(kernel.code)) if k not in moved])
+    was = kernel.code[one.at].control
+    change: dict[str, Any] = rnd.choice((
+        {"read_barrier": rnd.randrange(8)},
+        {"read_barrier": rnd.randrange(6), "wait": was.wait | rnd.randrange(64)},
+        {"write_barrier": rnd.randrange(8)},
+        {"wait": rnd.randrange(64)},
+        {"stall": rnd.randrange(16)},
+        {"reuse": rnd.randrange(16)},
+    ))  # fmt: skip
+    one.words[one.at] = with_control(one.words[one.at], was._replace(**change))
+    one.declaration = replace(one.declaration, amended=one.declaration.amended | {one.at})
     return one
 
 
@@ -372,6 +395,7 @@ KINDS: dict[str, Maker] = dict((
     ("the list of places", _places),
     ("declared numbers", _numbers),
     ("facts of the file", _facts),
+    ("an amended word", _amended),
     _set("the saved registers", "saved"),
     _set("the registers that are read", "reads"),
     _flip("a guard", _inserted, 12, 16),

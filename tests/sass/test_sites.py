@@ -45,7 +45,7 @@ def read(image, name):
 
 
 def made(*lines, registers=16):
-    return Kernel("made", program(*lines), registers, frozenset())
+    return Kernel("made", program(*lines), registers, {})
 
 
 def sites(*lines, registers=16):
@@ -125,10 +125,11 @@ def test_the_entry_that_ptxas_writes(image):
 def test_jump_tables_are_followed(image):
     kernel = read(image, "jump")
     assert any(one.name == "BRX" for one in kernel.code)
-    assert len(kernel.jump_tables) > 8 and all(target % 16 == 0 for target in kernel.jump_tables)
-    assert len(kernel.graph.reachable()) > len(kernel.jump_tables)
+    assert set(kernel.jump_tables) == {one.offset for one in kernel.code if one.name == "BRX"}
+    assert len(kernel.jump_targets) > 8 and all(target % 16 == 0 for target in kernel.jump_targets)
+    assert len(kernel.graph.reachable()) > len(kernel.jump_targets)
     with pytest.raises(UnboundedError):
-        list(iter_sites(Kernel("jump", kernel.code, 16, frozenset())))
+        list(iter_sites(Kernel("jump", kernel.code, 16, {})))
 
 
 def damaged_table(image, change):
@@ -172,6 +173,6 @@ def test_cut_and_damaged_cubins_are_refused_or_read(image):
 def test_other_architectures_have_no_sites():
     """Their atomics would be shown as others than they are."""
     table = replace(TABLE, arch=arch_of("sm_80"))
-    kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, frozenset())
+    kernel = Kernel("k", Code(dump_words(program("EXIT").words), table), 16, {})
     with pytest.raises(GptError, match="sm_80's instructions"):
         list(iter_sites(kernel))

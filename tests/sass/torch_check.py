@@ -1,11 +1,11 @@
 """Prove PyTorch's kernels unwoven, and woven at random places.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
-        python -m tests.sass.torch_check [--every N] [--json FILE]
+        python -m tests.sass.torch_check [--every N] [--jobs N] [--json FILE]
 
-Every Nth kernel (each unless said otherwise) is checked against itself. Then up to five places of it get the snippet
-`leader`, and the result is proven. Prints what was found, and how long control flow, liveness and the check took.
-Exits with 1 if anything was found.
+Every Nth kernel (each unless said otherwise) is taken apart and put together again, word by word, and checked against
+itself. Then up to five places of it get the snippet `leader`, and the result is proven. Prints what was found, and how
+long control flow, liveness and the check took. Exits with 1 if anything was found.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import json
 import random
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import msgpack
 
@@ -29,26 +34,122 @@ from gpt.sass.code import Code
 from gpt.sass.kernels import RESERVED, Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.tables import table_of
-from gpt.sass.words import SIZE, dump_words
+from gpt.sass.words import (
+    SIZE,
+    bits,
+    control_of,
+    dump_words,
+    guard_of,
+    target_of,
+    with_bits,
+    with_control,
+    with_guard,
+    with_target,
+)
 from gpt.sass.woven import Declaration, Moved
 from tests.sass.corpus import find_places
 from tests.sass.weaver import ARCH, Place, Use, Weaver, compiled_snippets
 
+R = TypeVar("R")
 PARAMETER = 0x210  # where in the constant bank the snippet finds its address: nothing is run
 
 
-def iter_versions(stream: object, every: int = 1) -> Iterator[Version]:
-    """Yield every so many kernels of a stream of elements."""
-    number = 0
+def iter_cubins(stream: object) -> Iterator[bytes]:
+    """Yield the cubins of a stream of elements."""
     for record in msgpack.Unpacker(stream, max_buffer_size=1 << 30):
         if "data" in record:
-            cubin = CubinEditor(record["data"])
-            for raw in cubin.kernels:
-                number += 1
-                if number % every:
-                    continue
-                name = raw.decode()
-                yield Version(read_kernel(cubin, name, table_of(ARCH)), read_facts(cubin, name))
+            yield record["data"]
+
+
+def map_cubins(stream: object, jobs: int, function: Callable[..., R], *arguments: object) -> Iterator[R]:
+    """Yield what a function returns for each cubin of a stream, in processes."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        cubins = iter_cubins(stream)
+        while batch := list(islice(cubins, 32 * jobs)):  # not the whole library at once
+            yield from pool.map(function, batch, *map(repeat, arguments))
+
+
+def read_version(cubin: CubinEditor, name: str) -> Version:
+    """Read a kernel, and what its cubin says of it."""
+    return Version(read_kernel(cubin, name, table_of(ARCH)), read_facts(cubin, name))
+
+
+@dataclass
+class Result:
+    """Counts of kernels and of findings, and the seconds that each step took."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    times: dict[str, list[float]] = field(default_factory=lambda: {"flow": [], "check": []})
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        """Add what another process counted."""
+        self.counts += other.counts
+        self.found += other.found
+        self.lines += other.lines
+        for name, times in other.times.items():
+            self.times[name] += times
+
+
+def rebuild(code: Code, index: int) -> int:
+    """Return an instruction made anew of its parts: opcode, guard, operands, target, control, and the bits between."""
+    one, bits_of = code[index], code.table.arch.register_bits
+    word = one.word
+    made = with_control(with_guard(word & 0xFFF, guard_of(word)), control_of(word))
+    known = made | 15 << 12 | (1 << 126) - (1 << 105) | 0xFFF
+    parts = [(operand.low, bits_of[operand.file]) for operand in one.entry.operands if operand.file in bits_of]
+    for low, width in parts:
+        if low is not None and low != 12:
+            made |= with_bits(0, low, width, bits(word, low, width))
+            known |= (1 << width) - 1 << low
+    made |= word & ~known
+    if one.target is not None and one.entry.target:
+        made = with_target(made, one.entry.target, one.offset, target_of(word, one.entry.target, one.offset))
+    return made
+
+
+def examine(data: bytes, every: int) -> Result:
+    """Check every so many kernels of a cubin, by a number made of their names."""
+    result, rnd = Result(), random.Random(len(data))
+    cubin = CubinEditor(data)
+    for raw in cubin.kernels:
+        if zlib.crc32(raw) % every == 0:
+            _examine_kernel(read_version(cubin, raw.decode()), rnd, result)
+    return result
+
+
+def _examine_kernel(one: Version, rnd: random.Random, result: Result) -> None:
+    counts, found, kernel = result.counts, result.found, one.kernel
+    counts["kernels"] += 1
+    counts["words"] += len(kernel.code)
+    for index, (word, masks) in enumerate(zip(kernel.code.words, kernel.code.masks, strict=True)):
+        if rebuild(kernel.code, index) != word:
+            found[f"not the same when put together: {kernel.code[index].name}"] += 1
+        if not masks.exact:
+            found[f"unknown modifiers: {kernel.code[index].name}"] += 1
+    for finding in check(one, one, Declaration(registers=one.facts.registers)):
+        found[f"unwoven: {finding.rule}"] += 1
+    start = time.process_time()
+    try:
+        _ = kernel.live, kernel.flight
+    except GptError as error:
+        counts[f"refused: {error.fact.split(' at ')[0]}"] += 1
+        return
+    result.times["flow"].append(time.process_time() - start)
+    woven = weave_words(one, rnd, 5)
+    if woven is None:
+        counts["without a place"] += 1
+        return
+    counts["woven"] += 1
+    counts["places"] += len(woven[1].trampolines)
+    start = time.process_time()
+    findings = check(one, *woven)
+    result.times["check"].append(time.process_time() - start)
+    counts["proven"] += not findings
+    for finding in findings:
+        found[f"woven: {finding.rule}"] += 1
+        result.lines.append(f"{kernel.name} {finding}")
 
 
 def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, Declaration] | None:
@@ -82,47 +183,24 @@ def main() -> int:
     """Check all kernels of the stream."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rnd = random.Random(1)
-    counts: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    times: dict[str, list[float]] = {"flow": [], "check": []}
-    for one in iter_versions(sys.stdin.buffer, options.every):
-        counts["kernels"] += 1
-        counts["words"] += len(one.kernel.code)
-        for finding in check(one, one, Declaration(registers=one.facts.registers)):
-            found[f"unwoven: {finding.rule}"] += 1
-        start = time.process_time()
-        try:
-            _ = one.kernel.live, one.kernel.flight
-        except GptError as error:
-            counts[f"refused: {error.fact.split(' at ')[0]}"] += 1
-            continue
-        times["flow"].append(time.process_time() - start)
-        woven = weave_words(one, rnd, 5)
-        if woven is None:
-            counts["without a place"] += 1
-            continue
-        counts["woven"] += 1
-        counts["places"] += len(woven[1].trampolines)
-        start = time.process_time()
-        findings = check(one, *woven)
-        times["check"].append(time.process_time() - start)
-        counts["proven"] += not findings
-        for finding in findings:
-            found[f"woven: {finding.rule}"] += 1
-            print(one.kernel.name, finding, file=sys.stderr)
+    compiled_snippets()
+    every = Result()
+    for one in map_cubins(sys.stdin.buffer, options.jobs, examine, options.every):
+        every.add(one)
+    print(*every.lines, sep="\n", file=sys.stderr)
     milliseconds = {
         name: {"median": 1e3 * sorted(all_)[len(all_) // 2], "p99": 1e3 * sorted(all_)[len(all_) * 99 // 100],
-               "mean": 1e3 * sum(all_) / len(all_)}
-        for name, all_ in times.items() if all_
+               "most": 1e3 * max(all_), "mean": 1e3 * sum(all_) / len(all_)}
+        for name, all_ in every.times.items() if all_
     }  # fmt: skip
-    result = {"counts": dict(counts), "findings": dict(found), "milliseconds": milliseconds}
+    result = {"counts": dict(every.counts), "findings": dict(every.found), "milliseconds": milliseconds}
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if found else 0
+    return 1 if every.found else 0
 
 
 if __name__ == "__main__":

@@ -265,11 +265,11 @@ class Weaver:
         groups = sorted({number // 4 for number in range(255) if named.R >> number & 1 and number not in fixed})
         for group in groups:
             wanted = [4 * group + k for k in range(4) if named.R >> 4 * group + k & 1 and 4 * group + k not in fixed]
-            candidates = range(0, self.kernel.registers - 3, 4)
+            candidates = range(0, self.kernel.kept - 3, 4)
 
             def cost(base: int, wanted: list[int] = wanted) -> int:
                 chosen = [base + number % 4 for number in wanted]
-                if taken & set(chosen) or 1 in chosen or any(number >= self.kernel.registers for number in chosen):
+                if taken & set(chosen) or 1 in chosen or any(number >= self.kernel.kept for number in chosen):
                     return 99
                 if any(blocked >> number & 1 and not live >> number & 1 for number in chosen):
                     return 99  # in flight

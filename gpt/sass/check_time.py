@@ -1,0 +1,72 @@
+"""Time in a trampoline: results that aren't there yet, and operands that are still being read.
+
+Results of fixed latency are *pending* for some cycles (stalls.py). Others are in flight until a scoreboard says that
+they have arrived (flow.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings
+from gpt.sass.code import Code
+from gpt.sass.flow import QUEUE, wait_for
+from gpt.sass.masks import STARTS
+from gpt.sass.stalls import BRANCH_CYCLES, LATE_GUARD, LONGEST, iter_safe
+
+Pending = tuple[int, int, int]  # registers, cycles left, part
+
+
+def iter_pending(around: Surroundings, first: int) -> Iterator[Pending]:
+    """Yield results that the kernel still waits for where a trampoline begins, in place of instruction `first`."""
+    code, graph = around.original.code, around.original.graph
+    seen: dict[int, int] = {}
+    left = [(first, BRANCH_CYCLES)]
+    while left:
+        index, elapsed = left.pop()
+        if seen.get(index, LONGEST) <= elapsed:
+            continue
+        seen[index] = elapsed
+        block = graph.block_at(index)
+        before = [index - 1] if index > graph.blocks[block].start else [
+            graph.blocks[other].end - 1 for other in around.predecessors[block]
+        ]  # fmt: skip
+        for other in before:
+            passed = elapsed + code.controls.stalls[other]
+            for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+                if cycles > passed:
+                    yield written, cycles - passed, KERNEL
+            left.append((other, passed))
+
+
+def pass_time(code: Code, index: int, state: State, number: int) -> frozenset[Pending]:
+    """Return what's pending after an instruction of a part."""
+    stall = code.controls.stalls[index]
+    written = code.masks[index].writes
+    found = {(mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall}
+    for mask, cycles in iter_safe(code[index].entry, written):
+        if cycles > stall:
+            found.add((mask, cycles - stall, number))
+    return frozenset(entry for entry in found if entry[0])
+
+
+def iter_hazards(code: Code, index: int, state: State) -> Iterator[tuple[str, int, str]]:
+    """Yield rules, registers and what's wrong where a snippet doesn't wait for itself. A weaver may have written it."""
+    read, written, *_ = code.masks[index]
+    rest = wait_for(state.ours, code.controls.waits[index])
+    arriving = rest.arriving
+    being_read = 0 if code[index].name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
+    yield "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives"
+    yield "scoreboard", written & being_read & ~arriving, "is still being read by the snippet"
+    guard = read & 1 << STARTS.P + code[index].guard.predicate
+    for mask, left, part in state.pending:
+        if part == state.part and left > LATE_GUARD:
+            yield "stall", mask & guard, "is the guard, and isn't there yet"
+
+
+def union(masks: tuple[int, ...]) -> int:
+    """Return the registers of all sets."""
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found

@@ -1,0 +1,155 @@
+"""Opcodes as a table has them (tables.py), and which registers a word with one of them reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpt.sass.masks import STARTS, Masks
+from gpt.sass.words import PT
+
+UNKNOWN = -1  # a number of registers
+EVERY = 256
+GUARD = 15 << 12
+KEPT = 1 << 14  # masks that are kept, at most, for each opcode
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of registers of an operand, by the value of selector bits."""
+
+    selectors: tuple[int, ...]  # bits of the word, lowest first
+    numbers: tuple[int, ...]
+
+    def of(self, word: int) -> int:
+        """Return the number for a word, or UNKNOWN."""
+        value = 0
+        for bit in reversed(self.selectors):
+            value = value << 1 | word >> bit & 1
+        return self.numbers[value]
+
+    @property
+    def most(self) -> int:
+        """The greatest number for any value. If nothing is known of any, all registers from the named one on count."""
+        most = max(self.numbers)
+        return EVERY if most == UNKNOWN else most
+
+
+NEVER = Count((), (0,))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A register number in a word, or with PR and UPR a mask of predicates (all of them if `low` is None)."""
+
+    file: str
+    low: int | None
+    writes: Count
+    reads: Count
+    inverted: bool = False  # all bits of the number are turned
+
+    @property
+    def name(self) -> str:
+        """As in the table: R16."""
+        return f"{self.file}{'' if self.low is None else self.low}{'~' if self.inverted else ''}"
+
+
+@dataclass(frozen=True)
+class Opcode:
+    """An opcode, as in its table."""
+
+    number: int
+    name: str
+    variable: bool  # its latency varies: ptxas gives it barriers
+    target: str | None  # the form of the distance, if it jumps
+    operands: tuple[Operand, ...]
+
+
+class _Shape(NamedTuple):
+    """The operands of words with the same selectors.
+
+    A field is its lowest bit, a mask of its bits, the bits that are turned, the first bit of its register file in a
+    mask, the file's mask, and one bit for each register that's written and read. A number that means no register leads
+    to a bit that the file's mask lacks.
+    """
+
+    fields: tuple[tuple[int, int, int, int, int, int, int], ...]
+    sets: tuple[tuple[int, int, int, int], ...]  # of predicates: lowest bit, first bit in a mask, is written, is read
+    writes: int  # whatever the operands are
+    reads: int
+    exact: bool
+
+
+class Decoder:
+    """Finds the registers that words with one opcode read and write.
+
+    Words differ in immediates more than in registers: so the masks are kept under the bits that they depend on. A big
+    kernel has many different words even then, so the shape, which depends on the selectors alone, is kept, too.
+    """
+
+    def __init__(self, entry: Opcode, bits: dict[str, int]) -> None:
+        self.entry = entry
+        self.known: dict[int, Masks] = {}
+        self._bits = bits
+        self._shapes: dict[int, _Shape] = {}
+        self._selectors = 0
+        self.relevant = GUARD
+        for operand in entry.operands:
+            for bit in (*operand.writes.selectors, *operand.reads.selectors):
+                self._selectors |= 1 << bit
+            if operand.low is not None:
+                width = 7 if operand.file in ("PR", "UPR") else bits[operand.file]
+                self.relevant |= (1 << width) - 1 << operand.low
+        self.relevant |= self._selectors
+
+    def masks(self, word: int) -> Masks:
+        """Return what a word with this opcode reads and writes."""
+        key = word & self.relevant
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            found = self.known[key] = self._masks(key)
+        return found
+
+    def _masks(self, word: int) -> Masks:
+        shape = self._shapes.get(word & self._selectors)
+        if shape is None:
+            shape = self._shapes[word & self._selectors] = self._shape(word)
+        fields, sets, writes, reads, exact = shape
+        for low, none, turned, start, file, written, read in fields:
+            number = start + (word >> low & none ^ turned)
+            if written:
+                writes |= written << number & file
+            if read:
+                reads |= read << number & file
+        for low, start, is_written, is_read in sets:
+            mask = (word >> low & 127) << start
+            writes |= mask * is_written
+            reads |= mask * is_read
+        always = word & GUARD == PT << 12
+        return Masks(reads, writes, ~writes if exact and always else -1, exact)
+
+    def _shape(self, word: int) -> _Shape:
+        fields, sets = [], []
+        writes = reads = 0
+        exact = True
+        for operand in self.entry.operands:
+            written, read = operand.writes.of(word), operand.reads.of(word)
+            exact = exact and UNKNOWN not in (written, read)
+            written = operand.writes.most if written == UNKNOWN else written
+            read = operand.reads.most if read == UNKNOWN else read
+            start: int = getattr(STARTS, operand.file.replace("PR", "P"))
+            if operand.file in ("PR", "UPR"):
+                if operand.low is None:
+                    writes |= (127 << start) * (written > 0)
+                    reads |= (127 << start) * (read > 0)
+                else:
+                    sets.append((operand.low, start, int(written > 0), int(read > 0)))
+            elif written or read:
+                none = (1 << self._bits[operand.file]) - 1
+                file = (1 << (none if operand.file != "B" else none + 1)) - 1 << start
+                turned = none if operand.inverted else 0
+                many = (1 << written) - 1, (1 << read) - 1
+                fields.append((operand.low or 0, none, turned, start, file, *many))
+        return _Shape(tuple(fields), tuple(sets), writes, reads, exact)

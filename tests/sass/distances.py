@@ -1,0 +1,44 @@
+"""The shortest distances that ptxas leaves between an instruction of fixed latency and who reads its result."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from gpt.sass.kernels import Kernel
+from gpt.sass.masks import STARTS
+from gpt.sass.stalls import iter_safe
+
+GENERAL = (1 << 255) - 1
+PREDICATES = 127 << STARTS.P
+OFTEN = 1000
+
+Distances = dict[tuple[str, str, str], tuple[int, int]]  # writer, register file and reader; cycles, and how often
+
+
+def least_distances(kernel: Kernel, into: Distances) -> None:
+    """Add the shortest distances from writers of fixed latency to readers, and how often each pair occurs."""
+    code, graph = kernel.code, kernel.graph
+    for block in graph.blocks:
+        pending: list[tuple[int, str, int]] = []
+        now = 0
+        for index in range(block.start, block.end):
+            entry = code.used[code.opcodes[index]].entry
+            read, written, *_ = code.masks[index]
+            for then, name, mask in pending:
+                if used := mask & read:
+                    file = "R" if used & GENERAL else "P" if used & PREDICATES else "U"
+                    least, times = into.get((name, file, entry.name), (99, 0))
+                    into[name, file, entry.name] = (min(least, now - then), times + 1)
+            pending = [(then, name, mask & ~written) for then, name, mask in pending if now - then < 40]
+            if any(iter_safe(entry, written)):
+                pending.append((now, entry.name, written))
+            now += code.controls.stalls[index]
+
+
+def longest_of_shortest(distances: Distances) -> dict[str, dict[str, int]]:
+    """Return by register file and writer how long its most patient reader waits at least, of pairs that occur often."""
+    longest: dict[str, dict[str, int]] = defaultdict(dict)
+    for (writer, file, _), (least, times) in distances.items():
+        if times >= OFTEN:
+            longest[file][writer] = max(longest[file].get(writer, 0), least)
+    return {file: dict(sorted(names.items())) for file, names in longest.items()}

@@ -1,0 +1,262 @@
+"""What the checker must see of the kernel around a trampoline: each case here was once proven, and wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.sass.check import Version
+from gpt.sass.check_saves import is_slot
+from gpt.sass.check_words import NOP
+from gpt.sass.kernels import Relocation, read_facts, read_kernel
+from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
+from gpt.sass.woven import Inserted
+from tests.sass.corpus import compile_kernels
+from tests.sass.test_check import TABLE, instruction, rules, site, stored, with_words
+from tests.sass.weaver import LDL, PLAIN, STL, Place, Use, compiled_snippets, weave
+
+USETMAXREG = 0x9C8 | 7 << 12 | 5 << 72 | PLAIN  # USETMAXREG.DEALLOC, the number at bit 32
+CALL = 0x343 | 7 << 12 | 2 << 24 | 7 << 87 | PLAIN  # CALL.ABS R2
+
+
+@pytest.fixture(scope="module")
+def image():
+    try:
+        return compile_kernels()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def snippets():
+    try:
+        return compiled_snippets()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def leader(image, snippets):
+    """A kernel with one snippet in front of a load, which uses uniform registers, R0 and up."""
+    _, source = site(image, "saxpy", "LDG")
+    return weave(image, "saxpy", [Place(source, (Use("leader"),))], snippets)
+
+
+def inserted(woven, least=2):
+    """Return a trampoline and the number of its first part of that many words."""
+    for trampoline in woven.declaration.trampolines:
+        for number, part in enumerate(trampoline.parts):
+            if isinstance(part, Inserted) and part.length >= least:
+                return trampoline, number
+    pytest.fail("no snippet")
+
+
+def with_kernel_word(woven, at, word):
+    """Return what was woven with a word of the kernel replaced, before and after."""
+    versions = []
+    for version in (woven.original, woven.new):
+        words = list(version.kernel.code.words)
+        words[at] = word
+        versions.append(with_words(version, words))
+    return replace(woven, original=versions[0], new=versions[1])
+
+
+def padding(woven):
+    words = woven.original.kernel.code.words
+    assert words[-1] == NOP
+    return len(words) - 1
+
+
+def with_snippet_word(woven, trampoline, number, index, change):
+    """Return new words and the declaration, with a word of a snippet changed in both."""
+    part = trampoline.parts[number]
+    words = list(woven.new.kernel.code.words)
+    words[part.start + index] = change(words[part.start + index])
+    given = list(part.snippet.words)
+    given[index] = change(given[index])
+    parts = list(trampoline.parts)
+    parts[number] = replace(part, snippet=replace(part.snippet, words=tuple(given)))
+    made = replace(trampoline, parts=tuple(parts))
+    kept = tuple(made if one is trampoline else one for one in woven.declaration.trampolines)
+    return with_words(woven.new, words), replace(woven.declaration, trampolines=kept)
+
+
+def named(woven, part, *names):
+    """Return the places in a snippet of instructions with these names."""
+    code = woven.new.kernel.code
+    return [k for k in range(part.length) if code[part.start + k].name in names]
+
+
+def test_a_kernel_that_gives_registers_back(leader):
+    """A dead register isn't there for a warp that has given it back."""
+    trampoline, number = inserted(leader)
+    names = trampoline.parts[number].names["R"].values()
+    at = padding(leader)
+    assert not rules(with_kernel_word(leader, at, USETMAXREG | 3 + max(names) << 32))
+    assert rules(with_kernel_word(leader, at, USETMAXREG | 2 + max(names) << 32)) == {"count"}
+    assert rules(with_kernel_word(leader, at, USETMAXREG & ~0xFFF | 0x3C8 | 255 << 32)) == {"count"}, "by a register"
+
+
+def test_code_that_is_not_here_may_use_any_uniform_register(leader):
+    """Unless it's known: __assertfail alone, or the file's own functions."""
+    calling = with_kernel_word(leader, padding(leader), CALL)
+    assert rules(calling) == {"shared"}
+    kernel = replace(calling.original.kernel, elsewhere=0)
+    assert not rules(replace(calling, original=Version(kernel, calling.original.facts)))
+
+
+def test_one_place_in_two_trampolines(image, snippets):
+    _, source = site(image, "matrix", "LDS", 1)
+    woven = weave(image, "matrix", [Place(source, count=2), Place(source + 1)], snippets)
+    assert rules(woven) == {"places"}
+
+
+def test_an_amended_instruction_that_was_moved(image, snippets):
+    """What's announced counts in the trampoline, where it runs, and not in its old place."""
+    name = "wide"
+    kernel = read_kernel(CubinEditor(image), name, TABLE)
+    store = next(one for one in kernel.code if one.name == "STG" and one.control.read_barrier == 7)
+    leave = next(one for one in kernel.code if one.name == "EXIT" and one.index > store.index)
+    woven = weave(image, name, [Place(store.index - 1, count=2), Place(leave.index, (Use("leader"),))], snippets)
+    assert not rules(woven)
+    taken = (store.reads.R & ~2).bit_length() - 1
+    at, number = inserted(woven)
+    part = at.parts[number]
+    was = part.names["R"][3]
+    words = list(woven.new.kernel.code.words)
+    for index in range(part.start, part.start + part.length):
+        for operand in woven.new.kernel.code[index].entry.operands:
+            if operand.file == "R" and words[index] >> operand.low & 255 == was:
+                words[index] = with_bits(words[index], operand.low, 8, taken)
+    parts = list(at.parts)
+    parts[number] = replace(part, names={**part.names, "R": {**part.names["R"], 3: taken}})
+    declaration = replace(
+        woven.declaration,
+        trampolines=(woven.declaration.trampolines[0], replace(at, parts=tuple(parts))),
+        amended=frozenset({store.index}),
+    )
+    announced = with_control(store.word, store.control._replace(read_barrier=2))
+    words[store.index] = announced
+    assert "in flight" in rules(woven, with_words(woven.new, words), declaration)
+    moved = next(p.start for p in declaration.trampolines[0].parts if getattr(p, "source", None) == store.index)
+    words[moved] = with_control(words[moved], control_of(words[moved])._replace(read_barrier=2))
+    assert not rules(woven, with_words(woven.new, words), declaration)
+    assert "moved" in rules(woven, with_words(woven.new, words), replace(declaration, amended=frozenset()))
+
+
+def test_a_branch_that_has_the_guard_waits_as_the_exit_did(image, snippets):
+    kernel, source = site(image, "saxpy", "EXIT")
+    leave = kernel.code[source]
+    assert not leave.guard.always
+    woven = weave(image, "saxpy", [Place(source, (Use("leader"),))], snippets)
+    waiting = with_control(leave.word, leave.control._replace(wait=4))
+    trampoline = woven.declaration.trampolines[0]
+    old, new = list(woven.original.kernel.code.words), list(woven.new.kernel.code.words)
+    old[source] = waiting
+    moved = next(part.start for part in trampoline.parts if hasattr(part, "source"))
+    new[moved] = with_control(new[moved], control_of(new[moved])._replace(wait=4))
+    changed = replace(woven, original=with_words(woven.original, old), new=with_words(woven.new, new))
+    assert rules(changed) == {"places"}
+    new[source] = with_control(new[source], control_of(new[source])._replace(wait=4))
+    assert not rules(replace(changed, new=with_words(woven.new, new)))
+
+
+def test_a_branch_without_a_stall(leader):
+    (trampoline,) = leader.declaration.trampolines
+    words = list(leader.new.kernel.code.words)
+    at = trampoline.sources[0]
+    words[at] = with_control(words[at], control_of(words[at])._replace(stall=0))
+    assert rules(leader, with_words(leader.new, words)) == {"places"}
+
+
+def test_a_relocation_follows_what_was_moved(leader):
+    (trampoline,) = leader.declaration.trampolines
+    source = trampoline.sources[0]
+    moved = next(part.start for part in trampoline.parts if hasattr(part, "source"))
+
+    def with_relocation(version, at):
+        return Version(version.kernel, replace(version.facts, relocations=(Relocation(at, 56, 3, 0),)))
+
+    original = with_relocation(leader.original, SIZE * source + 4)
+    for at, expected in ((SIZE * source + 4, {"facts"}), (SIZE * moved + 4, set()), (SIZE * moved, {"facts"})):
+        assert rules(replace(leader, original=original, new=with_relocation(leader.new, at))) == expected
+
+
+def test_numbers_of_the_file_that_are_too_great_or_too_small(leader):
+    facts = leader.new.facts
+    assert read_facts(CubinEditor(leader.image), "saxpy") == facts
+    for change in ({"bound": facts.registers - 1}, {"in_section": 5}, {"in_section": facts.registers}):
+        version = Version(leader.new.kernel, replace(facts, **change))
+        assert rules(leader, version) == {"facts"}
+    many = Version(leader.new.kernel, replace(facts, registers=256, bound=256))
+    assert rules(leader, many, replace(leader.declaration, registers=256)) == {"facts"}
+
+
+def test_a_load_that_nothing_announces_is_not_read(image, snippets):
+    """Behind it, unless the site itself reads what was loaded."""
+    kernel, source = site(image, "saxpy", "LDG")
+    load = kernel.code[source]
+    without = with_control(load.word, load.control._replace(write_barrier=7))
+    result = load.writes.R.bit_length() - 1
+    for place in (Place(source, after=(Use("slot", result),)), Place(source + 1, (Use("slot", result),))):
+        woven = weave(image, "saxpy", [place], snippets)
+        assert not rules(woven) or place.source != source
+        old, new = list(woven.original.kernel.code.words), list(woven.new.kernel.code.words)
+        moved = [part.start for t in woven.declaration.trampolines for part in t.parts if hasattr(part, "source")]
+        at = moved[0] if place.source == source else source
+        old[source] = without
+        new[at] = with_control(new[at], control_of(new[at])._replace(write_barrier=7))
+        changed = replace(woven, original=with_words(woven.original, old), new=with_words(woven.new, new))
+        assert "in flight" in rules(changed)
+
+
+@pytest.mark.parametrize("word", [1 << 64, 1 << 72, 1 << 76, 1 << 77, 1 << 78, 1 << 91])
+def test_a_slot_has_a_plain_address(word):
+    assert is_slot(stored(STL, 4, -8), 8) and is_slot(stored(LDL, 4, -8), 8)
+    for base in (STL, LDL):
+        assert not is_slot(instruction((base ^ word) | (1 << 24) - 8 << 40 | 4 << (32 if base == STL else 16)), 8)
+
+
+def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
+    trampoline, number = inserted(leader)
+    (push,) = named(leader, trampoline.parts[number], "BSSY")
+    snippet = trampoline.parts[number].snippet.words
+    names = trampoline.parts[number].names["B"]
+    same = snippet[push] - (SIZE // 4 << 34)  # with the same label
+    again = iter((with_bits(same, 16, 4, names[same >> 16 & 15]), same))
+    assert "lanes" in rules(leader, *with_snippet_word(leader, trampoline, number, push + 1, lambda _: next(again)))
+    under = Guard(7, True)
+    guarded = with_snippet_word(leader, trampoline, number, push, lambda word: with_guard(word, under))
+    assert "lanes" in rules(leader, *guarded)
+
+
+def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
+    """Its own scoreboards and the 13 cycles to a guard are checked, too."""
+    trampoline, number = inserted(leader)
+    part, code = trampoline.parts[number], leader.new.kernel.code
+    waiting = [k for k in range(1, part.length) if code[part.start + k].control.wait]
+    comparing = [k for k in range(part.length) if code[part.start + k].writes.P]
+    assert waiting and comparing
+    for places, change, rule in ((waiting, {"wait": 0}, "scoreboard"), (comparing, {"stall": 4}, "stall")):
+        for index in places:
+            changed = with_snippet_word(
+                leader, trampoline, number, index, lambda w, c=change: with_control(w, control_of(w)._replace(**c))
+            )
+            assert rules(leader, *changed) == {rule}, (index, code[part.start + index])
+
+
+@pytest.mark.parametrize(("opcode", "expected"), [("LDG", set()), ("BAR", {"undefined"})])
+def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
+    """At a BAR, other lanes of the warp may overwrite it; while a load runs they can't (docs/sass-rules.md)."""
+    _, source = site(image, "matrix", opcode)
+    woven = weave(image, "matrix", [Place(source, (Use("leader"),), (Use("leader"),))], snippets)
+    (trampoline,) = woven.declaration.trampolines
+    last = next(part for part in reversed(trampoline.parts) if isinstance(part, Inserted) and part.names.get("UR"))
+    uniform = min(last.names["UR"])
+    inputs = last.snippet.inputs._replace(UR=1 << uniform)
+    parts = tuple(
+        replace(part, snippet=replace(part.snippet, inputs=inputs)) if part is last else part
+        for part in trampoline.parts
+    )
+    declaration = replace(woven.declaration, trampolines=(replace(trampoline, parts=parts),))
+    assert not rules(woven) and rules(woven, declaration=declaration) == expected

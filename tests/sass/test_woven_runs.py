@@ -1,0 +1,26 @@
+"""What the checker proves leaves what the kernel left, on the interpreter."""
+
+import pytest
+
+from tests.sass.woven_runs import run_some
+
+
+def check_runs(count):
+    try:
+        counts, wrong = run_some(count)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert not wrong
+    assert counts["woven"] and counts["mutated"] and counts["counted"]
+    return counts
+
+
+def test_what_is_proven_runs_as_before():
+    check_runs(10)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_much_that_is_proven_runs_as_before():
+    counts = check_runs(500)
+    assert counts["mutated"] > 250
