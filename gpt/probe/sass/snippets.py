@@ -40,7 +40,7 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import NO_BARRIER, control_of, dump_words, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
 
-FORMAT = b"1"  # of what's cached
+FORMAT = b"2"  # of what's cached
 VERSION = 8, 0  # of PTX
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
@@ -207,6 +207,7 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
     inputs = Registers(R=live_before(code, make_graph(code))[0] & ((1 << given) - 1) << 4)
     wait = control_of(words[-1]).wait
     body, extra = _announce(words[:-1], table)
+    body = _await_reads(body, table)
     return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
 
 
@@ -248,6 +249,20 @@ def _announce_results(words: list[int], table: Table) -> list[int]:
             following[entry.name] = control.write_barrier
         elif table.decoder(word).masks(word).writes and entry.name in following:
             found[index] = with_control(word, control._replace(write_barrier=following[entry.name]))
+    return found
+
+
+def _await_reads(words: list[int], table: Table) -> list[int]:
+    """Let each word that overwrites an operand wait until it's been read. ptxas knows units that read at once."""
+    reading = [0] * 6  # by barrier; never cleared, as a jump may go past the word that waits
+    found = []
+    for word in words:
+        control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
+        wait = sum(1 << barrier for barrier in range(6) if reading[barrier] & masks.writes)
+        found.append(with_control(word, control._replace(wait=control.wait | wait)))
+        barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
+        if entry.variable and barrier < 6:
+            reading[barrier] |= masks.reads
     return found
 
 
