@@ -93,7 +93,8 @@ class Instruction:
 
         BSSY and WARPSYNC.COLLECTIVE don't jump, but name a place where lanes meet later: that's their target.
         """
-        return target_of(self.word, self.entry.target, self.offset) if self.entry.target else None
+        entry = self.entry
+        return target_of(self.word, entry.target, self.offset) if entry.is_direct and entry.target else None
 
     @property
     def variable(self) -> bool:
@@ -168,7 +169,7 @@ class Code:
     @cached_property
     def jumps(self) -> list[int]:
         """The places of instructions with a target."""
-        numbers = {number for number, decoder in self.used.items() if decoder.entry.target}
+        numbers = {number for number, decoder in self.used.items() if decoder.entry.is_direct}
         return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
 
     @cached_property

@@ -98,7 +98,9 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
-    return Kernel(name, Code(editor.code, table), registers, _jump_tables(editor.info), _named_elsewhere(cubin, table))
+    code = Code(editor.code, table)
+    elsewhere = _named_elsewhere(cubin, table) if code.find({"CALL"}) else EVERY_REGISTER  # which takes time
+    return Kernel(name, code, registers, _jump_tables(editor.info), elsewhere)
 
 
 def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:

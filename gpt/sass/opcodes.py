@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from gpt.sass.masks import STARTS, Masks
@@ -63,6 +64,12 @@ class Opcode:
     variable: bool  # its latency varies: ptxas gives it barriers
     target: str | None  # the form of the distance, if it jumps
     operands: tuple[Operand, ...]
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """True if it jumps to a place that its words name. CALL.REL with a register adds that to the place."""
+        adds = self.name == "CALL" and any(operand.file == "R" for operand in self.operands)
+        return self.target is not None and not adds
 
 
 class _Shape(NamedTuple):

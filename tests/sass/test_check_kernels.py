@@ -9,8 +9,10 @@ from gpt.sass.check import Version
 from gpt.sass.check_saves import is_slot
 from gpt.sass.check_words import NOP
 from gpt.sass.kernels import Relocation, read_facts, read_kernel
+from gpt.sass.masks import EVERY_REGISTER
 from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
+from tests import cuda
 from tests.sass.corpus import compile_kernels
 from tests.sass.test_check import TABLE, instruction, rules, site, stored, with_words
 from tests.sass.weaver import LDL, PLAIN, STL, Place, Use, compiled_snippets, weave
@@ -260,3 +262,17 @@ def test_a_uniform_register_across_a_barrier(image, snippets, opcode, expected):
     )
     declaration = replace(woven.declaration, trampolines=(replace(trampoline, parts=parts),))
     assert not rules(woven) and rules(woven, declaration=declaration) == expected
+
+
+def test_functions_that_are_called_by_address():
+    """CALL.REL adds a register to the place that it names, so it may lead anywhere. What printf does isn't known."""
+    source = "__device__ __noinline__ int f{0}(int x) {{ return x * {0}; }}"
+    table = "__device__ int (*table[2])(int) = {f3, f5};"
+    body = 'extern "C" __global__ void k(int *p) { p[1] = table[p[0] & 1](p[2]); SAY }'
+    for say, known in (("", True), ('if (p[3] > 4) printf("%d", p[3]);', False)):
+        text = "\n".join(["extern \"C\" __device__ int printf(const char *, ...);", source.format(3), source.format(5),
+                          table, body.replace("SAY", say)])  # fmt: skip
+        kernel = read_kernel(CubinEditor(cuda.nvrtc_compile(text, "sm_90")), "k", TABLE)
+        assert kernel.graph.calls_out
+        assert (kernel.elsewhere != EVERY_REGISTER) is known and kernel.elsewhere & kernel.named == kernel.elsewhere
+        assert kernel.named & 1 << 4, "an argument"

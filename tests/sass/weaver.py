@@ -165,7 +165,8 @@ class Weaver:
                 self._wait(len(self.words) - 1)
         guard = was.word if is_guarded_exit else BRANCH
         branch = make_branch(place.source, start, "split", guard)
-        self.words[place.source] = branch | max(5, was.control.stall) << 105 | 63 << 110
+        wait = was.control.wait if is_guarded_exit else 0  # the guard may be on its way
+        self.words[place.source] = branch | max(5, was.control.stall) << 105 | 63 << 110 | wait << 116
         self.trampolines.append(Trampoline(start, len(self.words), tuple(parts), unpack(reads), unpack(saved)))
 
     def _wait(self, index: int) -> None:
