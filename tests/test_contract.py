@@ -31,6 +31,7 @@ from tests.trace import forge
 TAKEN = {  # kinds that are not passed on: an answer replaces them
     "gpt-analyze": {"api", "calls", "clock", "launches"},
     "gpt-ptx-probe": {"ptx"},
+    "gpt-sass-probe": {"element"},
 }
 
 PASSES = {"gpt-dump"}  # what they do is not in the stream
@@ -100,7 +101,7 @@ def make_work(stage, folder):
     elif stage.name in ("gpt-asm", "gpt-ptx-probe"):
         found = read(run(["gpt-extract", "--ptx", "libdemo.so"], folder).stdout)
     elif stage.name == "gpt-sass-probe":
-        found = read(run(["gpt-extract", "--payload", "libdemo.so"], folder).stdout)
+        found = read(run(["gpt-extract", "--payload", "--arch", "sm_90", "libdemo.so"], folder).stdout)
     elif stage.name == "gpt-analyze":
         apis = forge.api(7, "cuMemAlloc"), forge.api(8, "cuMemcpyHtoD")
         rows = [(1000 + i, 50, 7 + i % 2, 0, 1, 2, 4096, 0) for i in range(9)]

@@ -27,8 +27,11 @@ from gpt.formats.cubin import arch_of
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import EHDR_SIZE
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.nvinfo import ENTRY, SIZED, iter_attributes
+from gpt.formats.nvinfo import ENTRY, PAIR, SIZED, iter_attributes
+from gpt.formats.params import Param
 
+MIN_STACK_SIZE = 0x12  # in the module's `.nv.info`: {u32 symbol, u32 bytes}
+UNKNOWN_STACK = 0xFFFFFFFF
 SIZE = 8  # bytes of the added parameter
 PARAM_CBANK, CBANK_PARAM_SIZE, KPARAM_INFO, KPARAM_INFO_V2 = 0x0A, 0x19, 0x17, 0x45
 BEFORE = 0x35, 0x37, 0x5A  # ptxas writes these before the parameters; 0x37 is CUDA_API_VERSION
@@ -84,6 +87,27 @@ def add_parameter(kernel: KernelEditor) -> Parameter:
         cubin.editable(section)[:] = b"".join(ENTRY.pack(*entry) + payload for *entry, payload in entries)
     bank.extend(bytes(first + offset + SIZE - len(bank)))
     return new
+
+
+def list_parameters(kernel: KernelEditor) -> list[Param]:
+    """Return the parameters of a kernel, in order. Their types aren't known."""
+    found = []
+    for entry in iter_attributes(bytes(kernel.info)):
+        if entry.kind in (KPARAM_INFO, KPARAM_INFO_V2) and len(entry.payload) == KPARAM.size:
+            _, _, offset, size = KPARAM.unpack(entry.payload)
+            found.append(Param(offset, size >> SIZE_SHIFT if entry.kind == KPARAM_INFO else size, None))
+    return sorted(found, key=lambda one: one.offset)
+
+
+def raise_stack(kernel: KernelEditor, size: int) -> None:
+    """Raise a kernel's stack by `size` bytes, unless the file doesn't know how many it needs."""
+    number = kernel.cubin.numbers.get(b".nv.info")
+    info = kernel.cubin.editable(number) if number is not None else bytearray()
+    for entry in iter_attributes(bytes(info)):
+        if entry.kind == MIN_STACK_SIZE and len(entry.payload) == PAIR.size:
+            symbol, was = PAIR.unpack(entry.payload)
+            if symbol == kernel.symbol and was != UNKNOWN_STACK:
+                struct.pack_into("<I", info, entry.end - 4, was + size)
 
 
 def _entries(info: bytearray) -> list[Entry]:

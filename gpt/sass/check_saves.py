@@ -4,13 +4,15 @@ Where a snippet needs more registers than are free, the weaver saves live ones. 
 
     STL [R1-16], R4       LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
     MOV R9, R4            MOV R4, R9           in a register that's free
-    P2R R9, PR, RZ, 0x7f  R2P PR, R9, 0x7f     all predicates at once
+    P2R R9, PR, RZ, 0x7f  R2P PR, R9, 0x7f     predicates, one for each bit of the number
 
 A copy is a place and the register whose value it has. It's lost when something else is written to the place, and what
 was saved under a guard isn't one. Loading a register's own copy gives it back; loading another's doesn't.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from gpt.sass.code import Instruction
 from gpt.sass.masks import STARTS
@@ -20,7 +22,6 @@ Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the 
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # of these, in the upper half: [R1+offset], with the usual cache policy or none
-_PREDICATES = range(STARTS.P, STARTS.P + 7)
 
 
 def is_slot(one: Instruction, stack: int) -> bool:
@@ -44,8 +45,8 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
             kept |= {("stack", offset + 4 * k, first + k) for k in range(size // 4) if own >> first + k & 1}
     elif _is_copy(one) and own >> bits(one.word, 32, 8) & 1:
         kept.add(("R", bits(one.word, 16, 8), bits(one.word, 32, 8)))
-    elif _saves_predicates(one):
-        kept |= {("R", bits(one.word, 16, 8), number) for number in _PREDICATES if own >> number & 1}
+    elif mask := _saved_predicates(one):
+        kept |= {("R", bits(one.word, 16, 8), number) for number in _iter_predicates(mask) if own >> number & 1}
     return frozenset(kept)
 
 
@@ -59,8 +60,8 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
             found |= (("stack", offset + 4 * k, register + k) in copies) << register + k
     elif _is_copy(one):
         found |= (("R", bits(one.word, 32, 8), register) in copies) << register
-    elif _restores_predicates(one):
-        for number in _PREDICATES:
+    elif mask := _restored_predicates(one):
+        for number in _iter_predicates(mask):
             found |= (("R", bits(one.word, 24, 8), number) in copies) << number
     return found
 
@@ -76,13 +77,17 @@ def _is_copy(one: Instruction) -> bool:
     return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
 
 
-def _saves_predicates(one: Instruction) -> bool:
-    """Return whether it's P2R R, PR, RZ, 0x7f."""
+def _iter_predicates(mask: int) -> Iterator[int]:
+    return (STARTS.P + number for number in range(7) if mask >> number & 1)
+
+
+def _saved_predicates(one: Instruction) -> int:
+    """Return the predicates that a P2R R, PR, RZ, MASK keeps, one bit for each; 0 if it's something else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
-    return one.opcode == 0x803 and plain and bits(one.word, 32, 32) == 0x7F
+    return bits(one.word, 32, 7) if one.opcode == 0x803 and plain and not bits(one.word, 39, 25) else 0
 
 
-def _restores_predicates(one: Instruction) -> bool:
-    """Return whether it's R2P PR, R, 0x7f."""
+def _restored_predicates(one: Instruction) -> int:
+    """Return the predicates that a R2P PR, R, MASK sets, one bit for each; 0 if it's something else."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS
-    return one.opcode == 0x804 and plain and bits(one.word, 32, 32) == 0x7F
+    return bits(one.word, 32, 7) if one.opcode == 0x804 and plain and not bits(one.word, 39, 25) else 0

@@ -30,7 +30,7 @@ from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, issue, wait_for
+from gpt.sass.flow import NOTHING, follow_order, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
@@ -186,6 +186,7 @@ class TrampolineCheck:
             defined=state.defined | written,
             copies=copies,
             ours=issue(state.ours, self.code, index),
+            kernel=follow_order(state.kernel, self.code, index),
             pending=pass_time(self.code, index, state, number),
         )
         yield from self._follow(index, part, state)

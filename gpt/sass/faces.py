@@ -232,7 +232,7 @@ _WITHOUT = {  # have no face yet, though a probe might look for them
     *("LDGMC", "SYNCS", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD"),
     *("SUST", "SUATOM", "SURED", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "BRXU"),
 }
-_NAMES = {name for name, _ in _FACES} | _WITHOUT
+NAMES = {name for name, _ in _FACES} | _WITHOUT
 
 
 def find_face(one: Instruction) -> str | None:
@@ -240,7 +240,7 @@ def find_face(one: Instruction) -> str | None:
 
     Return an empty string if a probe might look for the instruction, but its bits aren't known; None if it's no site.
     """
-    if one.name not in _NAMES or (one.guard.predicate == PT and one.guard.negated):
+    if one.name not in NAMES or (one.guard.predicate == PT and one.guard.negated):
         return None
     face = _FACES.get((one.name, one.opcode & OPERATION), "")
     return face if isinstance(face, str) else face(one.word) or ""

@@ -21,9 +21,9 @@ HGMMA.
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
-register is live. A block is first summed up in a few masks, so that only these are gone round; then each block is
-walked once more, for its instructions. What happens in a block to operands that were queued before it is seen from a
-bit that's no register's, _TOKEN, which is put into the queue where the block begins.
+register is live that this code names. A block is first summed up in a few masks, so that only these are gone round;
+then each block is walked once more, for its instructions. What happens in a block to operands that were queued before
+it is seen from a bit that's no register's, _TOKEN, which is put into the queue where the block begins.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
             live = live & keep | read
             found.append(live)
+    if graph.calls_out:  # what's called can't expect anything in registers that this code never names
+        named = 0
+        for read, written, *_ in set(masks):
+            named |= read | written
+        found = [live & named for live in found]
     found.reverse()
     return found
 
@@ -263,6 +268,15 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
         queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
     return InFlight(writes, reads, queued, loose, late, ordered)
+
+
+def follow_order(state: InFlight, code: Code, index: int) -> InFlight:
+    """Return what's in flight after an LDC of somebody else: earlier ones without a barrier come before its result."""
+    write = code.controls.write_barriers[index]
+    if not state.ordered or write >= BARRIERS or code.used[code.opcodes[index]].entry.name not in _CONSTANTS:
+        return state
+    writes = (*state.writes[:write], state.writes[write] | state.ordered, *state.writes[write + 1 :])
+    return state._replace(writes=writes, ordered=0)
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:

@@ -1,4 +1,4 @@
-"""gpt-sass-probe: probes in machine code."""
+"""gpt-sass-probe: weaves probes into machine code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gpt.base import cli
-from gpt.base.errors import GptError
+from gpt.base.errors import UsageError
 from gpt.base.options import Argument, Option
 from gpt.stream.stage import ELEMENT, Stage
 
@@ -30,25 +30,36 @@ def sass_probe(
         int, Option(min=0, max=255, metavar="N", help="Registers that a probe needs at each place.")
     ] = 0,
     no_verify: cli.NoVerify = False,
+    count: Annotated[bool, Option("--count", help="Only count records.")] = False,
     table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
     verbose: cli.Verbose = False,
     version: cli.Version = False,
 ) -> int:
-    """Find where probes can go in machine code that comes without PTX."""
-    if not explain:
-        raise GptError("probes are not woven into machine code yet: --explain says where they could go")
+    """Weave probes into machine code that comes without PTX."""
     from gpt.probe.read.load import load_all
-    from gpt.probe.sass.explain import Wanted
-    from gpt.probe.sass.stream import Explaining
     from gpt.probe.verify import verify
 
+    if not probe and not explain:
+        raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
+    if explain and count:
+        raise UsageError("--explain weaves nothing, so --count has no meaning")
+    if registers and not explain:
+        raise UsageError("--registers is for --explain")
     keep, drop = cli.split_parts("-k", kernel or ()), cli.split_parts("--filter", filter_ or ())
     loaded = load_all(probe or [])
     if not no_verify:
         for file in loaded:
             verify(file)
     stage = Stage(TOOL, json=json, from_json=from_json, table=table)
-    explaining = Explaining(stage, Wanted(loaded, registers), keep, drop)
-    return stage.filter(explaining.handle, files or (), wants=ELEMENT)
+    if explain:
+        from gpt.probe.sass.explain import Wanted
+        from gpt.probe.sass.stream import Explaining
+
+        return stage.filter(Explaining(stage, Wanted(loaded, registers), keep, drop).handle, files or (), wants=ELEMENT)
+    from gpt.probe.sass.weaving import SassWeaving
+
+    return stage.filter(
+        SassWeaving(stage, loaded, keep, drop, not no_verify, count=count).handle, files or (), wants=ELEMENT
+    )

@@ -93,6 +93,8 @@ TABLE: dict[str, tuple[str, str]] = {
     "unknown_opcode": ("the instruction table of its architecture lacks one of its instructions", _REPORT),
     "unbounded": ("its instructions do not show where it jumps", _REPORT),
     "unknown_entry": ("it does not begin like a kernel made by ptxas", _REPORT),
+    "no_registers": ("it has no registers to spare for its probes", _LESS),
+    "unproven": ("its probes could not be proven harmless", _REPORT),
     # Loading
     "driver_too_old": ("the driver is too old: 12.0 is needed", "install a driver for CUDA 12.0 or later"),
     "no_device": ("its device is unknown", "nothing: the driver does not say which architecture it has"),

@@ -116,6 +116,16 @@ def test_a_stage_for_machine_code_joins_the_line(tmp_path, program, cubin):
     assert [(p["offset"], p["size"]) for p in made["scale"]] == [(0, 8), (8, 4), (12, 4)]
 
 
+def test_kernels_without_ptx_get_probes(tmp_path, program, cubin):
+    """gpt-sass-probe weaves the one, gpt-ptx-probe the other; the hook passes the parameter that each adds."""
+    stages = f"gpt-extract --ptx --payload | gpt-sass-probe -p gmem_bytes | {WEAVE}"
+    trace, _ = run(tmp_path, program, cubin, PTX, options=line(tmp_path, stages))
+    assert probed(trace) == ["gmem_bytes"] * 4
+    assert set(unprobed(trace)) == {("other", "no_place")}
+    params = [[p["offset"] for p in r["params"]] for r in trace.of("kernel") if r["name"] == "scale" and "params" in r]
+    assert params == [[0, 8, 12]] * 2
+
+
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     """It's the first kernel that is asked about, once for all processes: the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")

@@ -227,14 +227,16 @@ def test_values_are_kept_and_come_back():
     assert keep_copies(guarded, frozenset(), own) <= {("stack", -8, 4)}
 
 
-def test_predicates_are_kept_all_at_once():
+def test_predicates_are_kept_together():
     own = 0b101 << STARTS.P
     saved = keep_copies(instruction(P2R | 9 << 16), frozenset(), own)
     assert saved == {("R", 9, STARTS.P), ("R", 9, STARTS.P + 2)}
     assert find_restored(instruction(R2P | 9 << 24), saved) == own
     assert keep_copies(instruction(ADD_ONE | 9 << 16), saved, own) == set(), "the register was overwritten"
-    some = with_bits(P2R | 9 << 16, 32, 7, 3)
-    assert keep_copies(instruction(some), frozenset(), own) == set(), "not all of them"
+    some = keep_copies(instruction(with_bits(P2R | 9 << 16, 32, 7, 3)), frozenset(), own)
+    assert some == {("R", 9, STARTS.P)}, "P2 isn't kept"
+    assert find_restored(instruction(with_bits(R2P | 9 << 24, 32, 7, 4)), saved) == 0b100 << STARTS.P
+    assert keep_copies(instruction(P2R | 1 << 39 | 9 << 16), frozenset(), own) == set(), "another number"
 
 
 @pytest.mark.parametrize(

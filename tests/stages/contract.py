@@ -10,7 +10,7 @@ STAGES = {
     "gpt-dump": [],
     "gpt-asm": ["--arch", "sm_90"],
     "gpt-ptx-probe": ["-p", "block_sched"],
-    "gpt-sass-probe": ["--explain", "-p", "block_sched"],
+    "gpt-sass-probe": ["-p", "block_sched"],
     "gpt-analyze": ["summary", "--stream"],
     "gpt-extract": [],
     "gpt-locate": ["--used", "names.txt", "--keep", "matrixMul", "--arch", "sm_90"],

@@ -25,7 +25,7 @@ extern "C" __global__ void sums(int *x, int *y) {
 }
 """
 LOADS = '[loads]\nposition = "{}"\ndatamodel = "thread:8"\nbefore = "SAVE.u64 {{ADDR}};"\n'
-REFUSED = "gpt-sass-probe: error: probes are not woven into machine code yet: --explain says where they could go\n"
+NEEDED = "gpt-sass-probe: error: -p PROBE is required: a probe file, or the name of a built-in probe\n"
 
 
 def compiled(arch="sm_90", source=SOURCE):
@@ -69,9 +69,61 @@ def faces(done, kernel):
     return [row["face"] for row in rows(done) if row["kernel"] == kernel and "instruction" in row]
 
 
-def test_without_explain_it_says_what_is_missing_and_writes_nothing(image):
-    done = run("gpt-sass-probe", "-p", "block_sched", data=segment(element(image)))
-    assert (done.status, done.out, done.err) == (1, b"", REFUSED)
+def weave(*options, data, status=0):
+    done = run("gpt-sass-probe", *options, data=data)
+    assert done.status == status, done.err
+    return done
+
+
+def test_it_needs_a_probe(image):
+    done = run("gpt-sass-probe", data=segment(element(image)))
+    assert (done.status, done.out, done.err) == (2, b"", NEEDED)
+
+
+def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
+    """What gpt-ptx-probe and gpt-asm write of PTX: the code, its maps, and what a launcher has to know."""
+    done = weave("-p", "block_sched", "-p", "gmem_bytes", data=segment(element(image), {"kind": "unknown", "x": 1}))
+    kinds = ["cubin", "map", "map", "kernel", "kernel"]
+    assert [record["kind"] for record in done.records] == ["header", *kinds, *kinds, "unknown", "end"]
+    first, second = done.kind("cubin")
+    assert (first["kernels"], second["kernels"]) == (["sums"], ["copy"])
+    assert first["module"] == "libfoo.so#3" and first["original"] == image != first["data"]
+    assert first["id"] != second["id"]
+    *_, kernel, needs = done.kind("kernel")
+    assert kernel["id"] == needs["id"] == second["id"]
+    assert kernel["params"] == [{"offset": 0, "size": 8}, {"offset": 8, "size": 8}]
+    maps = [record["id"] for record in done.kind("map")]
+    assert len(set(maps)) == 4 and kernel["maps"] == maps[2:]
+    assert kernel["added"] == [{"offset": 16 + 8 * k, "size": 8, "type": "u64", "map": maps[2 + k]} for k in range(2)]
+    assert needs["registers"] >= needs["registers_before"]
+    places = {(site["probe"], site["position"]): (site["matched"], site["woven"]) for site in kernel["sites"]}
+    assert places["gmem_bytes.load", "ld.global"] == places["gmem_bytes.store", "st.global"] == (1, 1)
+
+
+def test_what_is_left_alone_follows_without_probes(image):
+    """tensorop_count has no place there; and what a hook asks for is refused by name."""
+    done = weave("-p", "tensorop_count", data=segment(element(image)), status=1)
+    assert [record["kind"] for record in done.records] == ["header", "cubin", "kernel", "kernel", "diag", "diag", "end"]
+    assert [record["code"] for record in done.kind("kernel")] == ["no_place"] * 2
+    assert done.kind("cubin")[0]["data"] == image
+    module = records.make("module", id=7, type="cubin", arch="sm_90", only=["sums"])
+    done = weave("-p", "tensorop_count", data=segment(module, element(image, only=["sums"])), status=1)
+    (refused,) = done.kind("refused")
+    assert (refused["module"], refused["name"], refused["code"]) == (7, "sums", "no_place")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_other_architectures_are_refused_as_a_whole(arch):
+    module = records.make("module", id=7, type="cubin", arch=arch, only=["sums"])
+    done = weave("-p", "block_sched", data=segment(module, element(compiled(arch), arch=arch, only=["sums"])))
+    (refused,) = done.kind("refused")
+    assert (refused["module"], refused.get("name"), refused["code"]) == (7, None, "not_proven")
+
+
+def test_closed_libraries_are_never_woven(image):
+    done = weave("-p", "block_sched", data=segment(element(image, "lib/libcublas.so.13")))
+    assert {record["code"] for record in done.kind("kernel")} == {"closed_library"}
+    assert done.kind("cubin")[0]["data"] == image
 
 
 def test_kernels_and_their_sites(image):

@@ -76,6 +76,14 @@ class Weaving(ABC, Generic[M]):
     def prune(self, module: M, kernels: list[str]) -> bytes:
         """Return the module with some of its kernels, without probes."""
 
+    def name(self, record: dict[str, Any]) -> str:
+        """Return the name of a module in messages."""
+        return str(record.get("module", ""))
+
+    def open(self, record: dict[str, Any], name: str) -> M:
+        """Read the module of a record. Raises GptError."""
+        return self.read(record["data"], name)
+
     def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
         """Return the files to keep of a kernel for GPT_KEEP; `whole` is its module."""
         return {
@@ -94,14 +102,14 @@ class Weaving(ABC, Generic[M]):
             yield record
 
     def _module(self, record: dict[str, Any]) -> Records:
-        name = str(record.get("module", ""))
+        name = self.name(record)
         fault = records.check(record)
         try:
             if fault:
                 raise MalformedError(fault, name)
-            module = self.read(record["data"], name)
+            module = self.open(record, name)
         except GptError as error:
-            yield record if fault else self._numbered(record)
+            yield record if fault or self.kind == "element" else self._numbered(record)
             yield self._stage.error(error, ref=name)
             return
         self._seen += 1

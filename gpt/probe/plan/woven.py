@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpt.formats.params import Param
@@ -47,7 +47,7 @@ class Woven:
 
     `original` is the module without probes. `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts
     clusters. `variables` are shared with the program's module; `table` is the name of the table for their addresses,
-    if there is one.
+    if there is one. A back end that assembles knows what the code `needs`.
     """
 
     kernel: str
@@ -61,6 +61,7 @@ class Woven:
     cluster: list[int] | None = None
     variables: Sequence[SharedVariable] = ()
     table: str | None = None
+    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as a `kernel` record has them
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
         """Make the kernel's record. `id_` is the id of its module; its maps have ids from `first` on."""

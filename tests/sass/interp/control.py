@@ -47,7 +47,7 @@ def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> No
         raise refuse(word, entry, "not implemented")
     kind = bits(word, 84, 3)
     if entry.number == 0x947 and bits(word, 91, 1):
-        if kind or bits(word, 32, 2):
+        if kind or bits(word, 32, 2) != 2:
             raise refuse(word, entry, "an unknown kind")
         there = packed(part.lanes)
         wanted = int(warp.UR[bits(word, 24, 6)][0])

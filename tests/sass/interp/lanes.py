@@ -23,6 +23,9 @@ def unpacked(mask: int) -> Array:
     return (U32(mask & 0xFFFFFFFF) & _BITS) != 0
 
 
+START = 1 << 50  # the time when a launch begins
+
+
 def _special(warp, number: int) -> Array | int | None:
     """Return a special register; None for one that isn't known. Numbers as seen in the code of kernels of ours."""
     block = warp.block
@@ -40,6 +43,8 @@ def _special(warp, number: int) -> Array | int | None:
         0x43: 3,  # SR_VIRTUALSMID
         0x50: int(warp.clock) & 0xFFFFFFFF,
         0x51: int(warp.clock) >> 32,
+        0x52: int(warp.clock) + START & 0xFFFFFFFF,  # SR_GLOBALTIMERLO, in ns: here a cycle is one
+        0x53: int(warp.clock) + START >> 32,
         0x88: 0,  # SR_CgaCtaId
         0xFF: 0,
     }
@@ -60,7 +65,9 @@ def _read_special(word: Word) -> Run:
             write(warp, mask, values)
         else:
             writes(
-                warp, mask, [values, np.asarray(_special(warp, number + 1) if number == 0x50 else 0, U32).reshape(-1)]
+                warp,
+                mask,
+                [values, np.asarray(_special(warp, number + 1) if number in (0x50, 0x52) else 0, U32).reshape(-1)],
             )
 
     return run

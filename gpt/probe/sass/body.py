@@ -1,0 +1,196 @@
+"""A probe's code at a place, lowered to a PTX function that ptxas compiles on its own.
+
+A function is a window into machine code: by ptxas's calling convention it gets a structure of up to 48 bytes in R4 to
+R15 and returns one from R4 on, and at its RET it has waited for all that it started. So the body of a probe becomes
+
+    .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then what it's only given
+
+whose words do the probe's work once their registers are renamed. Values that probes share and keep from one place to
+another (`kept`) come first and are all returned, so that each has one register on the way in and on the way out. Then
+come addresses of maps and values of the site, which are only given.
+
+Everything that a place computes again is in its body; nothing is computed at the kernel's entry on behalf of others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt.probe.lower.emit import Emitter
+from gpt.probe.lower.fetch import CannotProbe, Fetcher
+from gpt.probe.lower.registers import Names
+from gpt.probe.lower.snippet import Lowering
+from gpt.probe.plan.function import PlacedSnippet
+from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.plan import Plan
+from gpt.probe.sass.function import GUARD
+from gpt.ptx.types import SIZES
+
+MOST = 48  # bytes that a function takes in registers
+FIRST = 4  # the register with the first bytes
+
+
+@dataclass(frozen=True)
+class Member:
+    """A value that a body takes: its register in PTX, its type there, and its place among R4 and up.
+
+    `kind` says what it is: kept, map or site; `name` which one.
+    """
+
+    kind: str
+    name: str
+    register: str
+    type: str
+    at: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of registers."""
+        return 2 if SIZES.get(self.type, 0) == 8 else 1
+
+
+@dataclass(frozen=True)
+class Body:
+    """The text of a function but for its name, and the values that it takes."""
+
+    text: str
+    members: tuple[Member, ...]
+
+    @property
+    def kept(self) -> list[Member]:
+        """Values that outlive it."""
+        return [member for member in self.members if member.kind == "kept"]
+
+
+def lower(
+    plan: Plan, names: list[Names], use: PlacedSnippet, constants: dict[str, str], *, redux: bool = True
+) -> tuple[Body, set[str]]:
+    """Return a snippet's body, and the registers of its file that outlive it.
+
+    `constants` are registers that have the same value whenever the snippet begins. Raises CannotProbe.
+    """
+    code = Emitter("t_", redux=redux)
+    members: dict[str, Member] = {}
+
+    def take(kind: str, name: str, register: str, type_: str) -> str:
+        members.setdefault(register, Member(kind, name, register, type_))
+        return register
+
+    def base(placed: PlacedMap) -> str:
+        return take("map", placed.param, f"%{placed.param}", "b64")
+
+    types = use.face.types if use.face else {}
+
+    def type_of(name: str) -> str | None:
+        return types.get(name)
+
+    used: set[str] = set()
+    shared: set[str] = set()
+    fetcher = Fetcher(code, Emitter("u_"), type_of, use)
+    sampled = code.sampled(*use.probe.sample) if use.probe.sample else None
+    first = code.take()
+    own = names[use.file]
+    lowering = Lowering(fetcher, sampled, own, plan.maps[use.file], base, "$L", used, shared)
+    before, lines = lowering.run()
+    if before:
+        raise CannotProbe("overwrites what the probe reads behind it")
+    text = "\n".join([*first, *(line for line, _ in lines)])
+    for name, type_ in types.items():
+        if type_ and _names(text, name):
+            take("site", name, name, type_)
+    declared = [f".reg .{own.types[name]} {own.names[name]};" for name in sorted(used)]
+    start = [
+        f"mov.{_moved(own.types[name])} {own.names[name]}, {constants[name]};"
+        for name in sorted(used & constants.keys())
+    ]
+    kept = sorted(shared - constants.keys())
+    for name in kept:
+        take("kept", f"{use.file}:{name}", own.names[name], own.types[name])
+    placed = _place(list(members.values()))
+    declared += [f".reg .{m.type} {m.register};" for m in placed if m.kind != "kept"]
+    body = [*declared, *code.declarations(), *_receive(placed), *start, text, *_return(placed), "ret;"]
+    return Body(_function(placed, body), tuple(placed)), set(kept)
+
+
+def _names(text: str, name: str) -> bool:
+    """Return whether a text has a register's name, and not only the beginning of another's."""
+    at = text.find(name)
+    while at >= 0:
+        end = at + len(name)
+        if end == len(text) or not (text[end].isalnum() or text[end] in "_$"):
+            return True
+        at = text.find(name, end)
+    return False
+
+
+def _moved(type_: str) -> str:
+    return type_ if (type_[0] == "f" and type_ != "f16") or type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
+
+
+def _place(members: list[Member]) -> list[Member]:
+    """Assign registers: to returned values first, and to pairs before single ones."""
+    order = sorted(members, key=lambda one: (one.kind != "kept", -one.count, one.register))
+    found: list[Member] = []
+    at = 0
+    for one in order:
+        at += one.count == 2 and at & 1
+        found.append(Member(one.kind, one.name, one.register, one.type, FIRST + at))
+        at += one.count
+    if 4 * at > MOST:
+        raise CannotProbe(f"needs {4 * at} bytes of values, where a function takes {MOST}")
+    return found
+
+
+def _offset(member: Member) -> int:
+    return 4 * (member.at - FIRST)
+
+
+def _receive(members: list[Member]) -> list[str]:
+    lines = []
+    for one in members:
+        place = f"[in+{_offset(one)}]"
+        if one.type == "pred":
+            lines.append(f"{{ .reg .b32 %v; ld.param.b32 %v, {place}; setp.ne.b32 {one.register}, %v, 0; }}")
+        else:
+            lines.append(f"ld.param.b{8 * SIZES[one.type]} {one.register}, {place};")
+    return lines
+
+
+def _return(members: list[Member]) -> list[str]:
+    lines = []
+    for one in members:
+        place = f"[out+{_offset(one)}]"
+        if one.kind != "kept":
+            continue
+        if one.type == "pred":
+            lines.append(f"{{ .reg .b32 %v; selp.b32 %v, 1, 0, {one.register}; st.param.b32 {place}, %v; }}")
+        elif SIZES[one.type] < 4:
+            lines.append(f"{{ .reg .b32 %v; cvt.u32.u16 %v, {one.register}; st.param.b32 {place}, %v; }}")
+        else:
+            lines.append(f"st.param.b{8 * SIZES[one.type]} {place}, {one.register};")
+    return lines
+
+
+def _function(members: list[Member], lines: list[str]) -> str:
+    def size(some: list[Member]) -> int:
+        return max((4 * one.count + _offset(one) for one in some), default=0)
+
+    given, returned = size(members), size([one for one in members if one.kind == "kept"])
+    out = f"(.param .align 8 .b8 out[{returned}]) " if returned else ""
+    into = f"(.param .align 8 .b8 in[{given}])" if given else "()"
+    return f".visible .func {out}NAME{into} {{\n" + "\n".join(lines) + "\n}\n"
+
+
+def make_initial(names: Names, file: int, name: str) -> Body:
+    """Return the body that sets a register that's kept to its initial value, or to 0."""
+    type_, register, value = names.types[name], names.names[name], names.initial.get(name, "0")
+    placed = _place([Member("kept", f"{file}:{name}", register, type_)])
+    line = f"setp.ne.u32 {register}, {value}, 0;" if type_ == "pred" else f"mov.{_moved(type_)} {register}, {value};"
+    if type_ in ("f32", "f64") and "." not in value and value[:2].lower() not in ("0f", "0d"):
+        line = f"mov.b{8 * SIZES[type_]} {register}, {value};"
+    return Body(_function(placed, [f".reg .{type_} {register};", line, *_return(placed), "ret;"]), tuple(placed))
+
+
+def is_guarded(body: Body) -> bool:
+    """Return whether it asks for the site's guard."""
+    return any(member.name == GUARD for member in body.members)

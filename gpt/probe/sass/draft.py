@@ -1,0 +1,186 @@
+"""A trampoline in the making: its words and parts, and what's in flight and pending at its end (trampoline.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpt.sass.check_words import NOP, make_branch
+from gpt.sass.code import Instruction
+from gpt.sass.flow import InFlight
+from gpt.sass.masks import Registers, unpack
+from gpt.sass.stalls import BRANCH_CYCLES, iter_safe
+from gpt.sass.tables import Opcode, Table
+from gpt.sass.words import (
+    PT,
+    SIZE,
+    Guard,
+    control_of,
+    guard_of,
+    target_of,
+    with_bits,
+    with_control,
+    with_guard,
+    with_target,
+)
+from gpt.sass.woven import Inserted, Moved, Snippet
+
+LONG = 15  # the longest stall
+_HINTED = 11  # the longest with the scheduler's hint
+_CONTROL = ((1 << 21) - 1) << 105
+
+
+@dataclass
+class Draft:
+    """The words so far. `pending` are results of fixed latency: registers, cycles until they're there, and whether
+    they're ours.
+    """
+
+    table: Table
+    start: int
+    own: int  # registers that hold what the kernel left there
+    pending: list[tuple[int, int, bool]]
+    words: list[int] = field(default_factory=list)
+    parts: list[Inserted | Moved] = field(default_factory=list)
+    waits: int = 0  # barriers of ours that the next word has to wait for
+    reads: int = 0  # the site's registers that snippets read
+    saved: int = 0
+
+    @property
+    def at(self) -> int:
+        """The place of the next word."""
+        return self.start + len(self.words)
+
+    def glue(self, words: list[int], flight: InFlight) -> None:
+        """Add words of ours that don't depend on each other, as a part."""
+        reads = writes = 0
+        for word in words:
+            masks = self.table.decoder(word).masks(word)
+            reads, writes = reads | masks.reads, writes | masks.writes
+        mine = unpack(reads | writes)
+        names = {
+            file: {number: number for number in range(256) if mask >> number & 1}
+            for file, mask in zip(Registers._fields, mine, strict=True)
+        }
+        self.insert(Snippet(tuple(words), unpack(reads)), names, flight, None)
+
+    def insert(self, snippet: Snippet, names: dict[str, dict[int, int]], flight: InFlight, guard: Guard | None) -> None:
+        """Add a snippet as a part."""
+        words = []
+        renamed = [_renamed(word, names, self.table) for word in snippet.words]
+        masks = [self.table.decoder(word).masks(word) for word in renamed]
+        self._settle([m.reads | m.writes for m in masks], [control_of(word).stall for word in renamed])
+        start = self.at
+        for index, (old, word) in enumerate(zip(snippet.words, renamed, strict=True)):
+            opcode = self.table.opcode(old)
+            if opcode.name == "YIELD":
+                word = NOP & ~_CONTROL | old >> 105 << 105
+            elif opcode.name == "RET":
+                word = with_guard(make_branch(start + index, start + len(snippet.words), "split"), guard_of(word))
+                word |= old >> 105 << 105
+            elif opcode.target:
+                target = target_of(old, opcode.target, SIZE * index)
+                word = with_target(word, opcode.target, SIZE * (start + index), SIZE * start + target)
+            words.append(with_guard(word, guard) if guard else word)
+        reads = writes = 0
+        for m in masks:
+            reads, writes = reads | m.reads, writes | m.writes
+        wait = self.waits
+        for barrier in range(6):
+            if flight.writes[barrier] & (reads | writes) or flight.reads[barrier] & writes:
+                wait |= 1 << barrier
+        self.waits = 0
+        self.own &= ~writes
+        self.parts.append(Inserted(start, snippet, names, guard))
+        self.words += words
+        if wait:
+            self.wait(start - self.start, wait)
+        self._age(
+            [(self.table.opcode(w), m.writes, control_of(w).stall) for w, m in zip(words, masks, strict=True)],
+            True,
+        )
+
+    def move(self, one: Instruction, is_guarded_exit: bool) -> None:
+        """Add an instruction of the kernel."""
+        word = with_control(one.word, one.control._replace(reuse=0))
+        self._settle([one.masks.reads | one.masks.writes], [one.control.stall], is_moved=True)
+        if one.name == "BRA" and one.entry.target:
+            target = target_of(one.word, one.entry.target, one.offset)
+            word = with_target(word, one.entry.target, SIZE * self.at, target)
+        if is_guarded_exit:
+            word = with_bits(with_bits(word, 12, 4, PT), 87, 4, PT)
+        self.own |= one.masks.writes
+        self.parts.append(Moved(self.at, one.index))
+        self.words.append(word)
+        self.wait(len(self.words) - 1, self.waits)
+        self.waits = 0
+        self._age([(one.entry, one.masks.writes, one.control.stall)], False)
+
+    def end(self, to: int) -> None:
+        """Go back to the kernel."""
+        while any(is_ours and cycles > BRANCH_CYCLES for _, cycles, is_ours in self.pending):
+            self.pause()
+        self.words.append(make_branch(self.at, to, "split") | 5 << 105 | 7 << 110 | 7 << 113)
+        self.wait(len(self.words) - 1, self.waits)
+
+    def pause(self) -> None:
+        """Add a NOP with the longest stall."""
+        word = with_change(NOP & ~_CONTROL | 7 << 110 | 7 << 113, stall=LONG)
+        names: dict[str, dict[int, int]] = {file: {} for file in Registers._fields}
+        self.parts.append(Inserted(self.at, Snippet((word,)), names))
+        self.words.append(word)
+        if self.waits:
+            self.wait(len(self.words) - 1, self.waits)
+            self.waits = 0
+        self.pending = [(mask, left - LONG, ours) for mask, left, ours in self.pending if left > LONG]
+
+    def wait(self, index: int, mask: int) -> None:
+        """Let a word wait for barriers."""
+        control = control_of(self.words[index])
+        self.words[index] = with_control(self.words[index], control._replace(wait=control.wait | mask))
+        if mask and index:  # a barrier takes a moment to show that something is in flight
+            before = control_of(self.words[index - 1])
+            if before.stall < 2:
+                self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
+
+    def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
+        """Wait until results of fixed latency are there for a part's words; ptxas has done so between the kernel's."""
+        need = passed = 0
+        for mask, stall in zip(named, stalls, strict=True):
+            for pending, left, is_ours in self.pending:
+                if pending & mask and (is_ours or not is_moved):
+                    need = max(need, left - passed)
+            passed += stall
+        while need > 0:
+            self.pause()
+            need -= LONG
+
+    def _age(self, done: list[tuple[Opcode, int, int]], is_ours: bool) -> None:
+        """Note what's pending after words."""
+        for entry, written, stall in done:
+            pending = [(mask & ~written, left - stall, ours) for mask, left, ours in self.pending if left > stall]
+            pending += [(mask, cycles - stall, is_ours) for mask, cycles in iter_safe(entry, written) if cycles > stall]
+            self.pending = [one for one in pending if one[0]]
+
+
+def with_change(word: int, stall: int | None = None, **values: int) -> int:
+    """Return a word with another stall, or other barriers."""
+    control = control_of(word)._replace(**values)  # type: ignore[arg-type]
+    if stall is not None:
+        control = control._replace(stall=stall, hint=control.hint and stall <= _HINTED)
+    return with_control(word, control)
+
+
+def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
+    """Return a word with other registers."""
+    new = word
+    for operand in table.opcode(word).operands:
+        counts = [number if (number := c.of(word)) >= 0 else c.most for c in (operand.writes, operand.reads)]
+        if operand.file in ("PR", "UPR") or max(counts) <= 0:
+            continue
+        none = (1 << table.arch.register_bits[operand.file]) - 1
+        turn = none if operand.inverted else 0
+        low = operand.low or 0
+        number = (word >> low & none) ^ turn
+        if number != none or operand.file == "B":
+            new = with_bits(new, low, none.bit_length(), names[operand.file][number] ^ turn)
+    return new

@@ -1,0 +1,192 @@
+"""The code of a cubin's kernel as a function of the program: what a probe sees at each instruction.
+
+gpt/sass/faces.py says which PTX instruction an instruction is shown as. Here that gets operands with names of their
+own, which say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and
+offsets share a face, and a probe's code is compiled once for all of them. `find_source` says which of the site's
+registers a name stands for. Operands that machine code doesn't have in registers have names, but no source, and a
+probe that reads them is left out there.
+
+A section holds the kernel and the functions that it calls; here they're one function, whose exits are all its EXITs. It
+has no labels and no lines of source code.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from gpt.probe.face import Face
+from gpt.probe.operands import bind
+from gpt.probe.plan.function import Function
+from gpt.ptx.quick import parse_instruction
+from gpt.ptx.tree import Label
+from gpt.sass.check_words import UNMOVABLE
+from gpt.sass.code import Instruction
+from gpt.sass.faces import NAMES, find_face
+from gpt.sass.kernels import Kernel
+from gpt.sass.words import bits
+
+RZ = 255
+GUARD, ADDRESS = "%guard", "%addr"
+_VECTOR = re.compile(r"\.v([24])\.")
+_WIDE = re.compile(r"\.[busf]64$")
+_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # where an instruction of memory names its registers
+
+
+class Source(NamedTuple):
+    """A value of a face, in one or two registers from `register` on."""
+
+    register: int
+    width: int
+
+
+class Statement(NamedTuple):
+    """An instruction; without a face, or if nothing leads to it, of the kind `other`. `width` is a copy's bytes."""
+
+    kind: str
+    head: str
+    guard: str
+    width: int = 0
+
+
+_OTHER = Statement("other", "", "")
+
+
+class SassFunction(Function):
+    """A kernel's section."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.sass = kernel
+        statements = [_OTHER] * len(kernel.code)
+        for index in kernel.code.find(NAMES):
+            statements[index] = _statement(kernel, kernel.code[index])
+        super().__init__(kernel.name, True, statements)
+
+    def find_face(self, number: int) -> tuple[Face, list[str]]:
+        """Return the face of an instruction; it has no slots."""
+        statement = self.statements[number]
+        return make_face(statement.head, statement.guard, statement.width), []
+
+    def find_plain(self, number: int) -> Face:
+        """Return the face of an instruction without its guard."""
+        statement = self.statements[number]
+        return make_face(statement.head, "", statement.width)
+
+    def _falls_off(self) -> bool:
+        return False
+
+
+def _statement(kernel: Kernel, one: Instruction) -> Statement:
+    face = find_face(one)
+    if not face or kernel.flight[one.index] is None:
+        return _OTHER
+    guard = one.guard
+    text = "" if guard.always or face == "exit" else "@!" if guard.negated else "@"
+    size = {4: 4, 5: 8, 6: 16}[bits(one.word, 73, 3)] if face.startswith("cp.async") else 0
+    return Statement("instruction", face, text, size)
+
+
+@cache
+def make_face(head: str, guard: str, size: int = 0) -> Face:
+    """Return the face of instructions with this opcode, and `@` or `@!` if they have a guard."""
+    outs, ins, address = _shape(head)
+    operands = [_together(outs)] if outs else []
+    values = [_together(ins)] if ins else []
+    if address:
+        operands += [*values, f"[{ADDRESS}]"] if head.startswith("cp.async") else [f"[{ADDRESS}]", *values]
+    elif head.startswith("bra"):
+        operands = ["$L"]
+    else:
+        operands += values
+    if head.startswith("cp.async"):
+        operands = ["[%to]", f"[{ADDRESS}]", str(size)]
+    if head.startswith("atom") and ".cas." in head:
+        operands = [outs[0], f"[{ADDRESS}]", "%in0", "%in1"]
+    text = f"{guard}{GUARD} " if guard else ""
+    instruction = parse_instruction(f"{text}{head} {', '.join(operands)};")
+    assert not isinstance(instruction, Label)
+    wide = "b64" if _WIDE.search(head) else "b32"
+    types: dict[str, str | None] = dict.fromkeys([*outs, *ins], wide)
+    types |= {"%to": "b32", GUARD: "pred", ADDRESS: "b32" if _is_shared(head) else "b64"}
+    return Face(instruction, bind(instruction), types)
+
+
+def _is_shared(head: str) -> bool:
+    return (".shared" in head and not head.startswith("cp.async")) or ".local" in head
+
+
+def _together(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
+
+
+def _shape(head: str) -> tuple[list[str], list[str], bool]:
+    """Return the names of results and of values, and whether there's an address."""
+    opcode, *modifiers = head.split(".")
+    vector = _VECTOR.search(head + ".")
+    count = int(vector[1]) if vector else 1
+    outs, ins = [f"%out{k}" for k in range(count)], [f"%in{k}" for k in range(count)]
+    match opcode:
+        case "ld":
+            return outs, [], True
+        case "st":
+            return [], ins, True
+        case "red":
+            return [], ["%in0"], True
+        case "atom":
+            return ["%out0"], ["%in0", "%in1"] if "cas" in modifiers else ["%in0"], True
+        case "cp":
+            return [], [], True
+        case "ldmatrix" | "stmatrix":
+            number = next(int(word[1:]) for word in modifiers if word[0] == "x" and word[1:].isdigit())
+            names = [f"%{'out' if opcode == 'ldmatrix' else 'in'}{k}" for k in range(number)]
+            return (names, [], True) if opcode == "ldmatrix" else ([], names, True)
+        case "mma" | "wgmma":
+            return ["%out0"], ["%in0", "%in1", "%in2"] if opcode == "mma" else ["%in0", "%in1"], False
+        case "bar" if "red" in modifiers:
+            return ["%out0"], ["%in0"], False
+        case "bar":
+            return [], ["%in0"], False
+        case "brx":
+            return [], ["%in0"], False
+    return [], [], False
+
+
+def find_source(one: Instruction, head: str, name: str) -> Source | None:
+    """Return the registers that hold a value of the face of an instruction; None if it's in none."""
+    opcode = head.partition(".")[0]
+    if opcode not in ("ld", "st", "red", "atom", "cp"):
+        return None
+    if name == ADDRESS:
+        count = next((c for low, c in _operands(one) if low == _ADDRESS), 0)
+        is_plain = opcode == "cp" or not _is_shared(head) or not bits(one.word, 91, 1)
+        return Source(bits(one.word, _ADDRESS, 8), count) if count and is_plain else None
+    width = 2 if _WIDE.search(head) else 1
+    number = int(name[-1]) if name[-1].isdigit() else 0
+    if name.startswith("%out"):
+        first = bits(one.word, _RESULT, 8)
+    elif name.startswith("%in"):
+        swaps = opcode == "atom" and ".cas." in head
+        first = bits(one.word, _SWAP if swaps and number == 1 else _DATA, 8)
+        number = 0 if swaps else number
+    else:
+        return None
+    return Source(first + width * number if first != RZ else RZ, width)
+
+
+def find_offset(one: Instruction) -> int:
+    """Return what an instruction of memory adds to its address."""
+    return bits(one.word, 40, 24) - (bits(one.word, 63, 1) << 24)
+
+
+def _operands(one: Instruction) -> list[tuple[int, int]]:
+    """Return the general registers that an instruction reads: the bit of the number, and how many."""
+    return [(o.low, o.reads.of(one.word)) for o in one.entry.operands if o.file == "R" and o.low is not None]
+
+
+def find_obstacle(kernel: Kernel, index: int) -> str | None:
+    """Return why an instruction can't be moved into a trampoline, in words that follow 'an instruction'."""
+    one = kernel.code[index]
+    if one.name in UNMOVABLE:
+        return f"{one.name}, which can't be moved"
+    return None

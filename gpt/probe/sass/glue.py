@@ -1,0 +1,68 @@
+"""Single instructions that a weaver puts around snippets: to copy, save, load and wait.
+
+Each is written down from what ptxas makes of our own code (sm_90), and the interpreter and nvdisasm agree on them
+(tests/probe/sass/test_glue.py). None has a guard.
+"""
+
+from __future__ import annotations
+
+from gpt.sass.words import PT, Guard, with_bits
+
+PLAIN = PT << 12 | 1 << 105 | 7 << 110 | 7 << 113  # no guard, a stall of 1, no barriers
+_ALL = 0xF << 72  # MOV: all bytes
+_RZ = 255
+
+
+def move(to: int, source: int) -> int:
+    """MOV R, R."""
+    return 0x202 | PLAIN | to << 16 | source << 32 | _ALL
+
+
+def set_to(to: int, value: int) -> int:
+    """MOV R, value."""
+    return 0x802 | PLAIN | to << 16 | (value & 0xFFFFFFFF) << 32 | _ALL
+
+
+def add(to: int, source: int, value: int) -> int:
+    """IADD3 R, R, value, RZ."""
+    return 0x810 | PLAIN | to << 16 | source << 24 | (value & 0xFFFFFFFF) << 32 | 0x7FFE0FF << 64
+
+
+def add_wide(to: int, source: int, value: int) -> int:
+    """IMAD.WIDE R, R, value, R: `to` holds 1 before, and what `source` has plus the value behind it, of 64 bits."""
+    return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72
+
+
+def select(to: int, guard: Guard) -> int:
+    """SEL R, RZ, 1, P: 1 where the guard holds, else 0."""
+    return 0x807 | PLAIN | to << 16 | _RZ << 24 | 1 << 32 | guard.predicate << 87 | (not guard.negated) << 90
+
+
+def load_parameter(to: int, offset: int) -> int:
+    """LDC.64 R, c[0][offset]."""
+    return 0xB82 | PLAIN | to << 16 | _RZ << 24 | offset // 4 << 40 | 5 << 73
+
+
+def load_constant(to: int, offset: int) -> int:
+    """LDC R, c[0][offset]."""
+    return load_parameter(to, offset) & ~(1 << 73)
+
+
+def store_stack(source: int, offset: int) -> int:
+    """STL [R1+offset], R."""
+    return with_bits(0x387 | PLAIN | 1 << 24 | 4 << 73 | 1 << 84 | source << 32, 40, 24, offset & 0xFFFFFF)
+
+
+def load_stack(to: int, offset: int) -> int:
+    """LDL R, [R1+offset]."""
+    return with_bits(0x983 | PLAIN | 1 << 24 | 4 << 73 | 1 << 84 | to << 16, 40, 24, offset & 0xFFFFFF)
+
+
+def save_predicates(to: int, mask: int) -> int:
+    """P2R R, PR, RZ, mask."""
+    return 0x803 | PLAIN | _RZ << 24 | mask << 32 | to << 16
+
+
+def restore_predicates(source: int, mask: int) -> int:
+    """R2P PR, R, mask."""
+    return 0x804 | PLAIN | mask << 32 | source << 24

@@ -1,0 +1,156 @@
+"""Map a snippet's registers to the kernel's.
+
+A snippet may write a register that's free: dead, with nothing in flight for it (gpt/sass/sites.py). The file's count of
+registers is raised only where that costs nothing: up to 32, with which a multiprocessor still holds all its threads,
+and up to the next multiple of 8, since the hardware hands registers out in eights. Where too few are free, live ones
+are saved below the stack pointer (trampoline.py).
+
+Registers of a snippet that occur together in one operand, as a pair for 64 bits, move together and stay aligned. Those
+that are given (`fixed`) should be what they stand for: a value that's kept, an operand of the site. If that can't be,
+because the snippet overwrites it or its neighbours don't fit, another register gets a copy.
+
+Uniform registers, uniform predicates and convergence barriers are taken only if the kernel never names them, for other
+lanes of the warp may be anywhere (docs/sass-rules.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass.snippets import Compiled, Unit
+from gpt.sass.masks import STARTS
+
+STEP = 8  # registers are handed out in eights
+FULL = 32  # registers with which a multiprocessor still holds as many threads as it can, 2,048
+RESERVED = 2  # of the count, which the hardware keeps
+HIGHEST = 253  # usable registers at most
+NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
+
+
+def usable(count: int) -> int:
+    """Return how many registers a kernel that has `count` may name at no cost."""
+    return min(HIGHEST, max(FULL, -(-(count + RESERVED) // STEP) * STEP) - RESERVED)
+
+
+@dataclass
+class Room:
+    """The registers that a snippet may take at a place, as masks of all files: free ones and saveable ones."""
+
+    free: int
+    saveable: int
+
+
+@dataclass
+class Choice:
+    """The registers for a snippet: `names` of each file, registers to be saved, and copies of `fixed` registers."""
+
+    names: dict[str, dict[int, int]]
+    saves: list[int] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)  # of the snippet's registers: the chosen one
+    predicates: int = 0  # live ones, which are kept in `scratch` meanwhile
+    scratch: int = 0
+
+
+def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
+    """Choose. `pairs` are registers of the snippet that have to stay beside the next one. `fixed` are the kernel's
+    registers for some of the snippet's, of which it may write `kept`. Raises CannotProbe.
+    """
+    choice = Choice({"R": {}})
+    free = {number for number in range(HIGHEST) if room.free >> number & 1}
+    free -= set(fixed.values())
+    units = sorted(
+        compiled.find_units(pairs), key=lambda unit: (not any(m in fixed for m in unit.members), -len(unit.members))
+    )
+    written: int = compiled.written.R
+    for unit in units:
+        delta = _find_delta(unit, fixed, kept, written, free)
+        if delta is None:
+            delta, saves = _search(unit, free, room.saveable)
+            if saves and any(register in choice.saves for register in saves):
+                raise CannotProbe("has too few free registers around it")
+            choice.saves += saves
+            choice.copies |= {member: member + delta for member in unit.members if member in fixed}
+        for member in unit.members:
+            choice.names["R"][member] = member + delta
+            free.discard(member + delta)
+            room.saveable &= ~(1 << member + delta)
+    for file in ("UR", "UP", "B"):
+        choice.names[file] = _take(compiled, file, room.free)
+    _take_predicates(compiled, choice, room, free)
+    return choice
+
+
+def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int, free: set[int]) -> int | None:
+    """Return the distance at which all fixed registers of a unit are where they should be; None if there's none."""
+    given = [member for member in unit.members if member in fixed]
+    if not given:
+        return None
+    delta = fixed[given[0]] - given[0]
+    for member in unit.members:
+        if member in fixed:
+            if fixed[member] != member + delta or (written >> member & 1 and member not in kept):
+                return None
+        elif member + delta not in free:
+            return None
+    return None if delta % unit.align else delta
+
+
+def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
+    """Return the distance to registers that can be taken, and which have to be saved: as few as possible."""
+    best: tuple[int, list[int]] | None = None
+    first, last = unit.members[0], unit.members[-1]
+    for delta in range(-(first // unit.align) * unit.align, HIGHEST - last, unit.align):
+        taken = [member + delta for member in unit.members if member + delta not in free]
+        if not all(saveable >> register & 1 for register in taken):
+            continue
+        if best is None or len(taken) < len(best[1]):
+            best = delta, taken
+            if not taken:
+                break
+    if best is None:
+        raise CannotProbe("has too few free registers around it")
+    return best
+
+
+def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
+    """Take registers of another file that the kernel never names; pairs first."""
+    start: int = getattr(STARTS, file)
+    spare = {number for number in range(NO_NUMBER[file]) if free >> start + number & 1}
+    order = sorted(spare, reverse=file == "B")
+    names: dict[int, int] = {}
+    for group in sorted(compiled.find_groups(file), key=len, reverse=True):
+        step = len(group)
+        base = next((b for b in order if b % step == 0 and all(b + k in spare for k in range(step))), None)
+        if base is None:
+            raise CannotProbe(f"is in a kernel that has no {file} to spare")
+        names |= {number: base + k for k, number in enumerate(group)}
+        spare -= {base + k for k in range(step)}
+        order = [number for number in order if number in spare]
+    return names
+
+
+def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:
+    """Take free predicates, or let live ones be kept in a register meanwhile."""
+    mask: int = compiled.named.P
+    wanted = [number for number in range(7) if mask >> number & 1]
+    spare = [number for number in range(7) if room.free >> STARTS.P + number & 1]
+    if len(spare) < len(wanted):
+        late = [number for number in range(7) if not room.free >> STARTS.P + number & 1]
+        spare += [number for number in late if room.saveable >> STARTS.P + number & 1]
+        if len(spare) < len(wanted):
+            raise CannotProbe("has too few free predicates around it")
+        choice.predicates = sum(1 << number for number in spare[: len(wanted)] if number in late)
+        choice.scratch, saves = _scratch(free, room)
+        choice.saves += saves
+    choice.names["P"] = dict(zip(wanted, spare, strict=False))
+
+
+def _scratch(free: set[int], room: Room) -> tuple[int, list[int]]:
+    if free:
+        found = min(free)
+        free.discard(found)
+        return found, []
+    delta, saves = _search(Unit((0,), 1), free, room.saveable)
+    room.saveable &= ~(1 << delta)
+    return delta, saves

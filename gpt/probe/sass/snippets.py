@@ -1,0 +1,334 @@
+"""Compile bodies (body.py) with ptxas, and find out what their words need.
+
+All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
+the last RET are the snippet: that RET stands for going on behind it. What it waits for, the next word has to wait for.
+
+ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
+arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
+that nothing announces gets a scoreboard.
+
+Compiled words are kept in memory and in the user's cache.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgpack
+
+from gpt.asm.find import Tools
+from gpt.asm.targets import find_target
+from gpt.base.cache import Cache, default_folder, key_of
+from gpt.base.errors import GptError
+from gpt.formats import elftables
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_edit import table_of as read_table
+from gpt.formats.elf import SHT_RELA
+from gpt.probe.lower.fetch import CannotProbe
+from gpt.sass.check_words import FORBIDDEN, is_collective
+from gpt.sass.code import Code
+from gpt.sass.flow import live_before
+from gpt.sass.graph import make_graph
+from gpt.sass.masks import Registers, unpack
+from gpt.sass.tables import Operand, Table, UnknownOpcodeError
+from gpt.sass.words import NO_BARRIER, control_of, dump_words, opcode_of, parse_words, with_bits, with_control
+from gpt.sass.woven import Snippet
+
+FORMAT = b"2"  # of what's cached
+VERSION = 8, 0  # of PTX
+HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
+PATIENCE = 60  # seconds for a kernel's bodies
+RET, UMOV, URZ = "RET", 0x882, 63
+BANK_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of constant bank 0
+_GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
+_GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """General registers that have to keep their distances, moved by multiples of `align`."""
+
+    members: tuple[int, ...]
+    align: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A body's words, and the barriers that have to be awaited behind them. `sized` are words with the size of
+    constant bank 0.
+    """
+
+    snippet: Snippet
+    table: Table
+    wait: int = 0
+    sized: tuple[int, ...] = ()
+    _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def code(self) -> Code:
+        """The words as code."""
+        return Code(dump_words(self.snippet.words), self.table)
+
+    @cached_property
+    def named(self) -> Registers:
+        """Registers that it names."""
+        found = 0
+        for masks in self.code.masks:
+            found |= masks.reads | masks.writes
+        return unpack(found)
+
+    @cached_property
+    def written(self) -> Registers:
+        """Registers that it writes."""
+        found = 0
+        for masks in self.code.masks:
+            found |= masks.writes
+        return unpack(found)
+
+    @cached_property
+    def takes_guard(self) -> bool:
+        """True if each of its words may get the site's guard: they compute, and have none."""
+        return all(one.name in _GUARDABLE and one.guard.always and not one.writes.P for one in self.code)
+
+    def find_units(self, pairs: list[int]) -> list[Unit]:
+        """Return the general registers in units. Each of `pairs` stays beside the next one."""
+        key = tuple(pairs)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = _find_units(self.snippet.words, self.table, self.named.R, pairs)
+        return found
+
+    def find_groups(self, file: str) -> list[tuple[int, ...]]:
+        """Return the registers of another file; a pair of one operand stays together."""
+        mask: int = getattr(self.named, file)
+        pairs = {
+            number & ~1
+            for word in self.snippet.words
+            for operand in self.table.opcode(word).operands
+            if operand.file == file == "UR" and _count(operand, word) > 1
+            if (number := word >> (operand.low or 0) & URZ) != URZ
+        }
+        numbers = [number for number in range(64) if mask >> number & 1]
+        wide = [(number, number + 1) for number in sorted(pairs) if mask >> number & 3]
+        return wide + [(number,) for number in numbers if number & ~1 not in pairs]
+
+
+class Compiler:
+    """Compiles bodies for one architecture."""
+
+    def __init__(self, arch: str, table: Table, cache: Cache | None = None) -> None:
+        self._arch, self._table = arch.rstrip("a"), table
+        self._cache = cache or Cache(default_folder("snippets"))
+        self._known: dict[str, Compiled | str] = {}
+
+    def compile(self, texts: list[str]) -> None:
+        """Make sure that these are compiled. Raises GptError if ptxas can't, MissingError if there's none."""
+        missing: dict[str, str] = {}
+        for text in dict.fromkeys(texts):
+            if text not in self._known:
+                key = key_of([FORMAT, self._arch.encode(), text.encode()])
+                if (data := self._cache.get(key)) is not None:
+                    self._known[text] = self._load(data)
+                else:
+                    missing[text] = key
+        if not missing:
+            return
+        for (text, key), found in zip(missing.items(), self._run(list(missing)), strict=True):
+            self._known[text] = found
+            self._cache.put(key, _dump(found))
+
+    def find(self, text: str) -> Compiled:
+        """Return what a text was compiled to. Raises CannotProbe if that can't be a snippet."""
+        found = self._known[text]
+        if isinstance(found, str):
+            raise CannotProbe(found)
+        return found
+
+    def _load(self, data: bytes) -> Compiled | str:
+        found = msgpack.unpackb(data)
+        if isinstance(found, str):
+            return found
+        words, inputs, wait, sized = found
+        return Compiled(Snippet(tuple(parse_words(words)), Registers(R=inputs)), self._table, wait, tuple(sized))
+
+    def _run(self, texts: list[str]) -> list[Compiled | str]:
+        target = find_target(self._arch)
+        assert target
+        tool = Tools(None).choose(VERSION, target)
+        source = HEAD.format(*VERSION, self._arch)
+        source += "".join(text.replace("NAME", f"body_{number}", 1) for number, text in enumerate(texts))
+        with tempfile.TemporaryDirectory(prefix="gpt-sass-") as folder:
+            Path(folder, "bodies.ptx").write_text(source, "ascii", "replace")
+            command = [tool.path, f"-arch={self._arch}", "-c", "bodies.ptx", "-o", "bodies.cubin"]
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, timeout=PATIENCE, check=False)
+            except subprocess.TimeoutExpired:
+                raise GptError(f"{tool.name} took over {PATIENCE} s for a probe's code") from None
+            if done.returncode:
+                raise GptError(
+                    f"{tool.name} doesn't compile a probe's code: {done.stdout.decode(errors='replace')[:300]}"
+                )
+            cubin = CubinEditor(Path(folder, "bodies.cubin").read_bytes())
+        return [self._read(cubin, f".text.body_{number}".encode(), text) for number, text in enumerate(texts)]
+
+    def _read(self, cubin: CubinEditor, name: bytes, text: str) -> Compiled | str:
+        section = cubin.numbers[name]
+        given = _GIVEN.search(text)
+        words = parse_words(bytes(cubin.content(section)))
+        sized = _find_sized(cubin, section, words)
+        if isinstance(sized, str):
+            return sized
+        try:
+            return make_compiled(words, self._table, int(given[1]) // 4 if given else 0, sized)
+        except UnknownOpcodeError as error:
+            return f"needs code that isn't understood: {error.fact}"
+
+
+def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, ...] = ()) -> Compiled | str:
+    """Return a function's words as a snippet, or why they can't be one. `given` registers from R4 on are arguments."""
+    names = [table.opcode(word).name for word in words]
+    if RET not in names:
+        return "never ends"
+    last = max(index for index, name in enumerate(names) if name == RET)
+    words = list(words[: last + 1])
+    for word, name in zip(words[:-1], names, strict=False):
+        if name in FORBIDDEN - {"YIELD", RET} and not is_collective(word):
+            return f"needs {name}, which a probe can't use"
+        if table.decoder(word).masks(word).writes >> 1 & 1:
+            return "needs more registers than a function has without a stack"
+    ended = [*words[:-1], words[-1] & ~(0xFFF) | 0x94D]
+    code = Code(dump_words(ended), table)
+    inputs = Registers(R=live_before(code, make_graph(code))[0] & ((1 << given) - 1) << 4)
+    wait = control_of(words[-1]).wait
+    body, extra = _announce(words[:-1], table)
+    body = _await_reads(body, table)
+    return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
+
+
+def _announce(words: list[int], table: Table) -> tuple[list[int], int]:
+    """Let each store that nothing announces have a scoreboard; return the words, and the barriers to wait for.
+
+    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's.
+    """
+    words = _announce_results(words, table)
+    used = 0
+    for word in words:
+        control = control_of(word)
+        used |= 1 << control.write_barrier | 1 << control.read_barrier
+    spare = next((number for number in range(6) if not used >> number & 1), 5)
+    found, wait = [], 0
+    for word in words:
+        control, entry = control_of(word), table.opcode(word)
+        reads = any(o.file in ("R", "UR") and o.reads.most > 0 for o in entry.operands)
+        silent = control.read_barrier == control.write_barrier == NO_BARRIER
+        if reads and silent and (entry.variable or entry.name == "STS"):
+            word = with_control(word, control._replace(read_barrier=spare))
+            wait |= 1 << spare
+        elif control.read_barrier < NO_BARRIER:
+            wait |= 1 << control.read_barrier
+        found.append(word)
+    return found, wait
+
+
+def _announce_results(words: list[int], table: Table) -> list[int]:
+    """Give each result of variable latency that nothing announces the barrier of the next of the same unit."""
+    found = list(words)
+    following: dict[str, int] = {}
+    for index in range(len(words) - 1, -1, -1):
+        word, entry = words[index], table.opcode(words[index])
+        control = control_of(word)
+        if not entry.variable or not any(operand.writes.most for operand in entry.operands):
+            continue
+        if control.write_barrier < NO_BARRIER:
+            following[entry.name] = control.write_barrier
+        elif table.decoder(word).masks(word).writes and entry.name in following:
+            found[index] = with_control(word, control._replace(write_barrier=following[entry.name]))
+    return found
+
+
+def _await_reads(words: list[int], table: Table) -> list[int]:
+    """Let each word that overwrites an operand wait until it's been read. ptxas knows units that read at once."""
+    reading = [0] * 6  # by barrier; never cleared, as a jump may go past the word that waits
+    found = []
+    for word in words:
+        control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
+        wait = sum(1 << barrier for barrier in range(6) if reading[barrier] & masks.writes)
+        found.append(with_control(word, control._replace(wait=control.wait | wait)))
+        barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
+        if entry.variable and barrier < 6:
+            reading[barrier] |= masks.reads
+    return found
+
+
+def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:
+    """Return the words that hold the size of constant bank 0; other relocations can't be in a snippet."""
+    found = []
+    for number, header in enumerate(cubin.sections):
+        if header["type"] != SHT_RELA or header["info"] != section:
+            continue
+        strings = bytes(cubin.content(int(cubin.sections["link"][cubin.table])))
+        for entry in read_table(cubin.content(number), elftables.RELA.dtype):
+            start = int(cubin.symbols["name"][entry["symbol"]])
+            name = strings[start : strings.find(0, start)]
+            index = int(entry["offset"]) // 16
+            if name != BANK_SIZE or opcode_of(words[index]) != UMOV:
+                return "needs an address that only linking gives"
+            found.append(index)
+    return tuple(found)
+
+
+def with_size(compiled: Compiled, size: int) -> Compiled:
+    """Return the snippet with the size of a kernel's constant bank 0."""
+    if not compiled.sized:
+        return compiled
+    words = list(compiled.snippet.words)
+    for index in compiled.sized:
+        words[index] = with_bits(words[index], 32, 32, size)
+    return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={})
+
+
+def _dump(found: Compiled | str) -> bytes:
+    if isinstance(found, str):
+        return bytes(msgpack.packb(found))
+    snippet = found.snippet
+    return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, list(found.sized)]))
+
+
+def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:
+    """Join registers that occur in one operand of several."""
+    runs = [(first, 2) for first in pairs if named >> first & 3]
+    for word in words:
+        for operand in table.opcode(word).operands:
+            first = word >> (operand.low or 0) & 255
+            if operand.file == "R" and first != 255 and (count := _count(operand, word)) > 0:
+                runs.append((first, count))
+    members = {number for number in range(255) if named >> number & 1}
+    members |= {first + k for first, count in runs for k in range(count)}
+    group = {number: number for number in members}
+
+    def root(number: int) -> int:
+        while group[number] != number:
+            number = group[number]
+        return number
+
+    aligns: dict[int, int] = defaultdict(lambda: 1)
+    for first, count in runs:
+        for number in range(first, first + count):
+            one, other = root(first), root(number)
+            group[other] = one
+            aligns[one] = max(aligns[one], aligns[other], 1 << (count - 1).bit_length())
+    units: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(members):
+        units[root(number)].append(number)
+    return [Unit(tuple(some), aligns[one]) for one, some in units.items()]
+
+
+def _count(operand: Operand, word: int) -> int:
+    counts = [number if (number := count.of(word)) >= 0 else count.most for count in (operand.writes, operand.reads)]
+    return max(counts)

@@ -1,0 +1,329 @@
+"""Write trampolines: the words that run a probe's code at a place of a kernel.
+
+    k   BRA t                        t   save what the snippet overwrites and the kernel needs     (if it must)
+    k+1 (as it was)                      give it its values: addresses of maps, copies             (if it must)
+                                         the snippet, its registers renamed
+                                         restore the saved registers                               (if it must)
+                                         the instruction of k
+                                         BRA k+1
+
+The hardware checks nothing, so each seam between these parts keeps four rules (docs/sass-rules.md):
+
+- The first word awaits the same barriers as the moved instruction, and at an exit all of them. Then operands are
+  there, and the registers in `Room.free` are free.
+- What a part leaves in flight is awaited by the word behind it, and a part that reads what the kernel still has in
+  flight (a load's result, behind the load) waits for that.
+- Results of fixed latency get as many cycles as the most careful reader needs (gpt/sass/stalls.py). The branch back has
+  10 already, so that's rarely a stall more.
+- YIELD becomes a NOP, and a RET a branch behind the snippet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass import glue
+from gpt.probe.sass.draft import Draft, with_change
+from gpt.probe.sass.registers import Choice, Room, choose, usable
+from gpt.probe.sass.snippets import Compiled
+from gpt.probe.sass.stack import STACK_POINTER, Frame
+from gpt.sass.check_known import registers_named
+from gpt.sass.check_words import make_branch
+from gpt.sass.flow import InFlight, issue, wait_for
+from gpt.sass.graph import is_conditional
+from gpt.sass.kernels import Kernel
+from gpt.sass.masks import STARTS, unpack
+from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
+from gpt.sass.tables import Table
+from gpt.sass.words import CONTROL, NO_BARRIER, Guard
+from gpt.sass.woven import Inserted, Trampoline
+
+ALL = 63  # barriers
+SLOT = 4  # bytes of a saved register
+STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers of glue
+RZ = 255
+_R = (1 << 255) - 1
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value for a register of a snippet. `kind`: kept (`slot` is its place below the stack pointer, or it has a
+    register), parameter (`value` is its offset in the constant bank), guard, zero, or operand (plus `value`).
+    """
+
+    kind: str
+    at: int  # the snippet's register, the first of two if it has `count` 2
+    count: int
+    register: int | None = None
+    slot: int | None = None
+    value: int = 0
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A snippet to be put at a place."""
+
+    compiled: Compiled
+    given: tuple[Given, ...]
+    guard: Guard | None = None  # for each of its words
+
+    @property
+    def pairs(self) -> list[int]:
+        """The first registers of values of 64 bits that a single instruction puts there."""
+        return [one.at for one in self.given if one.count == 2 and one.kind != "kept"]
+
+
+class Splicer:
+    """Collects the words and trampolines of one kernel.
+
+    `kept` are registers that hold probes' values throughout, `slots` the bytes below the stack pointer that do.
+    """
+
+    def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame) -> None:
+        self.kernel = kernel
+        self.table: Table = kernel.code.table
+        self.words = list(kernel.code.words)
+        self.trampolines: list[Trampoline] = []
+        self.highest = kernel.registers - 1
+        self._kept = kept
+        self._slots = slots
+        self.frame, self.lowered = frame
+        self.stack = slots + self.frame
+        self._named = registers_named(kernel)
+        self._limit = (1 << usable(kernel.registers)) - 1
+        self._predecessors: list[list[int]] = [[] for _ in kernel.graph.blocks]
+        for number, followers in enumerate(kernel.graph.successors):
+            for follower in followers:
+                self._predecessors[follower].append(number)
+
+    def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
+        """Make the trampoline of a place. Raises CannotProbe; then nothing has changed."""
+        kernel = self.kernel
+        one, flight = kernel.code[index], kernel.flight[index]
+        assert flight is not None
+        draft = Draft(self.table, len(self.words), kernel.live[index], self._find_pending(index))
+        wait = ALL if one.name == "EXIT" else one.control.wait
+        first = wait_for(flight, wait)
+        stack = self.stack
+        for piece in before:
+            self._piece(draft, piece, index, first, kernel.live[index])
+        is_guarded_exit = one.name == "EXIT" and is_conditional(one)
+        draft.move(one, is_guarded_exit)
+        if after:
+            behind = issue(first, kernel.code, index)
+            if index == 0:
+                self._await_stack_pointer(draft, behind)
+            needed = one.masks.reads | one.masks.writes  # what the snippets may ask for
+            for piece in after:
+                self._piece(draft, piece, index + 1, behind, kernel.live[index + 1], needed)
+        if one.name != "EXIT" and (one.name != "BRA" or is_conditional(one)):
+            draft.end(index + 1)
+        draft.wait(0, wait)
+        branch = make_branch(index, draft.start, self.table.arch.branch, one.word if is_guarded_exit else 0)
+        wait = one.control.wait if is_guarded_exit else 0  # the branch reads the guard
+        control = max(5, one.control.stall) | NO_BARRIER << 5 | NO_BARRIER << 8 | wait << 11
+        self.words[index] = branch & ~CONTROL | control << 105
+        self.words += draft.words
+        self._note_highest(draft)
+        self.stack = max(stack, self.stack)
+        parts = tuple(draft.parts)
+        self.trampolines.append(Trampoline(draft.start, draft.at, parts, unpack(draft.reads), unpack(draft.saved)))
+
+    # Parts
+
+    def _piece(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int = 0) -> None:
+        compiled = piece.compiled
+        choice = self._choose(draft, piece, index, flight, live, needed)
+        self._save(draft, choice, flight)
+        self._give(draft, piece, choice, flight, index)
+        names = choice.names
+        draft.reads |= sum(1 << register for register in self._direct(piece, choice)) & draft.own
+        draft.insert(compiled.snippet, names, flight, piece.guard)
+        draft.waits |= compiled.wait
+        if any(one.entry.target or one.name == "RET" for one in compiled.code):
+            draft.pause()  # jumps make ways on which less time passes
+        for given in piece.given:
+            if given.kind != "kept":
+                continue
+            for k in range(given.count):
+                chosen = names["R"].get(given.at + k)
+                if chosen is None or not compiled.written.R >> given.at + k & 1:
+                    continue
+                if given.register is not None and chosen != given.register + k:
+                    draft.glue([glue.move(given.register + k, chosen)], flight)
+                elif given.slot is not None:
+                    word = glue.store_stack(chosen, self._slot(given.slot + SLOT * k, index))
+                    draft.glue([with_change(word, read_barrier=STORES)], flight)
+                    draft.waits |= 1 << STORES
+        self._restore(draft, choice, flight)
+
+    def _choose(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int) -> Choice:
+        """Choose registers; if too few are free because results are on their way, wait for those first."""
+        fixed, written = self._fixed(piece)
+        while True:
+            late = 0
+            for mask, _, is_ours in draft.pending:
+                late |= 0 if is_ours else mask
+            busy = flight.after_waiting(0) | flight.unawaited | late | self._kept | 1 << STACK_POINTER
+            foreign = self._named & ~(_R | 127 << STARTS.P)
+            free = ~(live | needed | busy | foreign) & (self._limit | ~_R)
+            has_stack = index > max(0, self.lowered) and self.kernel.has_usual_entry
+            saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
+            try:
+                return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
+            except CannotProbe:
+                if not late:
+                    raise
+                draft.pause()
+
+    def _await_stack_pointer(self, draft: Draft, flight: InFlight) -> None:
+        """Wait until the kernel's first instruction has loaded. It has no barrier: ptxas waits for a later load of that
+        unit, whose results come in order. So does this.
+        """
+        taken = self.kernel.live[1] | self._kept | 1 << STACK_POINTER
+        scratch = next(register for register in range(usable(self.kernel.registers)) if not taken >> register & 1)
+        word = glue.load_constant(scratch, self.table.arch.stack_pointer)
+        draft.glue([with_change(word, write_barrier=PARAMETERS)], flight)
+        draft.waits |= 1 << PARAMETERS
+
+    def _fixed(self, piece: Piece) -> tuple[dict[int, int], set[int]]:
+        """Return the kernel's registers for values that need no code, and which of them may be written."""
+        fixed: dict[int, int] = {}
+        written: set[int] = set()
+        named = piece.compiled.named.R
+        for given in piece.given:
+            if given.register is None or (given.kind == "operand" and given.value) or given.kind == "guard":
+                continue
+            for k in range(given.count):
+                if named >> given.at + k & 1:
+                    fixed[given.at + k] = given.register + k
+                    if given.kind == "kept":
+                        written.add(given.at + k)
+        return fixed, written
+
+    def _direct(self, piece: Piece, choice: Choice) -> list[int]:
+        """Return the site's registers that the snippet reads itself."""
+        inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
+        return [
+            given.register + k
+            for given in piece.given
+            if given.kind == "operand" and given.register is not None and not given.value
+            for k in range(given.count)
+            if inputs >> given.at + k & 1 and names[given.at + k] == given.register + k
+        ]
+
+    def _save(self, draft: Draft, choice: Choice, flight: InFlight) -> None:
+        saves = choice.saves
+        if saves:
+            words = [
+                with_change(glue.store_stack(register, self._place(k)), read_barrier=STORES)
+                for k, register in enumerate(saves)
+            ]
+            draft.glue(words, flight)
+            draft.waits |= 1 << STORES
+            self.stack = max(self.stack, self._slots + SLOT * len(saves))
+            draft.saved |= sum(1 << register for register in saves)
+        if choice.predicates:
+            draft.glue([glue.save_predicates(choice.scratch, choice.predicates)], flight)
+            draft.saved |= choice.predicates << STARTS.P
+
+    def _restore(self, draft: Draft, choice: Choice, flight: InFlight) -> None:
+        if choice.predicates:
+            draft.glue([glue.restore_predicates(choice.scratch, choice.predicates)], flight)
+            draft.own |= choice.predicates << STARTS.P
+        if choice.saves:
+            words = [
+                with_change(glue.load_stack(register, self._place(k)), write_barrier=LOADS)
+                for k, register in enumerate(choice.saves)
+            ]
+            draft.glue(words, flight)
+            draft.waits |= 1 << LOADS
+            draft.own |= sum(1 << register for register in choice.saves)
+
+    def _place(self, number: int) -> int:
+        """Return where a saved register goes, from the stack pointer."""
+        return -self._slots - SLOT * (number + 1)
+
+    def _slot(self, slot: int, index: int) -> int:
+        """Return where a kept value is, from the stack pointer at an instruction."""
+        return slot - self._slots - (self.frame if index <= self.lowered else 0)
+
+    def _give(self, draft: Draft, piece: Piece, choice: Choice, flight: InFlight, index: int) -> None:
+        """Put values where the snippet expects them."""
+        inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
+        moves: list[int] = []
+        for given in piece.given:
+            there = [k for k in range(given.count) if inputs >> given.at + k & 1]
+            if not there:
+                continue
+            if given.kind == "kept" and given.slot is not None:
+                words = [
+                    with_change(
+                        glue.load_stack(names[given.at + k], self._slot(given.slot + SLOT * k, index)),
+                        write_barrier=LOADS,
+                    )
+                    for k in there
+                ]
+                draft.glue(words, flight)
+                draft.waits |= 1 << LOADS
+            elif given.kind == "parameter":
+                word = glue.load_parameter(names[given.at], given.value)
+                draft.glue([with_change(word, write_barrier=PARAMETERS)], flight)
+                draft.waits |= 1 << PARAMETERS
+            elif given.kind == "guard":
+                assert given.guard is not None
+                draft.reads |= draft.own & 1 << STARTS.P + given.guard.predicate
+                draft.glue([glue.select(names[given.at], given.guard)], flight)
+            elif given.kind == "zero":
+                moves += [glue.move(names[given.at + k], RZ) for k in there]
+            elif given.register is None:
+                raise CannotProbe("has no register with what the probe reads")
+            elif given.kind == "operand" and given.value:
+                self._add_offset(draft, given, names, flight)
+            else:
+                moves += [
+                    glue.move(names[given.at + k], given.register + k) for k in there
+                    if names[given.at + k] != given.register + k
+                ]  # fmt: skip
+        if moves:
+            draft.glue(moves, flight)
+
+    def _add_offset(self, draft: Draft, given: Given, names: dict[int, int], flight: InFlight) -> None:
+        assert given.register is not None
+        to = names[given.at]
+        draft.reads |= draft.own & ((1 << given.count) - 1) << given.register
+        if given.count == 1:
+            draft.glue([glue.add(to, given.register, given.value)], flight)
+            return
+        draft.glue([glue.set_to(to, 1)], flight)
+        draft.glue([glue.add_wide(to, given.register, given.value)], flight)
+
+    def _note_highest(self, draft: Draft) -> None:
+        """Note the highest register that parts of ours name."""
+        for part in draft.parts:
+            if isinstance(part, Inserted):
+                self.highest = max([self.highest, *part.names.get("R", {}).values()])
+
+    def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
+        """Return results that the kernel still waits for where a trampoline begins."""
+        code, graph = self.kernel.code, self.kernel.graph
+        found, seen = [], dict[int, int]()
+        left = [(first, BRANCH_CYCLES)]
+        while left:
+            index, elapsed = left.pop()
+            if seen.get(index, LONGEST) <= elapsed:
+                continue
+            seen[index] = elapsed
+            block = graph.block_at(index)
+            before = [index - 1] if index > graph.blocks[block].start else [
+                graph.blocks[other].end - 1 for other in self._predecessors[block]
+            ]  # fmt: skip
+            for other in before:
+                passed = elapsed + code.controls.stalls[other]
+                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+                    if cycles > passed:
+                        found.append((written, cycles - passed, False))
+                left.append((other, passed))
+        return found

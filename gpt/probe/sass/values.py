@@ -1,0 +1,51 @@
+"""Find out which registers of a probe have to be kept from one place to another, and which are constants."""
+
+from __future__ import annotations
+
+from gpt.probe.lower.registers import Names
+from gpt.probe.model import ProbeFile, Save, names_of
+from gpt.probe.plan.function import PlacedSnippet
+from gpt.ptx import tree
+
+
+def written_by(node: tree.Instruction | tree.Label | Save) -> set[str]:
+    """Return the registers that a statement of a probe writes for certain."""
+    if isinstance(node, tree.Instruction) and node.operands and node.guard is None:
+        return set(names_of(node.operands[0]))
+    return set()
+
+
+def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> dict[str, str]:
+    """Return the registers of a file that have one constant wherever a snippet begins.
+
+    That's what the entry's snippet sets, or the initial value. Others may only change it in the one snippet, at exits,
+    that uses it at all.
+    """
+    found: dict[str, str] = {}
+    for register in file.registers:
+        name = register.name
+        values: set[str | None] = {names.initial[name]} if name in names.initial else set()
+        users: set[int] = set()
+        is_changed = is_kept = False
+        for use in uses:
+            for node in (line.node for line in use.snippet.lines if name in set(names_of(line.node))):
+                if use.place.kind == "entry":
+                    values.add(_constant(node))
+                    continue
+                users.add(id(use.snippet))
+                if isinstance(node, tree.Instruction) and node.operands and name in set(names_of(node.operands[0])):
+                    is_changed = True
+                    is_kept |= use.place.kind not in ("exit", "leave")
+        value = next(iter(values)) if len(values) == 1 else None
+        alone = not is_changed or (not is_kept and len(users) == 1)
+        if alone and value is not None and names.types[name] != "pred":
+            found[name] = value
+    return found
+
+
+def _constant(node: tree.Instruction | tree.Label | Save) -> str | None:
+    """Return the constant that a statement sets its register to, if it does no more."""
+    if isinstance(node, tree.Instruction) and node.opcode == "mov" and node.guard is None:
+        source = node.operands[1]
+        return source.text if isinstance(source, tree.Number) else None
+    return None

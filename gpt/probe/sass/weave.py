@@ -1,0 +1,349 @@
+"""Weave probes into one kernel of a cubin, and prove the result.
+
+The plan and the probes' bodies are the same for every instruction set (gpt/probe/plan, gpt/probe/lower). ptxas compiles
+a body as a function (body.py, snippets.py), and a trampoline holds its words at each place (trampoline.py). Each map
+adds a parameter with its buffer's address behind the kernel's own.
+
+What probes keep from one place to another goes, in this order,
+
+- into a register that the kernel never names, if there's one below the next multiple of 8 (registers.py);
+- below the stack pointer, where it's loaded and stored at each place (stack.py).
+
+A register that every place sees with the same constant isn't kept: it's set where it's read.
+
+An entry and its exits are woven together or not at all. Other places that can't be woven are left out and counted. In
+the end `gpt/sass/check.py` has to prove the kernel; if it doesn't, the kernel is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpt.formats.cubin import Data
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_layout import CannotEdit
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
+from gpt.formats.params import Param
+from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.lower.registers import Names
+from gpt.probe.model import ProbeFile
+from gpt.probe.plan.function import PlacedSnippet
+from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.plan.plan import Plan
+from gpt.probe.plan.woven import Woven
+from gpt.probe.sass.body import Body, Member, is_guarded, lower, make_initial
+from gpt.probe.sass.function import ADDRESS, GUARD, RZ, SassFunction, find_obstacle, find_offset, find_source
+from gpt.probe.sass.registers import RESERVED, usable
+from gpt.probe.sass.snippets import VERSION, Compiler, with_size
+from gpt.probe.sass.stack import NO_FRAME, find_frame
+from gpt.probe.sass.trampoline import Given, Piece, Splicer
+from gpt.probe.sass.values import find_constants, written_by
+from gpt.sass.arch import arch_of
+from gpt.sass.check import Version, check
+from gpt.sass.check_known import registers_named
+from gpt.sass.code import Code
+from gpt.sass.graph import UnboundedError
+from gpt.sass.kernels import Kernel, read_facts, read_kernel
+from gpt.sass.masks import Registers
+from gpt.sass.tables import UnknownOpcodeError, table_of
+from gpt.sass.words import NO_BARRIER, SIZE, Guard, dump_words, with_control
+from gpt.sass.woven import Declaration, Moved
+
+PREFIX = "gpt_"
+TARGET = 90
+STORES = {"STG", "ST", "REDG", "RED"}
+ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # of code at one instruction
+
+
+def weave(
+    data: Data, kernel: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, *, count: bool = False
+) -> Woven:
+    """Weave the probes of `files` into a kernel. Raises LeftAlone, and GptError if ptxas fails."""
+    if not arch_of(arch).proven:
+        raise LeftAlone("not_proven", arch, kernel)
+    try:
+        weaver = _Weaver(data, kernel, arch, files, compiler, count)
+        try:
+            return weaver.run()
+        except LeftAlone as error:
+            if error.reason.code != "no_registers" or not weaver.amend():
+                raise
+            return weaver.run()
+    except UnknownOpcodeError as error:
+        raise LeftAlone("unknown_opcode", error.fact, kernel) from None
+    except UnboundedError as error:
+        raise LeftAlone("unbounded", error.fact, kernel) from None
+    except CannotEdit as error:
+        raise LeftAlone("image_unreadable", error.fact, kernel) from None
+
+
+class _Kept(NamedTuple):
+    """The place of a kept value: a register, or a number of bytes above the lowest slot."""
+
+    register: int | None
+    slot: int | None
+
+
+class _Lowered(NamedTuple):
+    """A snippet's body; `bare` is what it would be without the site's guard."""
+
+    body: Body
+    kept: set[str]
+    bare: Body | None
+
+
+class _Weaver:
+    """One kernel and its probes."""
+
+    def __init__(
+        self, data: Data, name: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, count: bool
+    ) -> None:
+        self.data, self.name, self.files, self.compiler = data, name, files, compiler
+        self.table = table_of(arch)
+        original = CubinEditor(data)
+        self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
+        self.plain = KernelEditor(original, name)
+        self.kernel: Kernel = self.original.kernel
+        self.count = count
+        self.amended: frozenset[int] = frozenset()
+        if not self.kernel.has_usual_entry:
+            raise LeftAlone("unknown_entry", self.kernel.code[0].name, name)
+
+    def amend(self) -> bool:
+        """Let stores that nothing announces have a scoreboard, so that an exit can wait for their registers; return
+        whether there are any. Those that move into trampolines stay as they are.
+        """
+        moved = {use.site.first for use in self.function.uses if use.place.kind in ("before", "after")}
+        code = self.kernel.code
+        words = list(code.words)
+        waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
+        rarely = min(range(6), key=lambda barrier: waits[barrier])
+        changed = []
+        for one in code:
+            control = one.control
+            silent = control.read_barrier == control.write_barrier == NO_BARRIER
+            if one.name in STORES and one.variable and silent and one.index not in moved:
+                stall = max(2, control.stall)
+                words[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
+                changed.append(one.index)
+        kernel = self.kernel
+        self.kernel = Kernel(self.name, Code(dump_words(words), self.table), kernel.registers, kernel.jump_tables)
+        self.amended = frozenset(changed)
+        return bool(changed)
+
+    def run(self) -> Woven:
+        """Weave, and prove it."""
+        self.function = SassFunction(self.kernel)
+        self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
+        splicer = self.plan.settle(self.lower_all)
+        declaration = self.edit(splicer)
+        built = self.cubin.build()
+        new = CubinEditor(built)
+        version = Version(read_kernel(new, self.name, self.table), read_facts(new, self.name))
+        if found := check(self.original, version, declaration):
+            detail = f"{found[0].place * SIZE:#x}: {found[0].rule}: {found[0].detail}"
+            raise LeftAlone("unproven", detail, self.name)
+        return Woven(
+            self.name,
+            built,
+            bytes(self.data),
+            list_parameters(self.plain),
+            [Param(one.offset, 8, "u64") for one in self.parameters.values()],
+            self.plan.used_maps,
+            self.plan.matched,
+            self.plan.misfits,
+            needs={
+                "registers": version.facts.registers,
+                "stack": version.facts.stack,
+                "registers_before": self.original.facts.registers,
+                "stack_before": self.original.facts.stack,
+            },
+        )
+
+    # Lowering
+
+    def lower_all(self) -> Splicer:
+        """Lower every placed snippet and write the trampolines."""
+        plan = self.plan
+        plan.check_age(VERSION, TARGET)
+        self.cubin = CubinEditor(self.data)
+        self.editor = KernelEditor(self.cubin, self.name)
+        self.parameters: dict[str, Parameter] = {p.param: add_parameter(self.editor) for p in plan.used_maps}
+        self.names = [Names(file, f"p{n}_", plan.find_zeros(n)) for n, file in enumerate(self.files)]
+        constants = [find_constants(file, self.names[n], self._uses(n)) for n, file in enumerate(self.files)]
+        made: dict[tuple[object, ...], _Lowered | str] = {}
+        lowered: list[tuple[PlacedSnippet, _Lowered]] = []
+        for use in self.function.uses:
+            key = use.file, id(use.snippet), use.when, use.face, use.place.kind, use.inverts_guard
+            found = made.get(key)
+            if found is None:
+                found = made[key] = self._lower(use, constants[use.file])
+            if isinstance(found, str):
+                self._misfit(use, found)
+            else:
+                lowered.append((use, found))
+        known = {id(one): one for _, one in lowered}.values()
+        self.compiler.compile([body.text for one in known for body in (one.body, one.bare) if body])
+        return self._splice(lowered)
+
+    def _uses(self, number: int) -> list[PlacedSnippet]:
+        return [use for use in self.function.uses if use.file == number]
+
+    def _lower(self, use: PlacedSnippet, constants: dict[str, str]) -> _Lowered | str:
+        try:
+            body, kept = lower(self.plan, self.names, use, constants)
+            bare = None
+            if is_guarded(body) and use.face and not use.inverts_guard:
+                plain = use._replace(face=self.function.find_plain(use.site.first))
+                bare, _ = lower(self.plan, self.names, plain, constants)
+            return _Lowered(body, kept, bare)
+        except CannotProbe as error:
+            return str(error)
+
+    def _misfit(self, use: PlacedSnippet, text: str) -> None:
+        """Leave a place out, or the kernel if it's the entry or an exit."""
+        if use.place.kind in ("entry", "exit", "leave"):
+            raise LeftAlone("no_registers", f"its entry or an exit {text}", self.name)
+        self.plan.note(use, text)
+
+    # Values that are kept
+
+    def _place_kept(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> tuple[dict[str, _Kept], int, int]:
+        """Return where each value is kept, the registers among them, and the bytes of slots."""
+        often: Counter[str] = Counter(f"{use.file}:{name}" for use, one in lowered for name in one.kept)
+        sizes = {m.name: m.count for _, one in lowered for m in one.body.members if m.kind == "kept"}
+        named = registers_named(self.kernel) | 1 << 1
+        free = [r for r in range(usable(self.kernel.registers)) if not named >> r & 1]
+        if self.kernel.graph.calls_out:
+            free = []
+        found: dict[str, _Kept] = {}
+        mask = slots = 0
+        for name, _ in often.most_common():
+            count = sizes[name]
+            first = next((r for r in free if r % count == 0 and all(r + k in free for k in range(count))), None)
+            if first is None:
+                slots += -slots % (4 * count)
+                found[name] = _Kept(None, slots)
+                slots += 4 * count
+            else:
+                found[name] = _Kept(first, None)
+                free = [r for r in free if not first <= r < first + count]
+                mask |= ((1 << count) - 1) << first
+        return found, mask, slots
+
+    # Splicing
+
+    def _splice(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> Splicer:
+        kept, mask, slots = self._place_kept(lowered)
+        try:
+            frame = find_frame(self.kernel, self.editor) if slots else NO_FRAME
+            splicer = Splicer(self.kernel, mask, slots, frame)
+        except CannotProbe as error:
+            raise LeftAlone("no_registers", f"it {error}", self.name) from None
+        self.kept = mask
+        places: defaultdict[int, list[tuple[PlacedSnippet, _Lowered]]] = defaultdict(list)
+        for use, one in lowered:
+            places[use.place.number].append((use, one))
+        if kept:
+            places.setdefault(0, [])
+        for index, uses in places.items():
+            uses.sort(key=lambda pair: ORDER[pair[0].place.kind])
+            try:
+                if obstacle := find_obstacle(self.kernel, index):
+                    raise CannotProbe(obstacle)
+                before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
+                after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
+                if index == 0:
+                    before += self._begin(uses, kept)
+                    if slots:
+                        before, after = [], [*before, *after]
+                before = [piece for piece in before if piece.compiled.snippet.words]
+                after = [piece for piece in after if piece.compiled.snippet.words]
+                if before or after:
+                    splicer.add(index, before, after)
+            except CannotProbe as error:
+                if not uses:
+                    raise LeftAlone("no_registers", f"its entry {error}", self.name) from None
+                for use, _ in uses:
+                    self._misfit(use, str(error))
+                continue
+            for use, _ in uses:
+                self.plan.note(use, None)
+        return splicer
+
+    def _begin(self, uses: list[tuple[PlacedSnippet, _Lowered]], kept: dict[str, _Kept]) -> list[Piece]:
+        """Return code that sets what's kept and the entry's snippets don't set."""
+        written = {
+            f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
+        }
+        pieces = []
+        for name, place in kept.items():
+            number, _, register = name.partition(":")
+            if name not in written or register in self.names[int(number)].initial:
+                names = self.names[int(number)]
+                body = make_initial(names, int(number), register)
+                self.compiler.compile([body.text])
+                pieces.append(Piece(self.compiler.find(body.text), (_give_kept(body.members[0], place),)))
+        return pieces
+
+    def _piece(self, use: PlacedSnippet, one: _Lowered, kept: dict[str, _Kept]) -> Piece:
+        """Return the piece for a place. Raises CannotProbe."""
+        body, guard = one.body, None
+        if one.bare and self.compiler.find(one.bare.text).takes_guard:
+            body, guard = one.bare, self.kernel.code[use.site.first].guard
+        given = []
+        for member in body.members:
+            if member.kind == "kept":
+                given.append(_give_kept(member, kept[member.name]))
+            elif member.kind == "map":
+                given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
+            else:
+                given.append(self._give_operand(use, member))
+        compiled = with_size(self.compiler.find(body.text), self._bank_size())
+        return Piece(compiled, tuple(given), guard)
+
+    def _give_operand(self, use: PlacedSnippet, member: Member) -> Given:
+        site = self.kernel.code[use.site.first]
+        if member.name == GUARD:
+            return Given("guard", member.at, 1, guard=Guard(site.guard.predicate, False))
+        head = self.function.statements[use.site.first].head
+        source = find_source(site, head, member.name)
+        if source is None or source.width != member.count:
+            raise CannotProbe(f"has no register for '{member.name[1:]}', which the probe reads")
+        mask = ((1 << source.width) - 1) << source.register
+        if use.when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
+            raise CannotProbe("overwrites what the probe reads behind it")
+        value = find_offset(site) if member.name == ADDRESS else 0
+        if source.register == RZ and not value:
+            return Given("zero", member.at, member.count)
+        return Given("operand", member.at, member.count, source.register, value=value)
+
+    def _bank_size(self) -> int:
+        return len(self.cubin.content(self.cubin.numbers[b".nv.constant0." + self.editor.name]))
+
+    # The file
+
+    def edit(self, splicer: Splicer) -> Declaration:
+        """Put the words into the cubin, and what the file says of them."""
+        editor, before = self.editor, len(self.kernel.code)
+        editor.append(dump_words(splicer.words[before:]))
+        editor.write(0, dump_words(splicer.words[:before]))
+        moved = {
+            SIZE * part.source: SIZE * part.start
+            for trampoline in splicer.trampolines for part in trampoline.parts if isinstance(part, Moved)
+        }  # fmt: skip
+        editor.move(moved)
+        count = max(self.original.facts.registers, splicer.highest + 1 + RESERVED)
+        if count > self.original.facts.registers:
+            editor.set_registers(count)
+        if splicer.stack:
+            raise_stack(editor, splicer.stack)
+        amended = self.amended - {trampoline.sources[0] for trampoline in splicer.trampolines}
+        return Declaration(tuple(splicer.trampolines), amended, Registers(R=self.kept), count, splicer.stack)
+
+
+def _give_kept(member: Member, place: _Kept) -> Given:
+    return Given("kept", member.at, member.count, place.register, place.slot)

@@ -1,0 +1,119 @@
+"""Weave the cubins of a stream: an element with the bytes of a cubin becomes a `cubin` for each of its kernels.
+
+gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each that is left alone. Elsewhere the
+kernels without probes follow in one more `cubin`, as modules of PTX do. Elements without bytes, or of other types,
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpt.base.errors import GptError
+from gpt.formats.closed import REASON as CLOSED
+from gpt.formats.closed import find_closed_kernel, is_closed_name
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.plan.stream import Weaving
+from gpt.probe.plan.woven import Woven
+from gpt.probe.sass.snippets import Compiler
+from gpt.probe.sass.weave import weave
+from gpt.sass.arch import arch_of
+from gpt.sass.tables import table_of
+from gpt.stream import records
+from gpt.stream.reasons import Reason
+
+Records = Iterator[dict[str, Any]]
+FIRST = 1 << 31  # number of modules and maps: gpt-ptx-probe in the same line begins with 0
+WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that hold for all kernels of an image
+
+
+class _Cubin:
+    """An element with bytes, and why its kernels are left alone, if all are."""
+
+    def __init__(self, data: bytes, arch: str, reason: Reason | None) -> None:
+        self.data, self.arch, self.reason = data, arch, reason
+        self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
+
+
+class SassWeaving(Weaving[_Cubin]):
+    """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`."""
+
+    kind = "element"
+
+    def __init__(self, *args: Any, count: bool) -> None:
+        super().__init__(*args)
+        self.count = count
+        self._modules = self._maps = FIRST
+        self._build_ids: dict[str, str] = {}  # by library
+        self._asked: int | None = None  # the module record that asks
+        self._compilers: dict[str, Compiler] = {}
+
+    def handle(self, record: dict[str, Any]) -> Records:
+        """Yield a record, or the records that replace an element."""
+        if record["kind"] == "module":
+            self._asked = record.get("id")
+        if record["kind"] == "library" and isinstance(record.get("build_id"), str):
+            self._build_ids[str(record.get("path"))] = record["build_id"]
+        if record["kind"] == self.kind and (record.get("type") != "cubin" or "data" not in record):
+            yield record
+            return
+        yield from super().handle(record)
+
+    def name(self, record: dict[str, Any]) -> str:
+        """Return LIBRARY#INDEX."""
+        return f"{record.get('library')}#{record.get('index')}"
+
+    def open(self, record: dict[str, Any], name: str) -> _Cubin:
+        """Read an element."""
+        library, listed = record["library"], [symbol["name"] for symbol in record["kernels"]]
+        arch = record["arch"]
+        try:
+            reason = None if arch_of(arch).proven else Reason("not_proven", arch)
+        except GptError:
+            reason = Reason("no_table", arch)
+        cubin = _Cubin(record["data"], arch, reason)
+        if is_closed_name([library], self._build_ids.get(library)) or find_closed_kernel([*cubin.names, *listed]):
+            cubin.reason = Reason(CLOSED)
+        return cubin
+
+    def read(self, data: bytes, name: str) -> _Cubin:
+        """Read a cubin of which nothing else is known."""
+        return _Cubin(data, "", Reason("no_table"))
+
+    def kernels(self, module: _Cubin) -> list[str]:
+        """Return the names of its kernels."""
+        return module.names
+
+    def weave(self, module: _Cubin, kernel: str) -> Woven:
+        """Weave the probes into a kernel."""
+        if module.reason:
+            raise LeftAlone(*module.reason, kernel)
+        compiler = self._compilers.get(module.arch)
+        if compiler is None:
+            compiler = self._compilers[module.arch] = Compiler(module.arch, table_of(module.arch))
+        return weave(module.data, kernel, module.arch, self.files, compiler, count=self.count)
+
+    def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
+        """Return the cubin: kernels without probes stay where they are."""
+        return module.data
+
+    def _records(self, record: dict[str, Any], woven: Woven) -> Records:
+        yield from super()._records(record, woven)
+        if woven.needs:
+            yield records.make("kernel", id=self._modules - 1, name=woven.kernel, arch=record["arch"], **woven.needs)
+
+    def _pass(self, record: dict[str, Any], module: _Cubin, left: dict[str, Reason], everything: bool) -> Records:
+        if "only" not in record:
+            yield from super()._pass(record, module, left, everything)
+            return
+        for kernel, reason in left.items():
+            name = None if reason.code in WHOLE else kernel
+            yield records.make("refused", module=self._asked or 0, name=name, **reason.keys())
+
+    def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
+        number, self._modules = self._modules, self._modules + 1
+        names = [symbol["name"] for symbol in record["kernels"]]
+        keys = {"kernels": names, "data": record["data"]} | values
+        return records.make("cubin", id=number, module=self.name(record), arch=record["arch"], **keys)

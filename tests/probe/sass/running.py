@@ -1,0 +1,118 @@
+"""Run kernels of tests/sass/interp, plain and woven, on the interpreter; and what their buffers hold."""
+
+from __future__ import annotations
+
+import os
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpt.probe.model import ProbeFile
+from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.woven import Woven
+from gpt.probe.read.load import load_all
+from gpt.probe.sass.snippets import Compiler
+from gpt.probe.sass.weave import weave
+from gpt.sass.tables import table_of
+from tests import cuda
+from tests.sass.interp.cases import KERNELS, Case, Words, inputs
+from tests.sass.interp.launch import Launch
+from tests.sass.interp.loader import LoadedCubin, load
+from tests.sass.interp.memory import GlobalMemory
+
+ARCH = "sm_90"
+LOG = 1 << 20  # bytes of a log, of which no case fills more
+
+
+@cache
+def compiler() -> Compiler:
+    """Return the compiler that all tests share."""
+    return Compiler(ARCH, table_of(ARCH))
+
+
+@cache
+def probe(name: str) -> ProbeFile:
+    """Return a built-in probe, or one from a file."""
+    (found,) = load_all([name])
+    return found
+
+
+@cache
+def image(file: str) -> bytes:
+    """Compile a file of kernels, or take it from the folder GPT_TEST_CUBINS. Raises FileNotFoundError without NVRTC."""
+    if folder := os.environ.get("GPT_TEST_CUBINS"):
+        return Path(folder, f"{file}.cubin").read_bytes()
+    return cuda.nvrtc_compile((KERNELS / f"{file}.cu").read_text(), ARCH)
+
+
+@cache
+def loaded(file: str) -> LoadedCubin:
+    """Return the file for the interpreter."""
+    return load(image(file))
+
+
+def woven(case: Case, *probes: str, count: bool = False) -> Woven:
+    """Weave. Raises LeftAlone."""
+    return weave(image(case.file), case.kernel, ARCH, [probe(name) for name in probes], compiler(), count=count)
+
+
+class Result(NamedTuple):
+    """What a launch leaves: `out`, the bytes of each map's buffer, and what was read too early."""
+
+    out: Words
+    buffers: list[bytes]
+    early: list[str]
+
+
+def units(case: Case, level: str) -> int:
+    """Return how many threads, warps or blocks a case has."""
+    each = {"thread": case.block, "warp": -(-case.block // 32), "block": 1}[level]
+    return case.grid * each
+
+
+def buffer_size(case: Case, placed: PlacedMap) -> int:
+    """Return the bytes of a map's buffer."""
+    if placed.type == "log":
+        return min(LOG, 8 + placed.capacity * (8 + placed.map.stride))
+    return units(case, placed.map.level) * placed.unit_size
+
+
+def run(case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True) -> Result:
+    """Run a case, with probes or without."""
+    rng = np.random.default_rng(seed)
+    memory = GlobalMemory(rng, 1 << 21)
+    words, out = inputs(case)
+    places = memory.allocate(words.nbytes, words.tobytes()), memory.allocate(out.nbytes, out.tobytes())
+    parameters = struct.pack("<QQi", *places, case.n)
+    buffers = []
+    for placed, added in zip(made.maps, made.added, strict=True) if made else ():
+        size = buffer_size(case, placed)
+        buffers.append((memory.allocate(size, bytes(size)), size))
+        parameters = parameters.ljust(added.offset, b"\0") + struct.pack("<Q", buffers[-1][0])
+    cubin = load(made.data) if made else loaded(case.file)
+    launch = Launch(
+        cubin, case.kernel, memory, grid=(case.grid, 1, 1), block=(case.block, 1, 1), parameters=parameters,
+        rng=rng, dynamic=case.dynamic, strict=strict,
+    )  # fmt: skip
+    launch.run(limit=2_000_000)
+    left = np.frombuffer(memory.read(places[1], out.nbytes), np.uint32)
+    return Result(left, [memory.read(*one) for one in buffers], launch.early)
+
+
+def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return each unit's count and records, with the fields by name."""
+    dtype = np.dtype({
+        "names": [field.name for field in placed.map.fields],
+        "formats": [f"<{field.type[0].replace('s', 'i').replace('b', 'u')}{field.size}" for field in placed.map.fields],
+        "offsets": [field.offset for field in placed.map.fields],
+        "itemsize": placed.map.stride,
+    })  # fmt: skip
+    found = []
+    for start in range(0, len(data), placed.unit_size):
+        rows = np.frombuffer(data, dtype, placed.capacity, start + 8)
+        values = [{name: row[name].item() for name in dtype.names or ()} for row in rows]
+        found.append((int.from_bytes(data[start : start + 8], "little"), values))
+    return found

@@ -1,0 +1,122 @@
+"""Probes in machine code, run by the interpreter: memory stays what it was, and buffers hold what they should."""
+
+import pytest
+
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.kernel_params import list_parameters
+from gpt.probe.plan.left_alone import LeftAlone
+from gpt.probe.sass.weave import weave
+from gpt.sass.words import parse_words
+from tests.probe.sass import running
+from tests.sass.interp.cases import CASES
+
+CASE = {case.name: case for case in CASES}
+# The interpreter lets a uniform register be read late; ptxas, which wrote these words, and the hardware don't.
+UNIFORM = "writes UR"
+
+
+def check(name, *probes):
+    """Run a case plain and woven; return what was woven, and the records of each map."""
+    case = CASE[name]
+    try:
+        made = running.woven(case, *probes)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all()
+    assert [text for text in probed.early if UNIFORM not in text] == plain.early == []
+    found = [running.records(case, *one) for one in zip(made.maps, probed.buffers, strict=True) if one[0].type != "log"]
+    return made, found
+
+
+def sites(made):
+    return {(site.probe.partition(".")[2], site.position): (site.matched, site.woven) for site in made.sites}
+
+
+@pytest.mark.parametrize("name", ["reduction-2x256-5", "stack-2x33-5", "leaving-2x33-5", "widths-2x64-5"])
+def test_each_warp_has_a_begin_and_an_end(name):
+    """Through several exits, with more registers, and with none to spare, so that the begin is kept on the stack."""
+    made, (found,) = check(name, "block_sched")
+    assert len(found) == running.units(CASE[name], "warp")
+    for count, ((record),) in found:
+        assert count == 1
+        assert record["end"] > 1 << 40
+        assert record["elapsed"] > 0
+        assert record["sm"] == 3
+    assert all(matched == woven for matched, woven in sites(made).values())
+
+
+def test_where_registers_are_short_the_stack_holds_values():
+    made, _ = check("stack-2x33-5", "warp_sched")
+    assert made.needs["stack"] > made.needs["stack_before"]
+
+
+def test_bytes_of_global_memory():
+    """As `widths` and `generic` say in CUDA: 1 to 16 bytes a lane; generic accesses count where they're global."""
+    _, (found,) = check("widths-2x64-5", "gmem_bytes")
+    assert {tuple(record.values()) for _, (record,) in found} == {(1216, 992, 0, 0, 0)}
+    _, (found,) = check("copies-2x128-5", "gmem_bytes")
+    assert sum(record["async"] for _, (record,) in found) > 0
+
+
+def test_a_guard_counts_the_lanes_for_which_it_holds():
+    """The last warp of `groups` with 50 threads has 18 lanes."""
+    _, (found,) = check("groups-2x50-5", "gmem_bytes")
+    assert [(count, record["read"]) for count, (record,) in found] == [(32, 128), (18, 72)] * 2
+
+
+def test_tensor_operations():
+    made, (found,) = check("products-2x64-5", "tensorop_count")
+    total = sum(matched for (probe, _), (matched, _) in sites(made).items() if probe == "warp")
+    assert {record["operations"] for _, (record,) in found} == {total}
+    assert all(record["flops"] > 0 for _, (record,) in found)
+
+
+def test_waits_at_barriers():
+    _, (found,) = check("reduction-2x256-5", "sync_wait")
+    assert all(record["waits"] > 0 and record["clocks"] > 0 for _, (record,) in found)
+
+
+def test_two_probes_at_once():
+    made, (sched, bytes_) = check("reduction-2x256-5", "block_sched", "gmem_bytes")
+    assert len(made.added) == len(made.maps) == 2
+    assert [record["read"] for _, (record,) in bytes_] == [512] * len(sched)
+
+
+def test_addresses_of_each_access():
+    """dmat claims slots by an atomic, in every lane and at every place, with registers saved on the stack."""
+    case = CASE["tiles-2x128-5"]
+    made, _ = check(case.name, "dmat")
+    (data,) = running.run(case, made).buffers
+    accesses = int.from_bytes(data[:8], "little")
+    assert accesses > 0
+    (placed,) = made.maps
+    size = 8 + placed.map.stride
+    entries = [data[8 + n * size : 8 + (n + 1) * size] for n in range(min(accesses, (len(data) - 8) // size))]
+    addresses = {int.from_bytes(entry[8:16], "little") for entry in entries}
+    assert all(address >> 40 == 0x7F for address in addresses)
+
+
+def test_the_kernel_gets_another_parameter_and_only_places_change():
+    case = CASE["widths-2x64-5"]
+    made, _ = check(case.name, "block_sched")
+    before = KernelEditor(CubinEditor(running.image(case.file)), case.kernel)
+    after = KernelEditor(CubinEditor(made.data), case.kernel)
+    assert [(p.offset, p.size) for p in list_parameters(after)] == [(0, 8), (8, 8), (16, 4), (24, 8)]
+    assert [p.offset for p in made.added] == [24]
+    old, new = parse_words(bytes(before.code)), parse_words(bytes(after.code))
+    changed = [index for index, word in enumerate(old) if word != new[index]]
+    assert len(changed) <= 3  # the entry, the exit, and the store in front of it
+
+
+def test_what_is_left_alone_says_why():
+    with pytest.raises(LeftAlone) as error:
+        running.woven(CASE["votes-2x96-5"], "tensorop_count")
+    assert error.value.reason.code == "no_place"
+    with pytest.raises(LeftAlone) as error:
+        running.woven(CASE["pointers-2x96-5"], "block_sched")
+    assert error.value.reason.code == "no_registers"  # it calls through pointers
+    with pytest.raises(LeftAlone) as error:
+        weave(b"", "k", "sm_80", [running.probe("block_sched")], running.compiler())
+    assert error.value.reason.code == "not_proven"
