@@ -140,7 +140,7 @@ static void mark(struct slab *slab) {
     end_marking(slab, status);
 }
 
-static void hand(struct slab *slab) {
+void hook_hand(struct slab *slab) {
     hook_step(slab, SLAB_HAND);
     pthread_cond_signal(&handed);
 }
@@ -269,6 +269,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     slab->full = slab->ended = slab->written_late = slab->recorded = false;
     slab->refused = CUDA_SUCCESS;
     hook_step(slab, SLAB_CLAIM);
+    hook_write_later(); // it may never get full
     return slab;
 }
 
@@ -334,7 +335,7 @@ static void drain_others(struct pool *pool, const struct claim *claim, uint64_t 
         if (slab->recorded || slab->ended)
             send(slab);
         else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
-            hand(slab);
+            hook_hand(slab);
     }
 }
 
@@ -649,7 +650,7 @@ void hook_drain_waited(const struct waited *waited) {
         if (slab->ended)
             send(slab);
         else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
-            hand(slab);
+            hook_hand(slab);
     }
     if (pool)
         mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, waited->thread, true, ++rounds);
@@ -681,7 +682,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
             if (slab->recorded && !slab->issuing)
                 send(slab);
             else if (named)
-                hand(slab);
+                hook_hand(slab);
         }
         in_time = wait_for_sent(pool, patience);
     }

@@ -1,7 +1,13 @@
-// The thread that writes buffers into the trace (drain.c). It sleeps while nothing is on its way; while
-// something is, it looks which events have come when more is sent after it, and every now and then. So what a
+// The thread that writes buffers into the trace. It sleeps while no launch has a buffer; while slabs are on
+// their way, it looks which events have come when more is sent after it, and every now and then. So what a
 // graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
 // that: there both would want the driver (docs/measured.md). It takes no signals.
+//
+// A slab that isn't full and that the program doesn't wait for would stay on the device, and be lost if the
+// process is killed. So the writer looks at slabs in use, too, and hands those with launches older than OLD
+// to the marking thread. A buffer is in the trace's files within 200 ms of the end of its launch, unless
+// that's behind others, or in a stream of the driver that only its own thread can name: the per-thread
+// default one.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +28,7 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
+enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns; between two looks at slabs in use
 
 // Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
@@ -88,6 +95,7 @@ static void write_slab(struct slab *slab) {
         hook_free_save(save);
     }
     slab->saves = slab->last = NULL;
+    slab->seen = 0;
     hook_forget_stage();
     hook_writer_calls = true;
     if (!slab->failed && !slab->copied)
@@ -154,14 +162,51 @@ static struct slab *take_ready(bool all) {
     return NULL;
 }
 
+static struct timespec in_time(uint64_t ns) {
+    return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
+}
+
+// See to it that old launches in slabs in use get here. Return when to look again; 0: when a slab is claimed.
+static uint64_t hand_old(void) {
+    static uint64_t next_look;
+    uint64_t now = hook_monotonic();
+    bool any = false;
+    if (now < next_look)
+        return next_look;
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        EACH_SLAB (slab, &pool->in_use) {
+            bool named = slab->recorded || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
+            if (!named || !hook_is_alive(pool->reference))
+                continue;
+            any = true; // nobody tells us about a launch in a slab that's open already
+            if (!slab->saves)
+                continue;
+            slab->seen = slab->seen ? slab->seen : now;
+            if (now - slab->seen < OLD || slab->issuing)
+                continue;
+            if (slab->recorded)
+                hook_step(slab, SLAB_SEND);
+            else
+                hook_hand(slab);
+        }
+    }
+    next_look = any ? now + LOOK_OLD : 0;
+    return next_look;
+}
+
 static void *work(void *unused) {
     (void)unused;
     uint64_t pause = LOOK, next = 0; // look at all
     bool all = true;
     pthread_mutex_lock(&hook_pools_lock);
     for (;;) {
-        while (!hook_slabs_issued)
-            pthread_cond_wait(&news, &hook_pools_lock);
+        for (uint64_t then = hand_old(); !hook_slabs_issued; then = hand_old()) {
+            struct timespec end = in_time(then);
+            if (then)
+                pthread_cond_timedwait(&news, &hook_pools_lock, &end);
+            else
+                pthread_cond_wait(&news, &hook_pools_lock);
+        }
         struct slab *ready = take_ready(all || late);
         more_wait = hook_slabs_issued;
         if (!ready) {
@@ -173,7 +218,7 @@ static void *work(void *unused) {
             if (waited_for && now + LOOK_SOON < next)
                 next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
-            struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
+            struct timespec end = in_time(next);
             all = pthread_cond_timedwait(&news, &hook_pools_lock, &end) != 0;
             continue;
         }

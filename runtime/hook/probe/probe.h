@@ -364,8 +364,9 @@ void hook_drain_all(enum moment moment, uint64_t context);
 // The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
 // flight as lost.
 void hook_abandon_pending(bool within_driver);
-bool hook_give_slabs_back(void);        // frees the current context's clean slabs; false if it had none
-bool hook_begin_marking(void);          // starts the thread that puts events into streams
+bool hook_give_slabs_back(void);   // frees the current context's clean slabs; false if it had none
+void hook_hand(struct slab *slab); // let the marking thread put an event behind its launches; under the lock
+bool hook_begin_marking(void);     // starts the thread that puts events into streams
 void hook_slab_back(struct slab *slab); // its contents are written
 
 // -- demand.c --------------------------------------------------------------
@@ -404,6 +405,7 @@ struct slab {
     uint64_t cleared;       // in our stream: the slab may be written to
     uint64_t stream;        // whose launches have places in it
     uint64_t issued;        // time stamp: the last of them was in the stream by then
+    uint64_t seen;          // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
     uint32_t thread;        // if it's a per-thread default stream: the thread
     unsigned issuing;       // launches that have a place but aren't in the stream yet
     bool full;              // takes no more launches

@@ -435,6 +435,7 @@ struct trace_totals {
     uint64_t needed, most, needing; // for --memusage: total bytes, the largest launch, number of launches
     uint64_t logs, full;            // logs of launches, and how many of them overflowed
     uint64_t entries, dropped;      // entries in all logs, and how many didn't fit
+    uint64_t quick;                 // bytes of buffers that were packed without zstd
     int fault;                      // errno if the first file can't be opened
 };
 
