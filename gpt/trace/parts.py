@@ -161,7 +161,7 @@ class Parts:
         except MemoryError:
             raise too_large from None
         for part in self._parts:
-            held = np.frombuffer(_unpack(part, unit, files), np.uint8)
+            held = np.frombuffer(unpack_part(part, unit, files), np.uint8)
             place = joined[part.at : part.at + part.length]
             if part.units is None:
                 place[:] = held
@@ -187,7 +187,7 @@ def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Buf
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
-def _unpack(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
+def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
     """Return the written bytes of a part, unpacked."""
     stored = _read_stored(part, unit, files)
     if part.codec is None:

@@ -15,6 +15,7 @@ import numpy as np
 from gpt.stream import records, wire
 from gpt.stream.reasons import find_reason
 from gpt.trace.buffers import Probes
+from gpt.trace.parts import SideFiles, parse_part, unpack_part
 from tests.runtime import hooked, simulated
 
 PTX = Path(__file__).with_name("probing.ptx")
@@ -109,8 +110,11 @@ def buffers(trace, name):
         "offsets": [f["offset"] for f in fields], "itemsize": found["stride"],
     })  # fmt: skip
     unit = np.dtype([("count", "<u8"), ("slots", slot, (found["capacity"],))])
+    ids = {m["id"] for m in maps}
     return {
-        r["launch"]: np.frombuffer(r["data"], unit) for r in trace.of("buffer") if r["map"] in {m["id"] for m in maps}
+        r["launch"]: np.frombuffer(unpack_part(parse_part(r), unit.itemsize, SideFiles(None)), unit)
+        for r in trace.of("buffer")
+        if r["map"] in ids
     }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.stream import records
 from gpt.trace.buffers import Probes
-from gpt.trace.parts import MAX_PART, SideFiles, _unpack, parse_part
+from gpt.trace.parts import MAX_PART, SideFiles, parse_part, unpack_part
 from tests.runtime import packing
 from tests.tiers import examples
 from tests.trace import forge
@@ -23,7 +23,7 @@ def part(data, size, row, codec="columns", **keys):
 
 
 def unpack(data, size, row, codec="columns"):
-    return bytes(_unpack(part(data, size, row, codec), None, SideFiles(None)))
+    return bytes(unpack_part(part(data, size, row, codec), None, SideFiles(None)))
 
 
 def test_the_example_of_the_page():
@@ -128,7 +128,7 @@ def test_a_file_that_is_another_one(tmp_path):
     (tmp_path / "b").write_bytes(bytes(200))
     record = records.make("buffer", launch=1, map=1, size=160, codec="columns", row=16, path="b", packed=60)
     with pytest.raises(MissingError, match="b: columns of 60 bytes"):
-        _unpack(parse_part(record), None, SideFiles(tmp_path))
+        unpack_part(parse_part(record), None, SideFiles(tmp_path))
 
 
 def test_a_few_bytes_take_no_gigabytes(monkeypatch):
