@@ -7,6 +7,8 @@
 #include "launcher.h"
 #include "options.h"
 
+enum { LEAST_DISK = 1 << 20 }; // bytes
+
 static const char HELP[] =
     "usage: gpt-hook run [OPTION ...] [--] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
@@ -25,6 +27,7 @@ static const char HELP[] =
     "                      names, types such as memcpy or kernel, query; -WORD excludes\n"
     "                      (all,-query; with --ioctl all)\n"
     "      --stacks WORD,..  record the stack of calls of these functions (none)\n"
+    "      --max-disk SIZE  stop recording calls and buffers before the run has written more\n"
     "      --gpu-time      time kernels, copies and memsets on the GPU, with two events each\n"
     "      --ioctl         record the driver's ioctls\n"
     "      --tensors       let Python programs import gpt.tensors from any environment\n"
@@ -85,6 +88,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"launch-count", required_argument, NULL, 'C'},
         {"sample", required_argument, NULL, 'n'},
         {"max-memory", required_argument, NULL, 'm'},
+        {"max-disk", required_argument, NULL, 'M'},
         {"complete", no_argument, NULL, 'a'},
         {"control", no_argument, NULL, 'l'},
         {"disabled", no_argument, NULL, 'D'},
@@ -158,6 +162,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
         case 'm':
             probing->memory = optarg;
             break;
+        case 'M':
+            request->disk = check_size("--max-disk", optarg);
+            break;
         case 'a':
             probing->complete = true;
             break;
@@ -193,6 +200,10 @@ static void check_request(struct request *request) {
     if (!*request->calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
     check_calls("--calls", request->calls);
+    if (request->disk && strtoull(request->disk, NULL, 10) < LEAST_DISK)
+        fail(USAGE, "--max-disk", "less than 1M has no room for a trace");
+    if (request->disk && (!strcmp(output, "-") || *output == '|'))
+        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     if (request->stacks)
         check_calls("--stacks", request->stacks);
     request->simulated = !strcmp(request->device, "sim");

@@ -369,10 +369,11 @@ static struct log read_log(const struct woven_map *map, const char *data, uint64
 
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size) {
-    const struct reason *full = WHY(side_file);
     uint64_t unit = map->log ? 0 : sizeof(uint64_t) + map->capacity * map->stride;
     uint64_t most = hook_folder ? PART_LIVE : PART;
-    const struct reason *lost = hook_settings.benchmark ? WHY(not_saved) : NULL;
+    const struct reason *lost = hook_settings.benchmark ? WHY(not_saved)
+                                : hook_limit_reached()  ? WHY(max_disk)
+                                                        : NULL;
     const char *data;
     struct log log = {0};
     if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
@@ -403,7 +404,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         if (!at) // what does not shrink at its beginning is left as it is
             packs = packed.codec;
         if (beside && !hook_put_beside(packed.data, packed.size, &offset)) {
-            lost = full;
+            lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
             break;
         }
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .at = {at != 0, at},
@@ -476,7 +477,7 @@ static bool write_side(uint64_t offset, const char *data, uint64_t size) {
 }
 
 bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset) {
-    if (!open_side() || !write_side(side_size, data, size))
+    if (!hook_may_write((size + 7) / 8 * 8, false) || !open_side() || !write_side(side_size, data, size))
         return false;
     *offset = side_size;
     side_size += (size + 7) / 8 * 8;

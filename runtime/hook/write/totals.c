@@ -159,6 +159,7 @@ static void count_record(unsigned depth, uint64_t end) {
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
     found.probed += is(kind, "probed");
+    found.stopped += is(kind, "dropped"); // the hook writes none for another reason
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
         return;

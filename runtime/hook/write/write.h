@@ -129,6 +129,21 @@ int hook_bus_exchange(const struct sigaction *action,
                       struct sigaction *before); // emulates sigaction for the program from then on
 extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *); // set by hook_find_real
 
+// -- limit.c ---------------------------------------------------------------
+
+// --max-disk, for all processes of a run.
+
+void hook_limit_setup(void (*stop)(void)); // `stop` turns recording off
+bool hook_limit_reached(void);             // recording is off for good
+
+// Count bytes that are about to be written. Return false if they're too many: more than the limit for what's
+// needed, more than most of it for anything else.
+bool hook_may_write(uint64_t size, bool needed);
+uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that's too much
+bool hook_tell_limit(
+    struct gpt_packer *buffer); // packs records about it once; false if there's nothing to say
+void hook_limit_end(void);      // the process ends
+
 // -- messages.c ------------------------------------------------------------
 
 // Messages, and ending the recording early.
@@ -435,6 +450,7 @@ struct trace_totals {
     uint64_t needed, most, needing; // for --memusage: total bytes, the largest launch, number of launches
     uint64_t logs, full;            // logs of launches, and how many of them overflowed
     uint64_t entries, dropped;      // entries in all logs, and how many didn't fit
+    uint64_t stopped;               // processes that --max-disk stopped
     uint64_t quick;                 // bytes of buffers that were packed without zstd
     int fault;                      // errno if the first file can't be opened
 };
