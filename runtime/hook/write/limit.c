@@ -3,8 +3,8 @@
 // They count in a small file that all of them map, and that the root process removes when it ends. A process
 // that starts later begins to count again. Where there can be no such file, each process counts for itself.
 //
-// Before the last eighth, recording is turned off as by gpt-hook ctl. That rest is for what must not be
-// missing: loads, look-ups, and the ends of traces. If it's used up too, traces end as on a full disk.
+// Before the last eighth, recording is turned off as by gpt-hook ctl. That rest is for records that must
+// not be missing: loads, look-ups, and the ends of traces. Without that, traces end as on a full disk.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -52,16 +52,16 @@ void hook_limit_setup(void (*stop_recording)(void)) {
 static struct written *map_file(int file, bool made) {
     static const char zeros[CHUNK_PAGE];
     struct stat found = {0};
-    struct written *mapped = NULL;
+    void *mapped = MAP_FAILED;
     if (made && write(file, zeros, sizeof(zeros)) != (ssize_t)sizeof(zeros))
         unlink(path);
     // another process may be about to write it
     for (int i = 0; i < TRIES_TO_OPEN && !fstat(file, &found) && found.st_size < CHUNK_PAGE && !made; i++)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     if (found.st_size == CHUNK_PAGE && gpt_is_private(file, S_IFREG))
-        mapped = (void *)hook_map(file, CHUNK_PAGE, 0);
+        mapped = mmap(NULL, CHUNK_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
-    return mapped;
+    return mapped == MAP_FAILED ? NULL : mapped;
 }
 
 static struct written *find_written(void) {
@@ -82,7 +82,7 @@ static struct written *find_written(void) {
             "gpt-hook: warning: --max-disk: TMPDIR takes no file to count in, so it holds for each "
             "process alone");
     }
-    // a second thread keeps its mapping, which is none of the others' then, but of the same file
+    // if two threads map the file at once, one of the mappings is left unused
     return atomic_compare_exchange_strong(&written, &none, found) ? found : none;
 }
 
@@ -124,9 +124,9 @@ uint32_t hook_limit_chunk(uint32_t size) {
     return size < SMALL ? size : SMALL;
 }
 
-bool hook_tell_limit(struct gpt_packer *buffer) {
+bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
     struct gpt_packer records = *buffer;
-    const struct gpt_recording off = {.on = false, .at = hook_now()};
+    const struct gpt_recording off = {.on = false, .at = now};
     const struct gpt_dropped dropped = {
         .count = 1,
         .what = GPT_STR("process"),

@@ -142,7 +142,7 @@ bool hook_open(struct gpt_packer *buffer, int try) {
             hook_close(buffer);
     }
     *buffer = mapped_room(thread->chunk, thread->used);
-    if (UNLIKELY(hook_limit_reached()) && hook_tell_limit(buffer))
+    if (UNLIKELY(hook_limit_reached()) && hook_tell_limit(buffer, hook_now()))
         hook_close(buffer);
     return true;
 }

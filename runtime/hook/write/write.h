@@ -136,13 +136,14 @@ extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigactio
 void hook_limit_setup(void (*stop)(void)); // `stop` turns recording off
 bool hook_limit_reached(void);             // recording is off for good
 
-// Count bytes that are about to be written. Return false if they're too many: more than the limit for what's
-// needed, more than most of it for anything else.
+// Count bytes that are about to be written. Return false without counting them if that's more than the limit,
+// or for bytes that aren't needed more than most of it.
 bool hook_may_write(uint64_t size, bool needed);
 uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that's too much
-bool hook_tell_limit(
-    struct gpt_packer *buffer); // packs records about it once; false if there's nothing to say
-void hook_limit_end(void);      // the process ends
+
+// Pack records about the limit, once. Return false if there's nothing to say.
+bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now);
+void hook_limit_end(void); // the process ends
 
 // -- messages.c ------------------------------------------------------------
 
