@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -38,7 +39,7 @@ static _Atomic bool reached, untold; // untold: it isn't in the trace yet
 static void (*stop)(void);
 
 void hook_limit_setup(void (*stop_recording)(void)) {
-    const char *text = hook_keep_variable("GPT_HOOK_MAX_DISK");
+    const char *value = getenv("GPT_HOOK_MAX_DISK"), *text = value ? strdup(value) : NULL;
     int at = 0;
     unsigned long long bytes;
     if (!text || sscanf(text, "%llu %d %n", &bytes, &root, &at) != 2 || text[at] != '/')
@@ -89,18 +90,14 @@ static struct written *find_written(void) {
 bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
 
 static void reach(struct written *all) {
-    char line[sizeof(hook_live->path) + 160];
     if (atomic_exchange(&reached, true))
         return;
     stop();
     atomic_store(&untold, true);
-    if (atomic_exchange(&all->said, 1))
-        return;
-    snprintf(line, sizeof(line),
-             "gpt-hook: warning: %s: --max-disk is reached: calls and buffers of this run aren't recorded "
-             "any more",
-             hook_live->path);
-    gpt_write_line(line);
+    if (!atomic_exchange(&all->said, 1))
+        gpt_write_line(
+            "gpt-hook: warning: --max-disk is reached: from now on, calls and buffers of this run aren't "
+            "recorded");
 }
 
 bool hook_may_write(uint64_t size, bool needed) {
@@ -142,6 +139,6 @@ bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
 }
 
 void hook_limit_end(void) {
-    if (most && root == getpid() && !hook_in_vfork)
+    if (most && root == getpid())
         unlink(path);
 }
