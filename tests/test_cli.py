@@ -280,7 +280,7 @@ def test_a_source_writes_a_segment():
     found = read(done.stdout)
     assert [r["kind"] for r in found] == ["header", "sync", "sync", "sync", "end"]
     header = found[0]
-    assert (header["tool"], header["argv"], header["via"], header["version"]) == ("gpt-test", ["a b"], [], "1.1")
+    assert (header["tool"], header["argv"], header["via"], header["version"]) == ("gpt-test", ["a b"], [], "1.2")
     assert found[-1] == {"kind": "end", "records": 3, "status": 0}
     assert done.stdout == b"".join(msgpack.packb(dict(r)) for r in found)
 

@@ -193,6 +193,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "device_failed": ("the device failed", "the program's own calls say how"),
     "not_saved": ("--benchmark saves no buffers", "without --benchmark they are saved"),
     "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
+    "max_disk": ("--max-disk was reached", "a larger --max-disk, or --launch-count or --sample, leave room"),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
 # Texts that were worded differently when traces had texts and no codes.

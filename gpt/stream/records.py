@@ -18,7 +18,7 @@ from typing import Any
 from gpt.stream.record_code import CODE, Keys
 from gpt.stream.record_runs import RUNS
 
-VERSION = (1, 1)
+VERSION = (1, 2)
 MAX_RECORD = 64 << 20  # bytes of one encoded record
 MAX_ENTRIES = 1 << 20  # entries of one array or map
 

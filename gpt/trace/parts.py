@@ -1,12 +1,13 @@
 """Assemble the bytes of a probe's buffer from the places that its records name.
 
 A buffer is in one `buffer` record or in several, each with the next bytes. They are in the record or in a file beside
-the trace, in one of these forms: plain, only the units that saved something, a zstd frame, or in a file of another
-format, whose name is then the codec. gpt-stream(5) lists the keys.
+the trace, whole or only the units that saved something. These bytes are plain, columns, or either in a zstd frame; or
+they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the keys and describes columns.
 
 Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
 place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only
-decompressed if it claims to hold as many bytes as the record does.
+decompressed if it claims to hold as many bytes as the record does, or at most as many if they are columns. Columns are
+only unpacked if their planes have the size that the record's numbers give them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ Record = dict[str, Any]
 Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
 NUMBER = 8  # bytes of a unit's number
-MAX_PART = 64 << 20  # bytes of a decompressed frame
+MAX_PART = 64 << 20  # bytes of an unpacked part
+MAX_ROW = 4096  # bytes of a row of columns
+WORD = 4
+COLUMNS = ("columns", "columns+zstd")
+FRAMES = ("zstd", "columns+zstd")
 
 
 class BufferPart(NamedTuple):
     """The contents of one record: `length` bytes from `at` on, or `units` units in that range, with their numbers.
 
-    They are in `data`, or at an offset of the file `path`; `packed` is the size of the frame if they are compressed.
+    They are in `data`, or at an offset of the file `path`; `packed` is their size there if they are packed, and `row`
+    the bytes of a row if they are columns.
     """
 
     at: int
@@ -48,10 +54,11 @@ class BufferPart(NamedTuple):
     offset: int
     packed: int | None
     data: bytes | None
+    row: int
 
     @property
     def plain(self) -> bool:
-        """True if its bytes are the buffer's own, neither compressed nor reduced to some units."""
+        """True if its bytes are the buffer's own, neither packed nor reduced to some units."""
         return self.units is None and self.codec is None
 
     def follows(self, other: BufferPart) -> bool:
@@ -70,9 +77,13 @@ def parse_part(record: Record) -> BufferPart:
     if not 0 < length <= size - at and (at or length != size):
         raise MalformedError(f"buffer of {size} bytes: no part has {length} from {at} on")
     units, codec = record.get("units"), record.get("codec")
-    if codec not in (None, "zstd") and not _is_foreign(codec):
+    if codec not in (None, *COLUMNS, *FRAMES) and not _is_foreign(codec):
         raise MalformedError(f"buffer: unknown codec '{codec[:20]}'")
-    return BufferPart(at, length, units, codec, path or "", record.get("offset", 0), record.get("packed"), data)
+    row = record.get("row", 0)
+    if codec in COLUMNS and (not 0 < row <= MAX_ROW or row % WORD):
+        raise MalformedError(f"buffer: columns of rows of {row} bytes")
+    offset, packed = record.get("offset", 0), record.get("packed")
+    return BufferPart(at, length, units, codec, path or "", offset, packed, data, row)
 
 
 def _is_foreign(codec: str | None) -> bool:
@@ -150,7 +161,7 @@ class Parts:
         except MemoryError:
             raise too_large from None
         for part in self._parts:
-            held = np.frombuffer(_unpack(part, unit, files), np.uint8)
+            held = np.frombuffer(unpack_part(part, unit, files), np.uint8)
             place = joined[part.at : part.at + part.length]
             if part.units is None:
                 place[:] = held
@@ -176,30 +187,63 @@ def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: Buf
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
-def _unpack(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
-    """Return the written bytes of a part, decompressed."""
+def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
+    """Return the written bytes of a part, unpacked."""
     stored = _read_stored(part, unit, files)
     if part.codec is None:
         return stored
-    import zstandard
-
     wanted = _written(part, unit)
     if wanted > MAX_PART:
-        raise MalformedError(f"buffer: a frame of {wanted} bytes; the limit is {MAX_PART}")
+        raise MalformedError(f"buffer: {wanted} bytes packed as one; the limit is {MAX_PART}")
+    if part.codec in FRAMES:
+        stored = _decompress(stored, wanted, part)
+    return _unpack_columns(np.frombuffer(stored, np.uint8), wanted, part) if part.codec in COLUMNS else stored
+
+
+def _decompress(stored: bytes | memoryview, wanted: int, part: BufferPart) -> bytes:
+    """Return what a frame holds: `wanted` bytes, or columns of at most as many."""
+    import zstandard
+
+    may_be_less = part.codec in COLUMNS
     try:
         found = zstandard.get_frame_parameters(stored).content_size
-        if found == wanted:
+        if found == wanted or (may_be_less and found < wanted):
             data = zstandard.ZstdDecompressor(max_window_size=MAX_PART).decompress(stored, allow_extra_data=False)
             found = len(data)
     except zstandard.ZstdError as error:
         raise _wrong(part, f"not a frame of zstd: {error}") from None
-    if found != wanted:
+    if not (found == wanted or (may_be_less and found < wanted)):
         raise _wrong(part, f"a frame of {found} bytes, not of {wanted}")
     return data
 
 
+def _unpack_columns(held: npt.NDArray[np.uint8], wanted: int, part: BufferPart) -> npt.NDArray[np.uint8]:
+    """Return the `wanted` bytes that columns hold."""
+    row, rows = part.row, wanted // part.row
+    begin = row + (row + 7) // 8
+    present = np.unpackbits(held[row:begin], bitorder="little")[:row]
+    size = begin + int(present.sum()) * (rows - 1) + wanted % row
+    if rows < 2 or held.size != size:
+        raise _wrong(part, f"columns of {held.size} bytes, not of {size if rows > 1 else 'two rows'}")
+    found = np.empty(wanted, np.uint8)
+    table = found[: rows * row].reshape(rows, row).view("<u4")
+    table[0] = held[:row].view("<u4") if held.ctypes.data % WORD == 0 else held[:row].copy().view("<u4")
+    at = begin
+    for word in range(row // WORD):
+        steps = np.zeros(rows - 1, np.uint32)
+        for byte in range(WORD):
+            if present[word * WORD + byte]:
+                steps |= held[at : at + rows - 1].astype(np.uint32) << np.uint32(8 * byte)
+                at += rows - 1
+        steps = (steps >> np.uint32(1)) ^ (np.uint32(0) - (steps & np.uint32(1)))  # the sign is the lowest bit
+        np.cumsum(steps, dtype=np.uint32, out=steps)
+        table[1:, word] = steps + table[0, word]
+    found[rows * row :] = held[at:]
+    return found
+
+
 def _written(part: BufferPart, unit: int | None) -> int:
-    """Return how many bytes were written, before compression."""
+    """Return how many bytes were written, before they were packed."""
     return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
 
 
@@ -212,7 +256,7 @@ def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes 
         return part.data
     if part.codec is not None:
         if part.packed is None or part.packed > wanted:
-            raise MalformedError("buffer: a frame that is not smaller than its contents")
+            raise MalformedError("buffer: packed, but not smaller than its contents")
         wanted = part.packed
     return memoryview(files.open(part.path, part.offset + wanted))[part.offset : part.offset + wanted]
 

@@ -97,6 +97,15 @@ static void set_report(bool wanted) {
     set("GPT_HOOK_NOTES", notes);
 }
 
+// Where the processes of a run count the bytes that they write, and how many these may be.
+static void set_disk(const char *bytes) {
+    char value[PATH_MAX + 64];
+    const char *folder = getenv("TMPDIR");
+    snprintf(value, sizeof(value), "%s %d %s/gpt-hook-%s.disk", bytes ? bytes : "", getpid(),
+             folder && *folder == '/' ? folder : "/tmp", getenv("GPT_HOOK_RUN"));
+    set("GPT_HOOK_MAX_DISK", bytes ? value : NULL);
+}
+
 // Fails if gpt-hook can't watch the program.
 static void check_command(const char *path) {
     char program[PATH_MAX];
@@ -152,9 +161,14 @@ static int run(int argc, char **argv) {
     if (request.simulated || request.probing.probe_count || request.probing.jit)
         set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
+    if (request.disk && probes_call_back)
+        fail(USAGE, "--max-disk", "the trace goes through gpt-dump, for the callbacks of its probes");
     begin_trace(request.output, request.force, request.quiet, probes_call_back, request.command);
 
+    if (request.disk && getenv("GPT_HOOK_FOLDER"))
+        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     set_report(!request.quiet);
+    set_disk(request.disk);
     set("GPT_HOOK_CALLS", request.calls);
     set("GPT_HOOK_STACKS", request.stacks);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);

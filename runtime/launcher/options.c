@@ -7,6 +7,8 @@
 #include "launcher.h"
 #include "options.h"
 
+enum { LEAST_DISK = 1 << 20 }; // bytes
+
 static const char HELP[] =
     "usage: gpt-hook run [OPTION ...] [--] COMMAND [ARG ...]\n"
     "       gpt-hook ctl [--all] [--json] PID enable|disable|status\n"
@@ -27,6 +29,8 @@ static const char HELP[] =
     "                         globs of names, types such as memcpy or kernel, query;\n"
     "                         -WORD excludes (all,-query; with --ioctl all)\n"
     "      --stacks WORD,...  record the stack of calls of these functions (none)\n"
+    "      --max-disk SIZE    stop recording calls and buffers before the run has\n"
+    "                         written more\n"
     "      --gpu-time         time kernels, copies and memsets on the GPU, with two\n"
     "                         events each\n"
     "      --ioctl            record the driver's ioctls\n"
@@ -97,6 +101,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"launch-count", required_argument, NULL, 'C'},
         {"sample", required_argument, NULL, 'n'},
         {"max-memory", required_argument, NULL, 'm'},
+        {"max-disk", required_argument, NULL, 'M'},
         {"complete", no_argument, NULL, 'a'},
         {"control", no_argument, NULL, 'l'},
         {"disabled", no_argument, NULL, 'D'},
@@ -170,6 +175,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
         case 'm':
             probing->memory = optarg;
             break;
+        case 'M':
+            request->disk = check_size("--max-disk", optarg);
+            break;
         case 'a':
             probing->complete = true;
             break;
@@ -205,6 +213,10 @@ static void check_request(struct request *request) {
     if (!*request->calls)
         fail(USAGE, "--calls", "names nothing; 'none' records no calls");
     check_calls("--calls", request->calls);
+    if (request->disk && strtoull(request->disk, NULL, 10) < LEAST_DISK)
+        fail(USAGE, "--max-disk", "less than 1M has no room for a trace");
+    if (request->disk && (!strcmp(output, "-") || *output == '|'))
+        fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
     if (request->stacks)
         check_calls("--stacks", request->stacks);
     request->simulated = !strcmp(request->device, "sim");

@@ -9,6 +9,7 @@
 
 struct request {
     const char *output, *calls, *stacks, *device, *modules, *replacements;
+    const char *disk; // bytes, or NULL
     bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors;
     struct probing probing;
     char **command; // and its arguments

@@ -238,9 +238,9 @@ static const char *check_number(const char *option, const char *text, bool fract
 }
 
 // 64M, 2G or bytes.
-static const char *check_size(const char *text) {
+const char *check_size(const char *option, const char *text) {
     static const char units[] = "KMGT";
-    static char bytes[32];
+    char *bytes = malloc(32);
     char *end;
     double value = strtod(text, &end);
     const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
@@ -249,8 +249,9 @@ static const char *check_size(const char *text) {
         value *= 1024;
     if (!isdigit((unsigned char)*text) || !is_plain || (*end && (!unit || end[1])) || value < 1 ||
         value > 1e18)
-        fail(USAGE, "--max-memory", "not a size: '%s' (as 512M or 2G)", text);
-    snprintf(bytes, sizeof(bytes), "%.0f", value);
+        fail(USAGE, option, "not a size: '%s' (as 512M or 2G)", text);
+    if (bytes)
+        snprintf(bytes, 32, "%.0f", value);
     return bytes;
 }
 
@@ -340,7 +341,7 @@ const char *use_probing(const struct probing *probing) {
     if (checked.sample)
         checked.sample = check_sample(checked.sample);
     if (checked.memory)
-        checked.memory = check_size(checked.memory);
+        checked.memory = check_size("--max-memory", checked.memory);
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         set(variables[i].name, *(const char **)((char *)&checked + variables[i].offset));
     set("GPT_HOOK_PROBE_COMPLETE", probing->complete ? "1" : NULL);

@@ -29,6 +29,9 @@ const char *add_parts(const char *option, const char *known, const char *parts);
 const char *make_pipeline(const struct probing *probing, char digest[65]);
 const char *name_probes(const struct probing *probing); // their names, separated by spaces
 
+// Returns the bytes of a size such as 512M as text, or fails.
+const char *check_size(const char *option, const char *text);
+
 void set(const char *name, const char *value); // sets a variable for the hook; NULL: removes it
 
 #endif

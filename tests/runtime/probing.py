@@ -16,6 +16,7 @@ from gpt.probe.read.load import find_probe
 from gpt.stream import records, wire
 from gpt.stream.reasons import find_reason
 from gpt.trace.buffers import Probes
+from gpt.trace.parts import SideFiles, parse_part, unpack_part
 from tests.runtime import hooked, simulated
 
 PTX = Path(__file__).with_name("probing.ptx")
@@ -122,10 +123,11 @@ def buffers(trace, name):
     unit = np.dtype([*head, ("slots", slot, (found["capacity"],))])
     ids, found = {m["id"] for m in maps}, {}
     for record in (one for one in trace.of("buffer") if one["map"] in ids):
+        data = unpack_part(parse_part(record), unit.itemsize, SideFiles(None))
         if "units" not in record:
-            found[record["launch"]] = np.frombuffer(record["data"], unit)
+            found[record["launch"]] = np.frombuffer(data, unit)
             continue
-        some = np.frombuffer(record["data"], [("number", "<u8"), ("unit", unit)])
+        some = np.frombuffer(data, [("number", "<u8"), ("unit", unit)])
         found[record["launch"]] = np.zeros(record["size"] // unit.itemsize, unit)
         found[record["launch"]][some["number"].astype(np.int64)] = some["unit"]
     return found

@@ -143,6 +143,8 @@ static void follow(const struct gpt_order *order, const char *texts, size_t size
         snprintf(state->fault, sizeof(state->fault), "it runs under another version of gpt-hook");
     else if (order->command != GPT_STATUS && atomic_load(&hook_live->state) != ON)
         snprintf(state->fault, sizeof(state->fault), "its trace has ended");
+    else if (order->command == GPT_ENABLE && hook_limit_reached())
+        snprintf(state->fault, sizeof(state->fault), "its run has written what --max-disk allows");
     else if (order->command == GPT_ENABLE || order->command == GPT_DISABLE)
         hook_switch(order->command == GPT_ENABLE);
     else if (order->command == GPT_ORDER)
@@ -296,6 +298,12 @@ void hook_on_capture(struct frame *frame) {
 void hook_expect_probes(const struct order *order, bool recording) {
     if (hook_will_probe(order, recording))
         hook_find_all_flags();
+}
+
+// When --max-disk is reached, in any thread. The record of it is written later (limit.c).
+void hook_stop_recording(void) {
+    atomic_store(&hook_recording, false);
+    use_all_flags();
 }
 
 // All recorded calls lie between the two records.

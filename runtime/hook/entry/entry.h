@@ -26,6 +26,7 @@ hook_changes(void); // number of such changes: compare to see whether flags comp
 void hook_expect_probes(const struct order *order,
                         bool recording); // once there is an order with probes and recording is on
 void hook_switch(bool on);               // one thread at a time
+void hook_stop_recording(void);
 
 // -- decode.c --------------------------------------------------------------
 

@@ -206,6 +206,7 @@ static void end(int status) {
     hook_see_namespaces();
     hook_finish((unsigned)status & 0xff);
     hook_report();
+    hook_limit_end();
 }
 
 static void at_exit(int status, void *unused) {

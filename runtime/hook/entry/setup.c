@@ -65,6 +65,7 @@ bool hook_setup(void) {
     hook_ioctl_setup();
     hook_save_setup();
     hook_report_setup();
+    hook_limit_setup(hook_stop_recording);
     const char *why = why_unwatched();
     if (why)
         say_unwatched(why);

@@ -68,6 +68,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     slab->full = slab->ended = slab->written_late = slab->recorded = false;
     slab->refused = CUDA_SUCCESS;
     hook_step(slab, SLAB_CLAIM);
+    hook_write_later(); // it may never get full
     if (!claim->copied && !hook_ready_slab(pool, size, UINT64_MAX, false))
         hook_want_slab(pool, size);
     return slab;

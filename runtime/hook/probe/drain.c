@@ -1,19 +1,21 @@
-// The thread that writes buffers into the trace (drain.c). It sleeps while nothing is on its way; while
-// something is, it looks which events have come when more is sent after it, and every now and then. So what a
+// The thread that writes buffers into the trace. It sleeps while no launch has a buffer; while slabs are on
+// their way, it looks which events have come when more is sent after it, and every now and then. So what a
 // graph wrote is most likely copied while its next replay runs, and not when the program is about to launch
 // that: there both would want the driver (docs/measured.md). It takes no signals.
+//
+// A slab that isn't full and that the program doesn't wait for would stay on the device, and be lost if the
+// process is killed. So the writer looks at slabs in use, too, and hands those with launches older than OLD
+// to the marking thread. A buffer is in the trace's files within 200 ms of the end of its launch, unless
+// that's behind others, or in a stream of the driver that only its own thread can name: the per-thread
+// default one.
 
-#include <dlfcn.h>
-#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,8 +26,9 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-enum { SECOND = 1000000000 };                                     // ns
+enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
+enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns; between two looks at slabs in use
 
 // Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
@@ -42,6 +45,12 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .epilogue = (uint64_t)(ns * (double)(hook_now() - since)), .kernel = {known, kernel},
                .original = {known, original});
 }
+
+// How long the writer has had no rest. If that's long and more slabs wait, it can't keep up.
+static uint64_t busy_since;
+static bool more_wait;
+
+static bool is_behind(void) { return more_wait && hook_monotonic() - busy_since > BEHIND; }
 
 static void write_buffers(struct slab *slab, const struct save *save) {
     const struct woven *woven = save->probed->woven;
@@ -86,6 +95,7 @@ static void write_slab(struct slab *slab) {
         hook_free_save(save);
     }
     slab->saves = slab->last = NULL;
+    slab->seen = 0;
     hook_forget_stage();
     hook_writer_calls = true;
     if (!slab->failed && !slab->copied)
@@ -152,16 +162,55 @@ static struct slab *take_ready(bool all) {
     return NULL;
 }
 
+static struct timespec in_time(uint64_t ns) {
+    return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
+}
+
+// See to it that old launches in slabs in use get here. Return when to look again; 0: when a slab is claimed.
+static uint64_t hand_old(void) {
+    static uint64_t next_look;
+    uint64_t now = hook_monotonic();
+    bool any = false;
+    if (now < next_look)
+        return next_look;
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
+        EACH_SLAB (slab, &pool->in_use) {
+            bool named = slab->recorded || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
+            if (!named || !hook_is_alive(pool->reference))
+                continue;
+            any = true; // nobody tells us about a launch in a slab that's open already
+            if (!slab->saves)
+                continue;
+            slab->seen = slab->seen ? slab->seen : now;
+            if (now - slab->seen < OLD || slab->issuing)
+                continue;
+            if (slab->recorded)
+                hook_step(slab, SLAB_SEND);
+            else
+                hook_hand(slab);
+        }
+    }
+    next_look = any ? now + LOOK_OLD : 0;
+    return next_look;
+}
+
 static void *work(void *unused) {
     (void)unused;
     uint64_t pause = LOOK, next = 0; // look at all
     bool all = true;
     pthread_mutex_lock(&hook_pools_lock);
     for (;;) {
-        while (!hook_slabs_issued)
-            pthread_cond_wait(&news, &hook_pools_lock);
+        for (uint64_t then = hand_old(); !hook_slabs_issued; then = hand_old()) {
+            struct timespec end = in_time(then);
+            if (then)
+                pthread_cond_timedwait(&news, &hook_pools_lock, &end);
+            else
+                pthread_cond_wait(&news, &hook_pools_lock);
+        }
         struct slab *ready = take_ready(all || late);
+        more_wait = hook_slabs_issued;
         if (!ready) {
+            busy_since = 0;
             uint64_t now = hook_monotonic();
             hook_looks += all;
             if (all)
@@ -169,10 +218,11 @@ static void *work(void *unused) {
             if (waited_for && now + LOOK_SOON < next)
                 next = now + LOOK_SOON, pause = LOOK_SOON;
             waited_for = false;
-            struct timespec end = {(time_t)(next / SECOND), (long)(next % SECOND)};
+            struct timespec end = in_time(next);
             all = pthread_cond_timedwait(&news, &hook_pools_lock, &end) != 0;
             continue;
         }
+        busy_since = busy_since ? busy_since : hook_monotonic();
         int mode = hook_begin_calls();
         write_slab(ready);
         hook_slab_back(ready);
@@ -214,14 +264,16 @@ void hook_wait_no_longer(void) {
 //
 // Buffers become `buffer` records: small ones go into the trace. Large ones go in parts into the file next to
 // the trace, or for a live stream into as many records. For a sparse array, only units that saved something
-// are written. Data in the file is compressed if that makes it smaller. Only the used part of a log is read.
+// are written. What isn't for a live stream is packed (pack.c), with zstd unless the writer is behind. Only
+// the used part of a log is read.
 //
 // Device memory is read through a pinned staging buffer, so that we pin little memory.
 
 enum {
     INLINE = 64 << 10,
+    LEAST_PACKED = 512,    // below, keys of the record take what packing saves
     PART_LIVE = 448 << 10, // a record has to fit into a chunk
-    PART = 4 << 20,
+    PART = PACK_MOST,
     STAGE = 16 << 20,
     NUMBER = 8, // of a unit
 }; // bytes
@@ -317,10 +369,11 @@ static struct log read_log(const struct woven_map *map, const char *data, uint64
 
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size) {
-    const struct reason *full = WHY(side_file);
     uint64_t unit = map->log ? 0 : hook_unit_bytes(map);
     uint64_t most = hook_folder ? PART_LIVE : PART;
-    const struct reason *lost = hook_settings.benchmark ? WHY(not_saved) : NULL;
+    const struct reason *lost = hook_settings.benchmark ? WHY(not_saved)
+                                : hook_limit_reached()  ? WHY(max_disk)
+                                                        : NULL;
     const char *data;
     struct log log = {0};
     if (map->log && !lost && (data = hook_fetch(slab, start, sizeof(uint64_t)))) {
@@ -331,7 +384,8 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     }
     if (unit && unit <= most)
         most -= most % unit;
-    bool packs = true;
+    uint64_t record = unit ? unit : NUMBER + map->stride;
+    bool packs = !hook_folder && size >= LEAST_PACKED;
     for (uint64_t at = 0, length; at < size && !lost; at += length) {
         length = size - at < most ? size - at : most;
         struct part part = {hook_fetch(slab, start + at, length), length, false, 0};
@@ -342,22 +396,24 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         if (unit)
             make_thin(&part, unit, at / unit);
         bool beside = !hook_folder && (part.thin ? part.size : size) > INLINE;
-        uint64_t packed = 0, offset = 0;
-        const void *smaller = beside && packs ? hook_compress(part.data, part.size, &packed) : NULL;
+        uint64_t offset = 0, row = hook_pack_row(part.thin ? NUMBER + unit : record);
+        bool quick = packs && is_behind();
+        struct packing packed = {part.data, part.size, NULL, 0};
+        if (packs && part.size)
+            hook_pack(part.data, part.size, row, quick, &packed);
         if (!at) // what does not shrink at its beginning is left as it is
-            packs = smaller != NULL;
-        if (beside &&
-            !hook_put_beside(smaller ? smaller : part.data, smaller ? packed : part.size, &offset)) {
-            lost = full;
+            packs = packed.codec;
+        if (beside && !hook_put_beside(packed.data, packed.size, &offset)) {
+            lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
             break;
         }
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size, .at = {at != 0, at},
                    .length = {length != size, length}, .units = {part.thin, part.units},
-                   .codec = hook_str(smaller ? "zstd" : NULL),
+                   .codec = hook_str(packed.codec), .row = {packed.row, packed.row}, .quick = {quick, quick},
                    .path = hook_str(beside ? hook_name_beside() : NULL), .offset = {beside, offset},
-                   .packed = {smaller != NULL, packed}, .entries = {map->log && !at, log.entries},
+                   .packed = {beside && packed.codec, packed.size}, .entries = {map->log && !at, log.entries},
                    .dropped = {!at && log.dropped, log.dropped},
-                   .data = {beside ? NULL : part.data, part.size});
+                   .data = {beside ? NULL : packed.data, packed.size});
     }
     if (lost)
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size,
@@ -421,7 +477,7 @@ static bool write_side(uint64_t offset, const char *data, uint64_t size) {
 }
 
 bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset) {
-    if (!open_side() || !write_side(side_size, data, size))
+    if (!hook_may_write((size + 7) / 8 * 8, false) || !open_side() || !write_side(side_size, data, size))
         return false;
     *offset = side_size;
     side_size += (size + 7) / 8 * 8;
@@ -431,113 +487,4 @@ bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset) {
 const char *hook_name_beside(void) {
     const char *slash = strrchr(side_path, '/');
     return slash ? slash + 1 : side_path;
-}
-
-// -- Compression -----------------------------------------------------------
-//
-// libzstd.so.1, through three functions of its stable interface. Without it, nothing is compressed.
-//
-// The program may later load a newer libzstd, from a conda environment, for example. The dynamic linker would
-// give it ours instead, because the name (DT_SONAME) matches. So we load a copy in memory under another name,
-// which binds its own symbols first and which nothing else finds. Only if the program itself is linked to
-// libzstd do we use that one.
-
-#ifndef MFD_EXEC
-#define MFD_EXEC 0x10u
-#endif
-
-enum { LEVEL = 1, MOST_LIBRARY = 16 << 20 };
-static const char library[] = "libzstd.so.1", renamed[] = "gptzstd.so.1";
-
-static struct {
-    void *(*create)(void);
-    size_t (*compress)(void *, void *, size_t, const void *, size_t, int);
-    unsigned (*is_error)(size_t);
-} zstd;
-
-static bool find_functions(const struct linker *linker, void *handle) {
-    if (!handle)
-        return false;
-    zstd.create = linker->symbol(handle, "ZSTD_createCCtx");
-    zstd.compress = linker->symbol(handle, "ZSTD_compressCCtx");
-    zstd.is_error = linker->symbol(handle, "ZSTD_isError");
-    return zstd.create && zstd.compress && zstd.is_error;
-}
-
-// Where the library's name is in its file: its strings are in the first segment, which begins with the file.
-static uint64_t find_name(const struct link_map *map) {
-    uint64_t strings = 0, name = 0;
-    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
-        if (entry->d_tag == DT_STRTAB)
-            strings = entry->d_un.d_ptr;
-        if (entry->d_tag == DT_SONAME)
-            name = entry->d_un.d_val;
-    }
-    return strings > map->l_addr ? strings - map->l_addr + name : 0;
-}
-
-// A file without a name that holds another, with its library's name changed; -1 if that cannot be.
-static int copy_renamed(const char *path, uint64_t at) {
-    struct stat status;
-    int from = open(path, O_RDONLY | O_CLOEXEC), to = -1;
-    size_t size =
-        from >= 0 && !fstat(from, &status) && status.st_size <= MOST_LIBRARY ? (size_t)status.st_size : 0;
-    char *data = size ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0) : MAP_FAILED;
-    if (from >= 0)
-        close(from);
-    if (data == MAP_FAILED)
-        return -1;
-    if (at && at < size - sizeof(library) && !memcmp(data + at, library, sizeof(library))) {
-        memcpy(data + at, renamed, sizeof(renamed));
-        to = memfd_create(library, MFD_CLOEXEC | MFD_EXEC);
-        to = gpt_set_aside(to < 0 ? memfd_create(library, MFD_CLOEXEC) : to); // before Linux 6.3
-        if (to >= 0 && write(to, data, size) != (ssize_t)size) {
-            close(to);
-            to = -1;
-        }
-    }
-    munmap(data, size);
-    return to;
-}
-
-// Load the copy, under a path that a program never passes to dlopen; otherwise the program would get our
-// copy.
-static void *open_copy(const struct linker *linker) {
-    char path[64];
-    struct link_map *found = linker->open(library, RTLD_LAZY | RTLD_LOCAL);
-    if (!found)
-        return NULL;
-    int file = copy_renamed(found->l_name, find_name(found));
-    linker->close(found);
-    if (file < 0)
-        return NULL;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/fd/%d", getpid(), getpid(), file);
-    void *handle = linker->open(path, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
-    close(file);
-    return handle;
-}
-
-void hook_zstd_setup(const struct linker *linker) {
-    if (linker->symbol(RTLD_DEFAULT, "__sanitizer_print_stack_trace")) // which ends what binds itself first
-        return;
-    void *handle = linker->open(library, RTLD_LAZY | RTLD_NOLOAD);
-    if (!find_functions(linker, handle ? handle : open_copy(linker)))
-        zstd.compress = NULL;
-}
-
-const void *hook_compress(const void *data, uint64_t size, uint64_t *packed) {
-    static void *state, *room;
-    static size_t room_size;
-    if (!zstd.compress || (!state && !(state = zstd.create())))
-        return NULL;
-    if (room_size < size) {
-        free(room);
-        room = malloc(size);
-        room_size = room ? size : 0;
-    }
-    size_t got = room ? zstd.compress(state, room, size - size / 8, data, size, LEVEL) : 0;
-    if (!room || zstd.is_error(got))
-        return NULL;
-    *packed = got;
-    return room;
 }

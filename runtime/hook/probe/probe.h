@@ -103,21 +103,6 @@ void hook_retell(struct cursor from, const struct woven *woven, uint32_t number,
 bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset); // false if writing fails
 const char *hook_name_beside(void);
 
-// zstd compression, if the library is installed.
-
-struct linker { // functions of libc
-    void *(*open)(const char *, int);
-    int (*close)(void *);
-    void *(*symbol)(void *, const char *);
-};
-
-// Call before the program starts: no other thread can hold a lock of the dynamic linker yet.
-void hook_zstd_setup(const struct linker *linker);
-
-// Return a zstd frame with the data, valid until the next call, or NULL if that saves less than an eighth.
-// Only one thread may use it.
-const void *hook_compress(const void *data, uint64_t size, uint64_t *packed);
-
 // -- graph_exec.c ----------------------------------------------------------
 
 // Handlers of calls that change single nodes, in executable graphs and in graphs that the program builds.
@@ -398,6 +383,7 @@ struct slab {
     uint64_t cleared;       // in our stream: the slab may be written to
     uint64_t stream;        // whose launches have places in it
     uint64_t issued;        // time stamp: the last of them was in the stream by then
+    uint64_t seen;          // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
     uint32_t thread;        // if it's a per-thread default stream: the thread
     unsigned issuing;       // launches that have a place but aren't in the stream yet
     bool full;              // takes no more launches
@@ -886,6 +872,36 @@ bool hook_needed_bytes(const struct woven *woven, const uint32_t grid[3], const 
 void hook_count_need(uint32_t function, uint64_t bytes);        // for one launch
 void hook_add_need(struct slab *slab, const struct save *save); // for a launch with probes that has ended
 void hook_write_needs(void); // writes records of the counts since the last call
+
+// -- pack.c ----------------------------------------------------------------
+
+// Packs what probes saved. Only one thread may do so.
+
+enum { PACK_MOST = 4 << 20 }; // bytes at once
+
+struct packing {
+    const void *data; // valid until the next call
+    uint64_t size;
+    const char *codec; // as in a `buffer` record
+    uint64_t row;      // if these are columns
+};
+
+// Return the bytes of a row of columns for records of this size, or 0 if they're too large.
+uint64_t hook_pack_row(uint64_t record);
+
+// Pack bytes, as columns if `row` isn't 0, and with zstd unless `quick`. Returns false if that saves less
+// than an eighth.
+bool hook_pack(const void *data, uint64_t size, uint64_t row, bool quick, struct packing *packed);
+
+struct linker { // functions of libc
+    void *(*open)(const char *, int);
+    int (*close)(void *);
+    void *(*symbol)(void *, const char *);
+};
+
+// Load zstd, if it's installed. Call before the program starts: no other thread can hold a lock of the
+// dynamic linker yet.
+void hook_zstd_setup(const struct linker *linker);
 
 // -- request.c -------------------------------------------------------------
 

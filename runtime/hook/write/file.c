@@ -206,6 +206,10 @@ static bool allocate(int file, uint64_t at, uint32_t size) {
 }
 
 struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size) {
+    if (!hook_may_write(size, true)) {
+        errno = EDQUOT;
+        return (struct mapped){0};
+    }
     unsigned char *start = allocate(file, at, size) ? hook_map(file, size, (off_t)at) : NULL;
     if (!start)
         return (struct mapped){0};

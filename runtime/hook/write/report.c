@@ -118,6 +118,21 @@ static void say_totals(const struct trace_totals *found) {
         hook_say_coverage(found->probed, found->unprobed, found->launches);
     if (found->dropped)
         say_logs(found);
+    if (found->stopped) {
+        snprintf(line, sizeof(line),
+                 "gpt-hook: warning: --max-disk was reached: %lu process%s went on without being recorded",
+                 found->stopped, found->stopped == 1 ? "" : "es");
+        gpt_write_line(line);
+    }
+    if (found->quick) {
+        struct quantity quick = quantity_of(found->quick);
+        snprintf(
+            line, sizeof(line),
+            "gpt-hook: warning: %.*f %s of buffers were packed without zstd, as writing them couldn't keep "
+            "up with the probes",
+            quick.value < 10, quick.value, quick.unit);
+        gpt_write_line(line);
+    }
     if (found->processes && gpt_is_selecting())
         gpt_say_selection(found->launches, found->probed + found->needing, found->unprobed,
                           hook_count_reason(WHY(left_out)));

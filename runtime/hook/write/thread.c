@@ -46,7 +46,9 @@ void hook_make_spare(struct thread *thread) {
     if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
         return;
     HOOK_HOLD_SIGNALS; // a signal handler that launches may take it
-    thread->spare = hook_new_chunk(hook_chunk_after((uint32_t)size), 0);
+    uint32_t next = hook_chunk_after((uint32_t)size);
+    if (hook_limit_chunk(next) == next)
+        thread->spare = hook_new_chunk(next, 0);
     for (int i = 1; i < EARLIER && thread->earlier[0].size == CHUNK_MAX; i++)
         retire(thread, &thread->earlier[i]);
 }
@@ -164,7 +166,8 @@ bool hook_open(struct gpt_packer *buffer, int try) {
     if (!thread)
         return false;
     if (try) {
-        uint32_t size = try > 1 ? CHUNK_MAX : hook_chunk_after((uint32_t)thread->chunk.size);
+        uint32_t size =
+            try > 1 ? CHUNK_MAX : hook_limit_chunk(hook_chunk_after((uint32_t)thread->chunk.size));
         if (try > 1 && thread->chunk.size == CHUNK_MAX) // the record is larger than that
             return false;
         if (!hook_use_chunk(thread, hook_next_chunk(thread, size)))
@@ -174,6 +177,8 @@ bool hook_open(struct gpt_packer *buffer, int try) {
             hook_close(buffer);
     }
     *buffer = mapped_room(thread->chunk, thread->used);
+    if (UNLIKELY(hook_limit_reached()) && hook_tell_limit(buffer, hook_now()))
+        hook_close(buffer);
     return true;
 }
 

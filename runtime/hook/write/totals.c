@@ -154,11 +154,12 @@ static void count_record(unsigned depth, uint64_t end) {
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
     bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
-    uint64_t without = 0;
+    uint64_t without = 0, size = 0;            // of a buffer: the part in this record
     char code[AHEAD] = "", detail[AHEAD] = ""; // the window moves
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
     found.probed += is(kind, "probed");
+    found.stopped += is(kind, "dropped"); // the hook writes none for another reason
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
         return;
@@ -187,6 +188,11 @@ static void count_record(unsigned depth, uint64_t end) {
             size_t size = text.number < AHEAD / 2 ? text.number : AHEAD / 2;
             if (text.type == TEXT)
                 snprintf(is_code ? code : detail, AHEAD, "%.*s", (int)size, (const char *)text.data);
+        } else if (buffer && (is(key, "size") || is(key, "length"))) {
+            size = next(trace).number;
+        } else if (buffer && is(key, "quick")) {
+            found.quick += size;
+            next(trace);
         } else if (buffer && is(key, "entries")) {
             found.entries += next(trace).number;
             found.logs++;

@@ -136,6 +136,22 @@ extern int (*hook_real_sigaction)(int, const struct sigaction *, struct sigactio
 size_t hook_pack_header(struct gpt_packer *buffer,
                         bool whole); // `whole`: with the command line; returns its size
 
+// -- limit.c ---------------------------------------------------------------
+
+// --max-disk, for all processes of a run.
+
+void hook_limit_setup(void (*stop)(void)); // `stop` turns recording off
+bool hook_limit_reached(void);             // recording is off for good
+
+// Count bytes that are about to be written. Return false without counting them if that's more than the limit,
+// or for bytes that aren't needed more than most of it.
+bool hook_may_write(uint64_t size, bool needed);
+uint32_t hook_limit_chunk(uint32_t size); // that size, or a smaller one if that's too much
+
+// Pack records about the limit, once. Return false if there's nothing to say.
+bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now);
+void hook_limit_end(void); // the process ends
+
 // -- messages.c ------------------------------------------------------------
 
 // Messages, and ending the recording early.
@@ -445,6 +461,8 @@ struct trace_totals {
     uint64_t needed, most, needing; // for --memusage: total bytes, the largest launch, number of launches
     uint64_t logs, full;            // logs of launches, and how many of them overflowed
     uint64_t entries, dropped;      // entries in all logs, and how many didn't fit
+    uint64_t stopped;               // processes that --max-disk stopped
+    uint64_t quick;                 // bytes of buffers that were packed without zstd
     int fault;                      // errno if the first file can't be opened
 };
 

@@ -1,0 +1,144 @@
+// --max-disk: how many bytes the processes of a run may write together, into traces and files of buffers.
+//
+// They count in a small file that all of them map, and that the root process removes when it ends. A process
+// that starts later begins to count again. Where there can be no such file, each process counts for itself.
+//
+// Before the last eighth, recording is turned off as by gpt-hook ctl. That rest is for records that must
+// not be missing: loads, look-ups, and the ends of traces. Without that, traces end as on a full disk.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "chunk.h"
+#include "common/own.h"
+#include "common/private.h"
+#include "say.h"
+#include "write.h"
+
+enum { SHARE = 8, MOST_REST = 16 << 20, TRIES_TO_OPEN = 200 }; // the rest in bytes; ms
+enum { SMALL = 16 << 10 };                                     // bytes of a chunk within the rest
+
+struct written {
+    _Atomic uint64_t bytes;
+    _Atomic uint64_t said; // somebody has announced that the limit is reached
+};
+
+static uint64_t most, enough; // 0: no limit; where recording is turned off
+static const char *path;      // of the file
+static pid_t root;
+static struct written *_Atomic written;
+static _Atomic bool reached, untold; // untold: it isn't in the trace yet
+static void (*stop)(void);
+
+void hook_limit_setup(void (*stop_recording)(void)) {
+    const char *value = getenv("GPT_HOOK_MAX_DISK"), *text = value ? strdup(value) : NULL;
+    int at = 0;
+    unsigned long long bytes;
+    if (!text || sscanf(text, "%llu %d %n", &bytes, &root, &at) != 2 || text[at] != '/')
+        return;
+    path = text + at;
+    stop = stop_recording;
+    most = bytes;
+    enough = most - (most / SHARE < MOST_REST ? most / SHARE : MOST_REST);
+}
+
+static struct written *map_file(int file, bool made) {
+    static const char zeros[CHUNK_PAGE];
+    struct stat found = {0};
+    void *mapped = MAP_FAILED;
+    if (made && write(file, zeros, sizeof(zeros)) != (ssize_t)sizeof(zeros))
+        unlink(path);
+    // another process may be about to write it
+    for (int i = 0; i < TRIES_TO_OPEN && !fstat(file, &found) && found.st_size < CHUNK_PAGE && !made; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (found.st_size == CHUNK_PAGE && gpt_is_private(file, S_IFREG))
+        mapped = mmap(NULL, CHUNK_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return mapped == MAP_FAILED ? NULL : mapped;
+}
+
+static struct written *find_written(void) {
+    struct written *found = atomic_load(&written), *none = NULL;
+    if (found)
+        return found;
+    int file = gpt_create(AT_FDCWD, path, O_RDWR, 0600);
+    bool made = file >= 0;
+    if (!made && errno == EEXIST)
+        file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0)
+        found = map_file(file, made);
+    if (!found) {
+        found = mmap(NULL, CHUNK_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (found == MAP_FAILED)
+            return NULL;
+        gpt_write_line(
+            "gpt-hook: warning: --max-disk: TMPDIR takes no file to count in, so it holds for each "
+            "process alone");
+    }
+    // if two threads map the file at once, one of the mappings is left unused
+    return atomic_compare_exchange_strong(&written, &none, found) ? found : none;
+}
+
+bool hook_limit_reached(void) { return atomic_load_explicit(&reached, memory_order_relaxed); }
+
+static void reach(struct written *all) {
+    if (atomic_exchange(&reached, true))
+        return;
+    stop();
+    atomic_store(&untold, true);
+    if (!atomic_exchange(&all->said, 1))
+        gpt_write_line(
+            "gpt-hook: warning: --max-disk is reached: from now on, calls and buffers of this run aren't "
+            "recorded");
+}
+
+bool hook_may_write(uint64_t size, bool needed) {
+    struct written *all = most ? find_written() : NULL;
+    if (!all)
+        return true;
+    uint64_t now = atomic_fetch_add(&all->bytes, size) + size;
+    if (now > enough)
+        reach(all);
+    if (now <= (needed ? most : enough))
+        return true;
+    atomic_fetch_sub(&all->bytes, size);
+    return false;
+}
+
+uint32_t hook_limit_chunk(uint32_t size) {
+    struct written *all = most ? find_written() : NULL;
+    if (!all || atomic_load(&all->bytes) + size <= enough)
+        return size;
+    reach(all);
+    return size < SMALL ? size : SMALL;
+}
+
+bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
+    struct gpt_packer records = *buffer;
+    const struct gpt_recording off = {.on = false, .at = now};
+    const struct gpt_dropped dropped = {
+        .count = 1,
+        .what = GPT_STR("process"),
+        .reason = GPT_STR("--max-disk was reached; what it did after that isn't recorded")};
+    if (!atomic_exchange(&untold, false))
+        return false;
+    if (!gpt_pack_recording(&records, &off) || !gpt_pack_dropped(&records, &dropped)) {
+        atomic_store(&untold, true); // in the next chunk
+        return false;
+    }
+    *buffer = records;
+    return true;
+}
+
+void hook_limit_end(void) {
+    if (most && root == getpid())
+        unlink(path);
+}

@@ -1,0 +1,166 @@
+"""gpt-hook run --max-disk: what the processes of a run write together stays below it, and what's missing is told."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from gpt.stream.reasons import parse
+from tests.runtime import hooked
+from tests.runtime.probing import CLIENT, PTX, build, kept
+
+# Many calls in one or several threads, in this process and in children; `scale` at the end.
+BUSY = (
+    "#include <pthread.h>\n#include <sys/wait.h>\n"
+    + CLIENT
+    + r"""
+static int calls;
+
+static void *busy(void *context) {
+    CUdeviceptr memory;
+    OK(D(cuCtxSetCurrent)(context));
+    for (int i = 0; i < calls; i++) {
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
+        OK(D(cuMemFree_v2)(memory));
+    }
+    return context;
+}
+
+int main(int argc, char **argv) {
+    void *context;
+    int threads = atoi(argv[3]), children = atoi(argv[4]);
+    calls = atoi(argv[2]);
+    for (int i = 0; i < children; i++)
+        if (!fork()) {
+            if (i % 2) {
+                execl("/proc/self/exe", argv[0], argv[1], argv[2], argv[3], "0", NULL);
+                abort();
+            }
+            break;
+        }
+    setup(argv[1]);
+    pthread_t started[16];
+    OK(D(cuCtxGetCurrent)(&context));
+    for (int i = 0; i < threads; i++)
+        pthread_create(&started[i], NULL, busy, context);
+    for (int i = 0; i < threads; i++)
+        pthread_join(started[i], NULL);
+    for (int i = 0; i < 3; i++)
+        run();
+    check();
+    for (int status; wait(&status) > 0;)
+        assert(!status);
+    return 0;
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("busy"), BUSY)
+
+
+def run(folder, *command, options=(), size="1M", env=None):
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()} | (env or {})
+    line = hooked.command(
+        "run", "-f", "-o", folder / "t.mp", "--max-disk", size, "--device", "sim", *options, "--", *command, quiet=False
+    )
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=200)
+
+
+def written(folder):
+    return sum(path.stat().st_size for path in folder.glob("t.mp*"))
+
+
+@pytest.mark.parametrize(("threads", "children"), [(1, 0), (8, 0), (2, 4)])
+def test_a_run_stays_below_it(tmp_path, busy, threads, children):
+    (tmp_path / "tmp").mkdir()
+    done = run(tmp_path, busy, PTX, 20000, threads, children, env={"TMPDIR": str(tmp_path / "tmp")})
+    assert done.returncode == 0, done.stderr
+    assert 1 << 19 < written(tmp_path) <= 1 << 20
+    assert done.stderr.count("--max-disk is reached") == 1
+    assert re.search(r"--max-disk was reached: \d+ process(es)? went on without being recorded", done.stderr)
+    traces = [hooked.Trace(path) for path in tmp_path.glob("t.mp*")]
+    assert len(traces) >= 1 + children
+    told = 0
+    for trace in traces:
+        (off, *_) = trace.of("recording") or [None]
+        told += len(trace.of("dropped"))
+        assert bool(off) == bool(trace.of("dropped"))
+        assert trace.of("end"), "what is kept back is enough for the ends"
+        assert "scale" in trace.functions, "look-ups are recorded as when gpt-hook ctl disables recording"
+    assert told
+    assert not list((tmp_path / "tmp").glob("*.disk"))
+    text = subprocess.run(["gpt-analyze", "summary", tmp_path / "t.mp"], capture_output=True, text=True, check=False)
+    assert "--max-disk was reached" in text.stdout + text.stderr
+
+
+def test_a_run_below_it_says_nothing(tmp_path, busy):
+    done = run(tmp_path, busy, PTX, 100, 2, 2, size="16M")
+    assert done.returncode == 0 and "max-disk" not in done.stderr
+    assert not hooked.Trace(tmp_path / "t.mp").of("dropped")
+
+
+LARGE = (
+    CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    setup(argv[1]);
+    void *params[] = {&items, &added, &count};
+    for (int i = 0; i < 40; i++) {
+        OK(cuLaunchKernel(function, 1000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        OK(D(cuStreamSynchronize)(NULL));
+        expect(3);
+    }
+    check();
+    return 0;
+}
+"""
+)
+NOISE = """
+[map.noise]
+level = "thread"
+cap = 1
+data = {a = "u64", b = "u64"}
+
+[probe.noise]
+position = "kernel"
+level = "thread"
+before = \"\"\".reg .u64 %a, %b; cvt.u64.u32 %a, %tid.x; add.u64 %a, %a, CLOCK;
+mul.lo.u64 %a, %a, 0x9E3779B97F4A7C15; shr.u64 %b, %a, 7; xor.b64 %a, %a, %b; mul.lo.u64 %b, %a, 0x9E3779B97F4A7C15;
+SAVE [noise] {%a, %b};\"\"\"
+"""
+
+
+def test_buffers_too(tmp_path):
+    """What doesn't fit is lost, and its record says why; later launches run without probes."""
+    program = build(tmp_path, LARGE)
+    (tmp_path / "noise.toml").write_text(NOISE)
+    done = run(tmp_path, program, PTX, options=("-p", tmp_path / "noise.toml"), size="8M")
+    assert done.returncode == 0, done.stderr
+    assert written(tmp_path) <= 8 << 20 and done.stderr.count("--max-disk is reached") == 1
+    trace = hooked.Trace(tmp_path / "t.mp")
+    lost = {str(parse(r["lost"])) for r in trace.of("buffer") if "lost" in r}
+    assert lost == {"--max-disk was reached"}
+    assert 1 < len(trace.of("probed")) < 40
+
+
+@pytest.mark.parametrize("size", ["0", "100K", "x", "-1", "1e3", ""])
+def test_sizes_that_make_no_sense(tmp_path, size):
+    done = run(tmp_path, "true", size=size)
+    assert done.returncode == 2 and "--max-disk" in done.stderr
+
+
+@pytest.mark.parametrize("output", ["-", "|cat"])
+def test_a_stream_has_no_size(tmp_path, output):
+    line = hooked.command("run", "-o", output, "--max-disk", "1M", "--", "true")
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 2 and "--max-disk: a stream has no size" in done.stderr
+
+
+def test_without_a_place_to_count(tmp_path, busy):
+    done = run(tmp_path, busy, PTX, 20000, 1, 0, env={"TMPDIR": "/nonexistent"})
+    assert done.returncode == 0 and "holds for each process alone" in done.stderr
+    assert written(tmp_path) <= 1 << 20
