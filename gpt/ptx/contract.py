@@ -2,8 +2,8 @@
 
 PTX lets ptxas make one fma of a `mul` and an `add` or `sub` without a rounding modifier, which rounds once instead of
 twice. nvcc and NVRTC leave it such pairs: `a * b - c` is a `mul.f32` and a `sub.f32`. ptxas fuses a pair only if both
-are in one stretch without branches, so whoever puts a branch between them changes the last bit of the result. The
-weaver therefore writes the pairs as fma itself where it puts something between, and the simulated device, which
+are in one stretch without branches, so a branch put between them changes the last bit of the result. The weaver
+therefore writes the pairs as fma itself where it puts something between, and the simulated device, which
 rounds each instruction as written, writes all of them so.
 
 What ptxas does (12.0 to 13.0, sm_80 to sm_90; tests/ptx/test_contract.py compares random kernels):
@@ -175,7 +175,7 @@ def _read(
     for number, product in products.items():
         (name,) = flow.access(number).written
         found, todo = uses[number], [(name, number, False)]
-        while todo:  # its own name, and those that it's copied to
+        while todo:  # its own name, and the names it's copied to
             name, start, is_negative = todo.pop()
             for reader in [n for n in flow.mentions(name) if start < n <= stretch[-1]]:
                 access = flow.access(reader)
@@ -235,7 +235,7 @@ def _fuse(sums: list[_Sum], uses: _Uses) -> Iterator[tuple[_Sum, int]]:
     fused: dict[int, int] = {}
 
     def count(sum_: _Sum, place: int, only_once: bool) -> int:
-        """How many instructions read the product if it can be fused now; else 0."""
+        """Count the instructions that read the product; 0 if it can't be fused now."""
         term = sum_.terms[place]
         if term is None or (only_once and term.product.kind[0] not in ("f32", "f64")):
             return 0

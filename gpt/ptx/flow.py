@@ -32,7 +32,7 @@ class Access(NamedTuple):
 
 
 class Flow:
-    """Which statements write and read a register."""
+    """The statements that write and read each register."""
 
     def __init__(self, module: Module, statements: Sequence[Statement]) -> None:
         self._module, self._statements = module, statements

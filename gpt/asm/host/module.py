@@ -56,7 +56,7 @@ class ModuleWriter:
 
     def __init__(self, data: bytes, name: str) -> None:
         """Raises MalformedError if the text isn't PTX."""
-        # ptxas would fuse these products and sums, and results here are to be those of a GPU.
+        # As ptxas does, so that results are the same as on a GPU.
         whole = contracted(scan_module(data, name))
         head = read_head(whole)
         # The targets of an indirect call aren't known, so a module with one keeps all of its functions.
