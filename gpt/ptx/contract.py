@@ -6,7 +6,7 @@ are in one stretch without branches, so a branch put between them changes the la
 therefore writes the pairs as fma itself where it puts something between, and the simulated device, which
 rounds each instruction as written, writes all of them so.
 
-What ptxas does (12.0 to 13.0, sm_80 to sm_90; tests/ptx/test_contract.py compares random kernels):
+What ptxas 13.0 does for sm_90 (tests/ptx/test_contract.py compares random kernels):
 
 - A product is fused if everything that reads it is an `add` or `sub` of its type in the same stretch, with the same
   `.ftz`. A sum may be guarded and may saturate, a product neither. A sum of a product and itself isn't fused. Copies
