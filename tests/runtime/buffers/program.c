@@ -145,10 +145,12 @@ static void saw_buffer(const struct gpt_buffer *buffer) {
 }
 
 static uint32_t new_record(uint64_t stream, uint64_t bytes) {
+    begin_atomic();
     uint32_t id = ++last_id;
     CHECK(id < IDS, "too many launches");
     records[id].stream = stream;
     records[id].bytes = bytes;
+    end_atomic();
     return id;
 }
 
@@ -399,20 +401,22 @@ static void end_stream(struct program *program) {
     uint64_t stream = program->streams[which];
     bool captured = which ? program->joined : program->capture;
     if (stream) {
+        begin_atomic();
         for (uint32_t id = 1; captured && id <= last_id; id++)
             records[id].may_lose |= records[id].stream == stream; // what it had before
+        end_atomic();
         never_waits = true;
         hook_drain_stream(stream, (uint32_t)running + 1, true);
         never_waits = false;
         drop_stream(stream);
         streams_ended++;
-        if (which)
-            program->joined = false;
-        else if (program->capture) { // the capture ends with the stream that began it
-            if (program->joined)
-                set_capture(program->streams[1], 0);
-            program->capture = program->joined = 0;
-        }
+        bool ends = !which && program->capture; // the capture ends with the stream that began it
+        if (ends && program->joined)
+            set_capture(program->streams[1], 0);
+        begin_atomic();
+        program->joined = program->joined && !which && !ends;
+        program->capture = ends ? 0 : program->capture;
+        end_atomic();
         program->streams[which] = 0;
     } else
         program->streams[which] = add_stream(program->context, chance(50), false);
