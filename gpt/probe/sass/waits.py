@@ -1,4 +1,4 @@
-"""Let the words of a snippet wait where those of ptxas's function didn't.
+"""Lengthen stalls of what ptxas compiled for a snippet, and add waits that a function leaves to its caller.
 
 ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
 arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
