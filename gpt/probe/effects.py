@@ -6,7 +6,7 @@ each thread keeps their values between snippets.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from gpt.probe.forms import counts
 from gpt.probe.model import Probe, ProbeFile, Snippet, names_of
@@ -47,11 +47,6 @@ def find_zeros(file: ProbeFile, snippets: Iterable[Snippet]) -> set[str]:
                 cleared = line.node.opcode == "mov" and line.node.operands[1:] == (tree.Number("0"),)
                 (zeros if cleared else others).update(names_of(line.node.operands[0]))
     return zeros - others
-
-
-def is_zero(value: tree.Operand, zeros: Container[str]) -> bool:
-    """Return whether a value of SAVE is one of the registers that are always 0."""
-    return isinstance(value, tree.Name) and value.name in zeros
 
 
 def find_own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:

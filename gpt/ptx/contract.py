@@ -18,8 +18,8 @@ What ptxas 13.0 does for sm_90 (tests/ptx/test_contract.py compares random kerne
   division, square root or reciprocal with rounding, which have branches inside, and at a guarded instruction that's
   more than arithmetic, as ptxas branches around it.
 
-Left out: registers that an inner scope declares, and pairs that meet only when ptxas inlines a function or unrolls a
-loop.
+Left out: registers that an inner scope declares, sums of two equal products whose factors are copies, and pairs that meet
+only when ptxas inlines a function or unrolls a loop.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def find_edits(
             continue
         flow = flow or Flow(module, statements)
         for sum_, place in _fuse(*_read(module, statements, stretch, flow, hidden)):
-            yield from _edits(item, statements, sum_, place, f"{prefix}{sum_.number}_", flow.writers(stretch))
+            yield from _edits(item, statements, sum_, place, f"{prefix}{sum_.number}_", flow, stretch[0])
 
 
 def _edits(
@@ -109,7 +109,8 @@ def _edits(
     sum_: _Sum,
     place: int,
     prefix: str,
-    writer: Callable[[str, int], int | None],
+    flow: Flow,
+    first: int,
 ) -> Iterator[Edit]:
     """Yield the edits that fuse a sum with one of its terms."""
     term = sum_.terms[place]
@@ -118,7 +119,7 @@ def _edits(
     type_, is_flushed = product.kind
     declared, factors = f".reg .{_REGISTER[type_]} {prefix}", list(product.factors)
     for number, (factor, written) in enumerate(zip(factors, product.written, strict=True)):
-        if writer(factor, sum_.number) != written:  # it's overwritten before the sum: keep it
+        if flow.find_writer(factor, first, sum_.number) != written:  # it's overwritten before the sum: keep it
             factors[number] = f"{prefix}{number}"
             yield Edit(item.body + 1, item.body + 1, f" {declared}{number};")
             at = statements[product.number].start
@@ -157,7 +158,7 @@ def _read(
     module: Module, statements: Sequence[Statement], stretch: list[int], flow: Flow, is_hidden: Callable[[str], bool]
 ) -> tuple[list[_Sum], _Uses]:
     """Return the sums of a stretch with their products, and who reads each product."""
-    writer = flow.writers(stretch)
+    first, last = stretch[0], stretch[-1]
     products: dict[int, _Product] = {}
     for number in stretch:
         statement = statements[number]
@@ -167,7 +168,7 @@ def _read(
                 is_hidden(name) for part in node.operands for name in names_in(part)
             ):
                 factors = (str(node.operands[1]), str(node.operands[2]))
-                written = tuple(writer(factor, number) for factor in factors)
+                written = tuple(flow.find_writer(factor, first, number) for factor in factors)
                 products[number] = _Product(number, factors, written, (match[2], bool(match[1])))
     uses: _Uses = {number: [] for number in products}
     terms: dict[int, list[_Term | None]] = {}
@@ -177,7 +178,7 @@ def _read(
         found, todo = uses[number], [(name, number, False)]
         while todo:  # its own name, and the names it's copied to
             name, start, is_negative = todo.pop()
-            for reader in [n for n in flow.mentions(name) if start < n <= stretch[-1]]:
+            for reader in flow.mentions(name, start + 1, last + 1):
                 access = flow.access(reader)
                 if name in access.read:
                     copy = _copy(statements[reader], product) if reader in inside else None
@@ -193,7 +194,7 @@ def _read(
                     found += [None] * access.is_guarded
                     break
             else:
-                found += [None] * flow.is_read_after(name, stretch[-1])
+                found += [None] * flow.is_read_after(name, first, last)
     sums: list[_Sum] = []
     for number, (left, right) in sorted(terms.items()):
         if left and right and _is_same(left.product, right.product):

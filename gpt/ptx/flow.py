@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Module, Statement
 
 WORD = re.compile(r"[\w$%]+")
+MOST_STEPS = 1_000_000  # between jumps, in all searches of a function
+_OPCODE = re.compile(r"(?:bra|brx|ret|exit|trap)\b")
 # Instructions whose first operand is read, if it isn't an address. An accumulator is both written and read.
 _NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "wgmma", "tcgen05", "pmevent"}
 _DECLARED = re.compile(r"([\w$%]+)(<)?")
@@ -42,11 +45,16 @@ class Flow:
             if statement.kind == "instruction":
                 for word in set(WORD.findall(module.text[statement.start : statement.end])):
                     self._mentions.setdefault(word, []).append(number)
+        self._jumps = [
+            number for number, s in enumerate(statements) if s.kind == "instruction" and _OPCODE.match(s.head)
+        ]
+        self._steps = 0
         self._labels = {s.head: number for number, s in enumerate(statements) if s.kind == "label"}
 
-    def mentions(self, name: str) -> list[int]:
-        """Return the instructions with this name in them, in order."""
-        return self._mentions.get(name, [])
+    def mentions(self, name: str, first: int = 0, end: int | None = None) -> Sequence[int]:
+        """Return the instructions from `first` up to `end` with this name in them, in order."""
+        found = self._mentions.get(name, [])
+        return found[bisect_left(found, first) : None if end is None else bisect_left(found, end)]
 
     def access(self, number: int) -> Access:
         """Return what an instruction writes and reads."""
@@ -60,44 +68,66 @@ class Flow:
             found = self._known[number] = Access(written, frozenset(read), node.guard is not None)
         return found
 
-    def writers(self, stretch: list[int]) -> Callable[[str, int], int | None]:
-        """Return a function: the last statement of a stretch, before a number, that writes a name."""
-        first = stretch[0]
+    def find_writer(self, name: str, first: int, end: int) -> int | None:
+        """Return the last of the instructions from `first` up to `end` that writes a name."""
+        found = self._mentions.get(name, [])
+        at = bisect_left(found, end)
+        while at and found[at - 1] >= first:
+            at -= 1
+            if name in self.access(found[at]).written:
+                return found[at]
+        return None
 
-        def find(name: str, before: int) -> int | None:
-            found = (n for n in reversed(self.mentions(name)) if first <= n < before and name in self.access(n).written)
-            return next(found, None)
-
-        return find
-
-    def is_read_after(self, name: str, number: int) -> bool:
-        """Return whether some path from behind an instruction reads a register before it writes it."""
-        mentions = self.mentions(name)
-        if not any(name in self.access(n).read for n in mentions):
+    def is_read_after(self, name: str, first: int, last: int) -> bool:
+        """Return whether some path from behind a stretch reads a register before it writes it. If that takes too long
+        to tell, it does.
+        """
+        mentions = self._mentions.get(name, [])
+        begin = self.access(mentions[0])
+        is_local = first <= mentions[0] and mentions[-1] <= last
+        if is_local and name in begin.written and name not in begin.read and not begin.is_guarded:
             return False
         seen: set[int] = set()
-        todo, wanted = [number + 1], set(mentions)
+        todo = [last + 1]
         while todo:
             at = todo.pop()
             while at < len(self._statements) and at not in seen:
                 seen.add(at)
-                statement = self._statements[at]
-                if at in wanted:
-                    access = self.access(at)
+                self._steps += 1
+                if self._steps > MOST_STEPS:
+                    return True
+                jump = _next(self._jumps, at, len(self._statements))
+                mention = _next(mentions, at, len(self._statements))
+                if mention <= jump < len(self._statements) or mention < jump:
+                    access = self.access(mention)
                     if name in access.read:
                         return True
                     if name in access.written and not access.is_guarded:
                         break
-                opcode = statement.head.partition(".")[0]
-                if opcode == "brx":
-                    todo += self._labels.values()
-                elif opcode == "bra":
-                    words = WORD.findall(self._module.text[statement.start : statement.end])
-                    todo += [self._labels[word] for word in words if word in self._labels]
-                if opcode in ("bra", "brx", "ret", "exit", "trap") and not statement.guard:
+                    if mention < jump:
+                        at = mention + 1
+                        continue
+                if jump == len(self._statements) or not self._follow(jump, todo):
                     break
-                at += 1
+                at = jump + 1
         return False
+
+    def _follow(self, number: int, todo: list[int]) -> bool:
+        """Add where a jump leads; return whether control also goes on behind it."""
+        statement = self._statements[number]
+        opcode = statement.head.partition(".")[0]
+        if opcode == "brx":
+            todo += self._labels.values()
+        elif opcode == "bra":
+            words = WORD.findall(self._module.text[statement.start : statement.end])
+            todo += [self._labels[word] for word in words if word in self._labels]
+        return bool(statement.guard)
+
+
+def _next(numbers: Sequence[int], at: int, end: int) -> int:
+    """Return the first of the numbers from `at` on, or `end`."""
+    place = bisect_left(numbers, at)
+    return numbers[place] if place < len(numbers) else end
 
 
 def _has_result(node: tree.Instruction) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.runtime import hooked, simulated
-from tests.runtime.probing import CLIENT, COUNT, PTX, build, good, kept, saved
+from tests.runtime.probing import CLIENT, COUNT, PTX, build, by_warp, good, kept, saved
 
 STORES = """
 [map.stores]
@@ -79,7 +79,7 @@ def held(trace):
 @pytest.mark.full
 def test_a_live_stream_takes_any_size(tmp_path, wide):
     blocks = (6, 800, 3000, 9000)  # 2, 192, 720 and 2,160 KB
-    trace = live(tmp_path, wide, "-p", "gmem_bytes", arguments=(PTX, *map(str, blocks)))
+    trace = live(tmp_path, wide, "-p", by_warp(), arguments=(PTX, *map(str, blocks)))
     found = saved(tmp_path / "t.mp", "gmem_bytes")
     assert [units.counts.shape[0] for _, units in sorted(found.items())] == list(blocks)
     for units in found.values():
@@ -122,7 +122,7 @@ def test_a_log_has_what_was_saved(tmp_path, wide):
 
 @pytest.mark.full
 def test_large_buffers_are_packed(tmp_path, wide):
-    trace = good(tmp_path, wide, "-p", "gmem_bytes", arguments=(PTX, "3000", "90000"))
+    trace = good(tmp_path, wide, "-p", by_warp(), arguments=(PTX, "3000", "90000"))
     buffers = trace.of("buffer")
     assert {r.get("codec") for r in buffers} == {"columns", "columns+zstd"} and len(buffers) == 1 + 6
     assert os.stat(tmp_path / "t.mp.buffers").st_size < sum(r["packed"] + 8 for r in buffers) < 1 << 20
@@ -146,7 +146,7 @@ def test_without_zstd_buffers_are_columns(tmp_path, wide, broken):
     else:
         library(tmp_path / "lib", "int ZSTD_isError(void) { return 1; }")
     where = f"LD_LIBRARY_PATH={tmp_path}/lib:{hooked.runtime()}/sim"  # of the program, not of the compiler
-    trace = good(tmp_path, "env", "-p", "gmem_bytes", arguments=(where, wide, PTX, "3000", "90000"))
+    trace = good(tmp_path, "env", "-p", by_warp(), arguments=(where, wide, PTX, "3000", "90000"))
     assert {r["codec"] for r in trace.of("buffer")} == {"columns"}
     assert os.stat(tmp_path / "t.mp.buffers").st_size - sum(r["packed"] for r in trace.of("buffer")) in range(8 * 7)
     for units in saved(tmp_path / "t.mp", "gmem_bytes").values():
@@ -189,7 +189,7 @@ def test_the_programs_own_zstd_is_its_own(tmp_path):
     }
     """
     program = build(tmp_path, CLIENT + body)
-    trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, folder / "libuser.so", "probed"))
+    trace = good(tmp_path, program, "-p", by_warp(), arguments=(PTX, folder / "libuser.so", "probed"))
     assert [r.get("codec") for r in trace.of("buffer")] == ["columns+zstd"]
     assert not [r["path"] for r in trace.of("library") if "memfd" in r["path"] or "/proc/" in r["path"]]
     good(tmp_path, program, arguments=(PTX, folder / "libuser.so", "plain"))
@@ -201,7 +201,7 @@ def test_a_program_that_has_zstd_in_itself(tmp_path):
     names = ("ZSTD_isError", "ZSTD_createCCtx", "ZSTD_compressBound", "ZSTD_compress", "HUF_isError", "FSE_isError")
     own = "".join(f"void {name}(void) {{ abort(); }}\n" for name in names)
     program = simulated.build(tmp_path / "client", own + WIDE, "-rdynamic")
-    trace = good(tmp_path, program, "-p", "gmem_bytes", arguments=(PTX, "3000"))
+    trace = good(tmp_path, program, "-p", by_warp(), arguments=(PTX, "3000"))
     assert [r.get("codec") for r in trace.of("buffer")] == ["columns+zstd"]
 
 

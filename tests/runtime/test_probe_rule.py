@@ -11,6 +11,7 @@ from tests.runtime.probing import (
     CLIENT,
     PTX,
     build,
+    by_warp,
     check_bytes,
     good,
     kept,
@@ -39,7 +40,7 @@ static void large(void) {
 
 def run_main(folder, body, *options, before=CLIENT, **more):
     program = build(folder, f"{before}\nint main(int argc, char **argv) {{ setup(argv[1]); {body} return 0; }}")
-    return good(folder, program, "-p", "gmem_bytes", *options, **more)
+    return good(folder, program, "-p", by_warp(), *options, **more)
 
 
 def lost(trace):

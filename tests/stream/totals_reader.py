@@ -1,5 +1,5 @@
 """Read the totals and histograms of a trace. Written from gpt-stream(5), PROBE BUFFERS, alone: it imports
-nothing but msgpack and zstandard.
+msgpack, zstandard, and the tests' own reader of columns.
 """
 
 import struct
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgpack
 import zstandard
+
+from tests.trace.columns import read_columns
 
 FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
            "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
@@ -33,12 +35,16 @@ def whole(parts, unit, folder):
     buffer = bytearray(parts[0]["size"])
     for part in parts:
         at, length = part.get("at", 0), part.get("length", part["size"])
+        written = part["units"] * (8 + unit) if "units" in part else length
         data = part.get("data")
         if data is None:
-            size = part.get("packed", part["units"] * (8 + unit) if "units" in part else length)
+            size = part.get("packed", written)
             data = (folder / part["path"]).read_bytes()[part["offset"] : part["offset"] + size]
-        if part.get("codec") == "zstd":
+        codec = part.get("codec", "")
+        if "zstd" in codec:
             data = zstandard.ZstdDecompressor().decompress(data)
+        if "columns" in codec:
+            data = read_columns(data, part["row"], written)
         if "units" not in part:
             buffer[at : at + length] = data
             continue

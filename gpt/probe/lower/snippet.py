@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gpt.probe.effects import is_zero
 from gpt.probe.lower.emit import Condition
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.leader import find_leader
@@ -183,7 +182,7 @@ class Lowering:
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()
         values = [
-            "" if is_zero(value, idle) else self._value(value, type_)
+            "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
             for value, type_ in zip(node.values, types, strict=True)
         ]
         if not node.last:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpt.probe.effects import acts, cooperating, find_zeros, is_zero
+from gpt.probe.effects import acts, cooperating, find_zeros
 from gpt.probe.face import Template
 from gpt.probe.forms import find_lack
 from gpt.probe.model import Position, Probe, ProbeFile, Snippet
@@ -105,7 +105,7 @@ class Plan:
                     field.name
                     for save in saves
                     for field, value in zip(placed.map.fields[save.first :], save.values, strict=False)
-                    if not (save.last and is_zero(value, zeros))
+                    if not (save.last and str(value) in zeros)
                 }
                 idle = frozenset(field.name for field in placed.map.fields) - busy
                 if saves and placed.type == "total" and busy:

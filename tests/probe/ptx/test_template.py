@@ -109,13 +109,14 @@ def test_the_probes_of_an_exit_share_what_they_compute(tmp_path):
 def test_a_total_adds_only_what_something_was_added_to(tmp_path):
     file = load_probes(find_probe("gmem_bytes"))
     for body, added in (
-        ("ld.global.u32 %r1, [%rd1];", {0, 8}),
-        ("atom.global.add.u32 %r1, [%rd1], 1;", {0, 8, 16}),
-        ("cp.async.ca.shared.global [%r1], [%rd1], 16;", {0, 24}),
+        ("ld.global.u32 %r1, [%rd1];", {0: "read"}),
+        ("atom.global.add.u32 %r1, [%rd1], 1;", {0: "read", 8: "written"}),
+        ("cp.async.ca.shared.global [%r1], [%rd1], 16;", {0: "async"}),
     ):
-        found = lines(check(kernel(f"{body}\nret;"), file, tmp_path=tmp_path))
-        reds = [re.search(r"red\.global\.add\.u64 \[%gpt_b64_\d+\+?(\d*)\]", line) for line in found]
-        assert {int(red[1] or 0) for red in reds if red} == added
+        woven = check(kernel(f"{body}\nret;"), file, tmp_path=tmp_path)
+        reds = [re.search(r"red\.global\.add\.u64 \[%gpt_b64_\d+\+?(\d*)\]", line) for line in lines(woven)]
+        assert {int(red[1] or 0) for red in reds if red} == set(added)
+        assert {field.offset: field.name for field in woven.maps[0].fields} == added
 
 
 def test_what_is_not_made_on_all_ways_is_made_again(tmp_path):

@@ -84,6 +84,14 @@ bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *or
 void hook_forget_benchmark(struct save *save) { (void)save; }
 void hook_free_save(struct save *save) { free(save); }
 int gpt_set_aside(int file) { return file; }
+uint64_t hook_unit_bytes(const struct woven_map *map) {
+    return map->head + map->capacity * map->stride;
+}
+bool hook_limit_reached(void) { return false; }
+bool hook_may_write(uint64_t size, bool needed) {
+    (void)needed;
+    return size > 0;
+}
 uint64_t hook_pack_row(uint64_t record) { return record; }
 bool hook_pack(const void *data, uint64_t size, uint64_t row, bool quick, struct packing *packed) {
     return (void)data, (void)size, (void)row, (void)quick, (void)packed, false; // not for a live stream
@@ -137,10 +145,12 @@ static void saw_buffer(const struct gpt_buffer *buffer) {
 }
 
 static uint32_t new_record(uint64_t stream, uint64_t bytes) {
+    begin_atomic();
     uint32_t id = ++last_id;
     CHECK(id < IDS, "too many launches");
     records[id].stream = stream;
     records[id].bytes = bytes;
+    end_atomic();
     return id;
 }
 
@@ -391,20 +401,22 @@ static void end_stream(struct program *program) {
     uint64_t stream = program->streams[which];
     bool captured = which ? program->joined : program->capture;
     if (stream) {
+        begin_atomic();
         for (uint32_t id = 1; captured && id <= last_id; id++)
             records[id].may_lose |= records[id].stream == stream; // what it had before
+        end_atomic();
         never_waits = true;
         hook_drain_stream(stream, (uint32_t)running + 1, true);
         never_waits = false;
         drop_stream(stream);
         streams_ended++;
-        if (which)
-            program->joined = false;
-        else if (program->capture) { // the capture ends with the stream that began it
-            if (program->joined)
-                set_capture(program->streams[1], 0);
-            program->capture = program->joined = 0;
-        }
+        bool ends = !which && program->capture; // the capture ends with the stream that began it
+        if (ends && program->joined)
+            set_capture(program->streams[1], 0);
+        begin_atomic();
+        program->joined = program->joined && !which && !ends;
+        program->capture = ends ? 0 : program->capture;
+        end_atomic();
         program->streams[which] = 0;
     } else
         program->streams[which] = add_stream(program->context, chance(50), false);
