@@ -18,8 +18,8 @@ What ptxas 13.0 does for sm_90 (tests/ptx/test_contract.py compares random kerne
   division, square root or reciprocal with rounding, which have branches inside, and at a guarded instruction that's
   more than arithmetic, as ptxas branches around it.
 
-Left out: registers that an inner scope declares, sums of two equal products whose factors are copies, and pairs that meet only when ptxas inlines a function or unrolls a
-loop.
+Left out: registers that an inner scope declares, sums of two equal products whose factors are copies, and pairs that
+meet only when ptxas inlines a function or unrolls a loop.
 """
 
 from __future__ import annotations

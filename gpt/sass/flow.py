@@ -244,6 +244,8 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     state = wait_for(state, waits[index])
     entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
+    if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, which ptxas overwrites without a wait
+        writing = 0
     if write >= BARRIERS and read >= BARRIERS:
         if not _is_late(entry):
             return state

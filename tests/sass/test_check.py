@@ -8,20 +8,18 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import NOP
-from gpt.sass.code import Code
-from gpt.sass.kernels import Kernel, read_facts, read_kernel
+from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
-from gpt.sass.tables import table_of
-from gpt.sass.words import dump_words, guard_of, with_bits, with_control, with_guard
+from gpt.sass.words import guard_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet
 from tests import cuda
+from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
 from tests.sass.corpus import compile_kernels, find_places, iter_places, make_pool
 from tests.sass.equivalent import EQUIVALENT
 from tests.sass.mutate import run
 from tests.sass.mutations import KINDS
 from tests.sass.weaver import (
     ADD_ONE,
-    ARCH,
     LDL,
     P2R,
     PLAIN,
@@ -33,8 +31,6 @@ from tests.sass.weaver import (
     compiled_snippets,
     weave,
 )
-
-TABLE = table_of(ARCH)
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +56,6 @@ def pool(image, snippets):
 
 def kernels(image):
     return [raw.decode() for raw in CubinEditor(image).kernels]
-
-
-def with_words(version, words):
-    kernel = version.kernel
-    return Version(
-        Kernel(kernel.name, Code(dump_words(words), TABLE), kernel.registers, kernel.jump_tables), version.facts
-    )
-
-
-def rules(woven, new=None, declaration=None):
-    found = check(woven.original, new or woven.new, declaration or woven.declaration)
-    return {finding.rule for finding in found}
-
-
-def site(image, name, opcode, number=0):
-    kernel = read_kernel(CubinEditor(image), name, TABLE)
-    return kernel, [index for index in find_places(kernel) if kernel.code[index].name == opcode][number]
 
 
 def test_places_of_every_kernel_are_proven(image, snippets):
@@ -203,15 +182,6 @@ def test_a_snippet_that_splits_lanes(image, snippets):
     words = tuple(nop if TABLE.opcode(w).name in ("BSSY", "BSYNC") else w for w in snippets["leader"].words)
     split = {**snippets, "leader": replace(snippets["leader"], words=words)}
     assert rules(weave(image, "saxpy", [Place(source, (Use("leader"),))], split)) == {"lanes"}
-
-
-def instruction(word):
-    return Code(dump_words([word | PLAIN]), TABLE)[0]
-
-
-def stored(base, register, offset):
-    word = with_bits(base, 40, 24, offset % (1 << 24))
-    return instruction(word | register << (32 if base == STL else 16))
 
 
 def test_values_are_kept_and_come_back():

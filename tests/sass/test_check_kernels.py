@@ -13,8 +13,8 @@ from gpt.sass.masks import EVERY_REGISTER
 from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
 from tests import cuda
+from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
 from tests.sass.corpus import compile_kernels
-from tests.sass.test_check import TABLE, instruction, rules, site, stored, with_words
 from tests.sass.weaver import LDL, PLAIN, STL, Place, Use, compiled_snippets, weave
 
 USETMAXREG = 0x9C8 | 7 << 12 | 5 << 72 | PLAIN  # USETMAXREG.DEALLOC, the number at bit 32

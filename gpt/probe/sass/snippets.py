@@ -2,10 +2,7 @@
 
 All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
 the last RET are the snippet: that RET stands for going on behind it. What it waits for, the next word has to wait for.
-
-ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
-arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
-that nothing announces gets a scoreboard.
+waits.py adds what a function leaves to its caller.
 
 Compiled words are kept in memory and in the user's cache.
 """
@@ -31,16 +28,17 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass.waits import announce, await_reads, space
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Code
 from gpt.sass.flow import live_before
 from gpt.sass.graph import make_graph
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table, UnknownOpcodeError
-from gpt.sass.words import NO_BARRIER, control_of, dump_words, opcode_of, parse_words, with_bits, with_control
+from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"2"  # of what's cached
+FORMAT = b"4"  # of what's cached
 VERSION = 8, 0  # of PTX
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
@@ -206,64 +204,9 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
     code = Code(dump_words(ended), table)
     inputs = Registers(R=live_before(code, make_graph(code))[0] & ((1 << given) - 1) << 4)
     wait = control_of(words[-1]).wait
-    body, extra = _announce(words[:-1], table)
-    body = _await_reads(body, table)
+    body, extra = announce(words[:-1], table)
+    body = space(await_reads(body, table), table)
     return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
-
-
-def _announce(words: list[int], table: Table) -> tuple[list[int], int]:
-    """Let each store that nothing announces have a scoreboard; return the words, and the barriers to wait for.
-
-    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's.
-    """
-    words = _announce_results(words, table)
-    used = 0
-    for word in words:
-        control = control_of(word)
-        used |= 1 << control.write_barrier | 1 << control.read_barrier
-    spare = next((number for number in range(6) if not used >> number & 1), 5)
-    found, wait = [], 0
-    for word in words:
-        control, entry = control_of(word), table.opcode(word)
-        reads = any(o.file in ("R", "UR") and o.reads.most > 0 for o in entry.operands)
-        silent = control.read_barrier == control.write_barrier == NO_BARRIER
-        if reads and silent and (entry.variable or entry.name == "STS"):
-            word = with_control(word, control._replace(read_barrier=spare))
-            wait |= 1 << spare
-        elif control.read_barrier < NO_BARRIER:
-            wait |= 1 << control.read_barrier
-        found.append(word)
-    return found, wait
-
-
-def _announce_results(words: list[int], table: Table) -> list[int]:
-    """Give each result of variable latency that nothing announces the barrier of the next of the same unit."""
-    found = list(words)
-    following: dict[str, int] = {}
-    for index in range(len(words) - 1, -1, -1):
-        word, entry = words[index], table.opcode(words[index])
-        control = control_of(word)
-        if not entry.variable or not any(operand.writes.most for operand in entry.operands):
-            continue
-        if control.write_barrier < NO_BARRIER:
-            following[entry.name] = control.write_barrier
-        elif table.decoder(word).masks(word).writes and entry.name in following:
-            found[index] = with_control(word, control._replace(write_barrier=following[entry.name]))
-    return found
-
-
-def _await_reads(words: list[int], table: Table) -> list[int]:
-    """Let each word that overwrites an operand wait until it's been read. ptxas knows units that read at once."""
-    reading = [0] * 6  # by barrier; never cleared, as a jump may go past the word that waits
-    found = []
-    for word in words:
-        control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
-        wait = sum(1 << barrier for barrier in range(6) if reading[barrier] & masks.writes)
-        found.append(with_control(word, control._replace(wait=control.wait | wait)))
-        barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
-        if entry.variable and barrier < 6:
-            reading[barrier] |= masks.reads
-    return found
 
 
 def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:

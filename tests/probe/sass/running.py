@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt.probe.model import ProbeFile
-from gpt.probe.plan.maps import PlacedMap
+from gpt.probe.plan.maps import PlacedMap, make_map
 from gpt.probe.plan.woven import Woven
 from gpt.probe.read.load import load_all
 from gpt.probe.sass.snippets import Compiler
@@ -22,6 +22,7 @@ from tests.sass.interp.cases import KERNELS, Case, Words, inputs
 from tests.sass.interp.launch import Launch
 from tests.sass.interp.loader import LoadedCubin, load
 from tests.sass.interp.memory import GlobalMemory
+from tests.stream.totals_reader import read_bins, read_unit
 
 ARCH = "sm_90"
 LOG = 1 << 20  # bytes of a log, of which no case fills more
@@ -77,21 +78,26 @@ def buffer_size(case: Case, placed: PlacedMap) -> int:
     """Return the bytes of a map's buffer."""
     if placed.type == "log":
         return min(LOG, 8 + placed.capacity * (8 + placed.map.stride))
-    return units(case, placed.map.level) * placed.unit_size
+    return (placed.copies or units(case, placed.map.level)) * placed.unit_size
 
 
-def run(case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True) -> Result:
-    """Run a case, with probes or without."""
+def run(
+    case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True, before: Result | None = None
+) -> Result:
+    """Run a case, with probes or without. With `before`, the launch repeats one that left that: its buffers still have
+    their records, and the lowest bit of their addresses says that they keep them (gpt-stream(5), PROBE BUFFERS).
+    """
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 21)
     words, out = inputs(case)
     places = memory.allocate(words.nbytes, words.tobytes()), memory.allocate(out.nbytes, out.tobytes())
     parameters = struct.pack("<QQi", *places, case.n)
     buffers = []
-    for placed, added in zip(made.maps, made.added, strict=True) if made else ():
+    for number, (placed, added) in enumerate(zip(made.maps, made.added, strict=True) if made else ()):
         size = buffer_size(case, placed)
-        buffers.append((memory.allocate(size, bytes(size)), size))
-        parameters = parameters.ljust(added.offset, b"\0") + struct.pack("<Q", buffers[-1][0])
+        buffers.append((memory.allocate(size, before.buffers[number] if before else bytes(size)), size))
+        address = buffers[-1][0] | (before is not None)
+        parameters = parameters.ljust(added.offset, b"\0") + struct.pack("<Q", address)
     cubin = load(made.data) if made else loaded(case.file)
     launch = Launch(
         cubin, case.kernel, memory, grid=(case.grid, 1, 1), block=(case.block, 1, 1), parameters=parameters,
@@ -102,17 +108,21 @@ def run(case: Case, made: Woven | None = None, seed: int = 1, strict: bool = Tru
     return Result(left, [memory.read(*one) for one in buffers], launch.early)
 
 
-def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Return each unit's count and records, with the fields by name."""
+def records(case: Case, placed: PlacedMap, data: bytes) -> list[tuple[int | None, list[dict[str, Any]]]]:
+    """Return each unit's count, if it has one, and its records, with the fields by name; of a histogram its bins."""
+    if placed.type == "histogram":
+        bins = read_bins(make_map(0, placed), data)
+        return [(None, [{"low": low, "high": high, "count": count} for low, high, count in bins])]
+    units = [data[start : start + placed.unit_size] for start in range(0, len(data), placed.unit_size)]
+    if placed.type == "total":
+        found = [read_unit(make_map(0, placed), unit) or (None, {}) for unit in units]
+        return [(count, [fields] if fields else []) for count, fields in found]
     dtype = np.dtype({
         "names": [field.name for field in placed.map.fields],
         "formats": [f"<{field.type[0].replace('s', 'i').replace('b', 'u')}{field.size}" for field in placed.map.fields],
         "offsets": [field.offset for field in placed.map.fields],
         "itemsize": placed.map.stride,
     })  # fmt: skip
-    found = []
-    for start in range(0, len(data), placed.unit_size):
-        rows = np.frombuffer(data, dtype, placed.capacity, start + 8)
-        values = [{name: row[name].item() for name in dtype.names or ()} for row in rows]
-        found.append((int.from_bytes(data[start : start + 8], "little"), values))
-    return found
+    rows = [np.frombuffer(unit, dtype, placed.capacity, placed.head) for unit in units]
+    values = [[{name: row[name].item() for name in dtype.names or ()} for row in some] for some in rows]
+    return [(int.from_bytes(unit[:8], "little"), some) for unit, some in zip(units, values, strict=True)]

@@ -4,6 +4,7 @@ The machine code runs on the interpreter, the PTX on the simulated device. The k
 access of each, and drops none.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,66 @@ from tests.runtime import hooked
 from tests.sass.interp.cases import CASES, KERNELS
 
 NUMBERS = {case.name: number for number, case in enumerate(CASES)}
+MAPS = {
+    "blocks": """type = "total"
+level = "block"
+data = {sum = "u64", few = "u32", least = "u32", low = "s32", high = "s64", far = "u64"}
+min = ["least", "low", "far"]
+max = ["high"]""",
+    "warps": """type = "total"
+level = "warp"
+leader = "active"
+counts = false
+data = {sum = "u64", most = "u32"}
+max = ["most"]""",
+    "floats": """type = "total"
+level = "block"
+data = {sum = "f32", wide = "f64"}""",
+    "threads": """type = "total"
+level = "thread"
+data = {sum = "u64", low = "s32"}
+min = ["low"]""",
+    "numbers": """type = "histogram"
+data = {value = "u32"}
+low = 7
+high = 1002
+step = 5""",
+}
+SAVES = {
+    "blocks": "SAVE [blocks] {%far, %value, %value, %low, %high, %far};",
+    "warps": "SAVE [warps] {%first, %zone};\nSAVE [warps] {%zone, %zone};",
+    "floats": "SAVE [floats] {%number, %wide};",
+    "threads": "SAVE [threads] {%far, %low};\nSAVE [threads] {%value, %low};",
+    "numbers": "SAVE [numbers] {%value};",
+}
+PROBE = """
+[map.{name}]
+{map}
+
+[probe.end]
+position = "kernel"
+level = "{level}"
+after = '''.reg .u32 %value;
+.reg .u32 %zone;
+.reg .s32 %low;
+.reg .s64 %high;
+.reg .u64 %far;
+.reg .u64 %first;
+.reg .f32 %number;
+.reg .f64 %wide;
+mov.u32 %zone, %ctaid.x;
+add.u32 %zone, %zone, 3;
+mul.wide.u32 %first, %zone, 1000000007;
+mad.lo.u32 %value, %zone, 1000, %tid.x;
+sub.s32 %low, 3300, %value;
+cvt.s64.s32 %high, %low;
+sub.s64 %high, %high, 100000000000;
+cvt.u64.u32 %far, %value;
+mad.lo.u64 %far, %far, 12297829382473034410, 7;
+cvt.rn.f32.u32 %number, %value;
+cvt.f64.f32 %wide, %number;
+{saves}'''
+"""
 
 
 def from_ptx(folder, case, probe):
@@ -59,3 +120,28 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
         return [(count, [[row[key] for key in fields or row] for row in rows]) for count, rows in units]
 
     assert chosen(found) == chosen(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(("reduction-2x256-5", "leaving-2x33-5", "groups-2x50-5"), sorted({*MAPS} - {"warps"})),
+        *itertools.product(("widths-2x64-5", "votes-2x96-5", "groups-2x50-5"), ["warps"]),  # which leave in one group
+    ],
+)
+def test_totals_hold_the_same(tmp_path, name, kind):
+    """Of every kind, with one writer to a unit and with many: stores, atomics, and the sum over a warp's lanes."""
+    case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
+    level = "thread" if kind == "numbers" else kind.removesuffix("s") if kind != "floats" else "block"
+    probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))
+    try:
+        made = running.woven(case, str(probe))
+        wanted = from_ptx(tmp_path, case, str(probe))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all()
+    assert not probed.early
+    found = running.records(case, made.maps[0], probed.buffers[0])
+    assert found == wanted
+    assert all(rows for _, rows in found)

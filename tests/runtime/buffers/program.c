@@ -84,9 +84,7 @@ bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *or
 void hook_forget_benchmark(struct save *save) { (void)save; }
 void hook_free_save(struct save *save) { free(save); }
 int gpt_set_aside(int file) { return file; }
-uint64_t hook_unit_bytes(const struct woven_map *map) {
-    return map->head + map->capacity * map->stride;
-}
+uint64_t hook_unit_bytes(const struct woven_map *map) { return map->head + map->capacity * map->stride; }
 bool hook_limit_reached(void) { return false; }
 bool hook_may_write(uint64_t size, bool needed) {
     (void)needed;

@@ -1,0 +1,95 @@
+"""Lengthen stalls of what ptxas compiled for a snippet, and add waits that a function leaves to its caller.
+
+ptxas knows that a caller may overwrite its arguments only after the return, so it lets the RET wait until loads have
+arrived, but not until stores have read their operands. A trampoline goes on to code that may overwrite them. So a store
+that nothing announces gets a scoreboard.
+
+Where R2UR stands between, ptxas 13.0 leaves 3 cycles from IMAD.WIDE to IADD3 or LOP3; they need 5 (docs/sass-rules.md).
+So an R2UR may take longer than its stall says. Nobody has measured that, so stalls have to be enough by themselves.
+"""
+
+from __future__ import annotations
+
+from gpt.probe.sass.draft import LONG, with_change
+from gpt.sass.stalls import iter_safe
+from gpt.sass.tables import Table
+from gpt.sass.words import NO_BARRIER, control_of, with_control
+
+
+def announce(words: list[int], table: Table) -> tuple[list[int], int]:
+    """Let each store that nothing announces have a scoreboard; return the words, and the barriers to wait for.
+
+    ptxas leaves one of several S2URs without a barrier, too, as their results come in order: it gets the next one's.
+    """
+    words = _announce_results(words, table)
+    used = 0
+    for word in words:
+        control = control_of(word)
+        used |= 1 << control.write_barrier | 1 << control.read_barrier
+    spare = next((number for number in range(6) if not used >> number & 1), 5)
+    found, wait = [], 0
+    for word in words:
+        control, entry = control_of(word), table.opcode(word)
+        reads = any(o.file in ("R", "UR") and o.reads.most > 0 for o in entry.operands)
+        silent = control.read_barrier == control.write_barrier == NO_BARRIER
+        if reads and silent and (entry.variable or entry.name == "STS"):
+            word = with_control(word, control._replace(read_barrier=spare))
+            wait |= 1 << spare
+        elif control.read_barrier < NO_BARRIER:
+            wait |= 1 << control.read_barrier
+        found.append(word)
+    return found, wait
+
+
+def _announce_results(words: list[int], table: Table) -> list[int]:
+    """Give each result of variable latency that nothing announces the barrier of the next of the same unit."""
+    found = list(words)
+    following: dict[str, int] = {}
+    for index in range(len(words) - 1, -1, -1):
+        word, entry = words[index], table.opcode(words[index])
+        control = control_of(word)
+        if not entry.variable or not any(operand.writes.most for operand in entry.operands):
+            continue
+        if control.write_barrier < NO_BARRIER:
+            following[entry.name] = control.write_barrier
+        elif table.decoder(word).masks(word).writes and entry.name in following:
+            found[index] = with_control(word, control._replace(write_barrier=following[entry.name]))
+    return found
+
+
+def await_reads(words: list[int], table: Table) -> list[int]:
+    """Let each word that overwrites an operand wait until it's been read. ptxas knows units that read at once."""
+    reading = [0] * 6  # by barrier; never cleared, as a jump may go past the word that waits
+    found = []
+    for word in words:
+        control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
+        wait = sum(1 << barrier for barrier in range(6) if reading[barrier] & masks.writes)
+        found.append(with_control(word, control._replace(wait=control.wait | wait)))
+        barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
+        if entry.variable and barrier < 6:
+            reading[barrier] |= masks.reads
+    return found
+
+
+def space(words: list[int], table: Table) -> list[int]:
+    """Let stalls, of up to 15 cycles, be enough for results of fixed latency that are read behind an R2UR."""
+    found: list[int] = []
+    pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're there, whether an R2UR came since
+    for word in words:
+        masks, entry = table.decoder(word).masks(word), table.opcode(word)
+        missing = max((left for mask, left, crossed in pending if crossed and mask & masks.reads), default=0)
+        if missing:
+            stall = control_of(found[-1]).stall
+            more = min(stall + missing, LONG) - stall
+            found[-1] = with_change(found[-1], stall=stall + more)
+            pending = [(mask, left - more, crossed) for mask, left, crossed in pending if left > more]
+        found.append(word)
+        stall = control_of(word).stall
+        pending = [
+            (mask & ~masks.writes, left - stall, crossed or entry.name == "R2UR")
+            for mask, left, crossed in pending
+            if left > stall
+        ]
+        written = iter_safe(entry, masks.writes)
+        pending += [(mask, cycles - stall, False) for mask, cycles in written if cycles > stall]
+    return found

@@ -1,0 +1,28 @@
+"""Stalls that are lengthened in what ptxas compiled."""
+
+from gpt.probe.sass.waits import space
+from gpt.sass.tables import table_of
+from gpt.sass.words import control_of
+
+PRODUCT = 0x000FE2000F8E00FF_0000000008087C25  # IMAD.WIDE.U32 R8, R8, UR0, RZ with a stall of 1
+UNIFORM = 0x000FE400000E0000_00000000150072CA  # R2UR UR0, R21 with a stall of 2
+SUM = 0x000FCA000FF3E0FF_00000003080F7C10  # IADD3 R15, P1, R8, UR3, RZ
+OTHER = 0x000FE200078EC0FF_07FFFFFF12117812  # LOP3.LUT R17, R18, 0x7ffffff, RZ, 0xc0, !PT
+TABLE = table_of("sm_90")
+
+
+def stalls(*words):
+    found = space(list(words), TABLE)
+    assert [word & (1 << 105) - 1 for word in found] == [word & (1 << 105) - 1 for word in words]
+    return [control_of(word).stall for word in found]
+
+
+def test_a_result_that_is_read_behind_an_r2ur_gets_time():
+    assert stalls(PRODUCT, UNIFORM, SUM) == [1, 6, 5]
+    assert stalls(PRODUCT, UNIFORM, OTHER, SUM) == [1, 2, 4, 5], "in front of the word that reads it"
+    assert stalls(PRODUCT, UNIFORM, OTHER) == [1, 2, 1], "it isn't read"
+
+
+def test_other_stalls_are_as_ptxas_left_them():
+    assert stalls(PRODUCT, OTHER, SUM) == [1, 1, 5]
+    assert stalls(UNIFORM, PRODUCT, SUM) == [2, 1, 5]
