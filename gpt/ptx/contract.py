@@ -164,9 +164,8 @@ def _read(
         statement = statements[number]
         if (match := _PRODUCT.fullmatch(statement.head)) and not statement.guard:
             node = parse_instruction(module.source(statement))
-            if len(node.operands) == 3 and not any(
-                is_hidden(name) for part in node.operands for name in names_in(part)
-            ):
+            names = [name for part in node.operands for name in names_in(part)]
+            if len(node.operands) == 3 and _is_plain(node.operands[0]) and not any(map(is_hidden, names)):
                 factors = (str(node.operands[1]), str(node.operands[2]))
                 written = tuple(flow.find_writer(factor, first, number) for factor in factors)
                 products[number] = _Product(number, factors, written, (match[2], bool(match[1])))
@@ -205,6 +204,11 @@ def _read(
     return sums, uses
 
 
+def _is_plain(operand: tree.Operand) -> bool:
+    """Return whether an operand is one register, and not a vector or a pair of results."""
+    return isinstance(operand, tree.Name) and not operand.parts and operand.name != "_"
+
+
 def _is_same(left: _Product, right: _Product) -> bool:
     """Return whether two products have the same factors."""
     return left.kind == right.kind and sorted(zip(left.factors, map(str, left.written), strict=True)) == sorted(
@@ -228,7 +232,7 @@ def _places(module: Module, statement: Statement, name: str, product: _Product) 
     if not found or (found[4], bool(found[2])) != product.kind:
         return []
     terms = parse_instruction(module.source(statement)).operands[1:]
-    return [place for place, term in enumerate(terms) if str(term) == name]
+    return [place for place, term in enumerate(terms) if str(term) == name] if len(terms) == 2 else []
 
 
 def _fuse(sums: list[_Sum], uses: _Uses) -> Iterator[tuple[_Sum, int]]:

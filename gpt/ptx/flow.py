@@ -83,6 +83,8 @@ class Flow:
         to tell, it does.
         """
         mentions = self._mentions.get(name, [])
+        if not mentions:  # it isn't one word, as in malformed text
+            return True
         begin = self.access(mentions[0])
         is_local = first <= mentions[0] and mentions[-1] <= last
         if is_local and name in begin.written and name not in begin.read and not begin.is_guarded:

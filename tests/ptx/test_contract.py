@@ -7,9 +7,11 @@ stores, as an expression over what it loads, must be the same.
 import random
 import re
 import subprocess
+from contextlib import suppress
 
 import pytest
 
+from gpt.base.errors import GptError
 from gpt.probe.ptx.weave import unweave, weave
 from gpt.ptx.contract import contracted
 from gpt.ptx.scan import scan_module
@@ -162,6 +164,28 @@ def test_operands_are_kept_where_they_are_overwritten():
     text = contracted(scan_module(module([body]).encode(), "k")).text
     assert "mov.f32 fused0_" in text and text.count("\n") == module([body]).count("\n")
     assert re.search(r"neg\.f32 (\w+), fused0_\w+_0; fma\.rn\.f32 %f3, \1, fused0_\w+_1, %f1;", text)
+
+
+@pytest.mark.parametrize("result", ["{%f2, %f4}", "%f2|%p1", "%v.x", "_", "[%a]", "5"])
+def test_a_product_without_a_register_of_its_own_is_left_alone(result):
+    """ptxas refuses most of these, and says so itself."""
+    body = f".reg .f32 %f<9>; .reg .b64 %a;\nmul.f32 {result}, %f1, %f1;\nadd.f32 %f3, %f2, %f1;\n"
+    body += "mul.f32 %f6, %f1, %f1;\nadd.f32 %f7, %f1, %f1, %f6;\nret;"
+    read = scan_module(module([body]).encode(), "k")
+    assert contracted(read) is read
+
+
+def test_damaged_text_is_refused_or_read():
+    """It's hostile input: nothing but an error of ours."""
+    words = ["%f1", ",", ";", "{", "}", "@%p", "mul.f32", "add.f32", "sub.f64", "mov.b32", "bra", "L:", "[", "|", "5"]
+    for seed in range(1500):
+        rng = random.Random(seed)
+        text = module([make(rng, rng.choice(list(TYPES)), "bar.sync 0;")])
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice(words) + text[at + rng.randint(0, 8) :]
+        with suppress(GptError):
+            contracted(scan_module(text.encode(), "k"))
 
 
 def test_a_probe_between_changes_no_result(tmp_path):
