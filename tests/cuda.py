@@ -107,7 +107,7 @@ def nvrtc_compile(source: str, arch: str, options: Iterable[str] = ()) -> bytes:
 
 
 def keep(key: object, make: Callable[[], bytes]) -> bytes:
-    """What a compiler makes of a key, which holds all that it depends on. A session asks it once."""
+    """Return what a compiler made, or compile once a session. The key holds everything that the output depends on."""
     if not compiled:
         return make()
     name = hashlib.sha256(repr(key).encode()).hexdigest()

@@ -14,8 +14,9 @@ from gpt.ptx.scan import Module, Statement
 WORD = re.compile(r"[\w$%]+")
 MOST_STEPS = 1_000_000  # between jumps, in all searches of a function
 _OPCODE = re.compile(r"(?:bra|brx|ret|exit|trap)\b")
-# Instructions whose first operand is read, if it isn't an address. An accumulator is both written and read.
-_NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "wgmma", "tcgen05", "pmevent"}
+# Instructions whose first operand isn't a result. The accumulator of the other two is both read and written.
+_NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "pmevent"}
+_BOTH = {"wgmma", "tcgen05"}
 _DECLARED = re.compile(r"([\w$%]+)(<)?")
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "pmevent", "call", "membar", "fence"}
 _SLOW = re.compile(r"(?:div|sqrt|rcp)\.r[nzmp]\b|(?:div|rem)\.[su]64$")
@@ -63,7 +64,11 @@ class Flow:
             node = parse_instruction(self._module.source(self._statements[number]))
             first = node.operands[:1] if _has_result(node) else ()
             written = frozenset(name for operand in first for name in names_in(operand))
-            read = {name for operand in node.operands[len(first) :] for name in names_in(operand)}
+            read = {
+                name
+                for operand in node.operands[0 if node.opcode in _BOTH else len(first) :]
+                for name in names_in(operand)
+            }
             read |= {node.guard.register} if node.guard else set()
             found = self._known[number] = Access(written, frozenset(read), node.guard is not None)
         return found

@@ -12,31 +12,16 @@ from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings
 from gpt.sass.code import Code
 from gpt.sass.flow import QUEUE, wait_for
 from gpt.sass.masks import STARTS
-from gpt.sass.stalls import BRANCH_CYCLES, LATE_GUARD, LONGEST, iter_safe
+from gpt.sass.stalls import LATE_GUARD, iter_late, iter_safe
 
 Pending = tuple[int, int, int]  # registers, cycles left, part
 
 
 def iter_pending(around: Surroundings, first: int) -> Iterator[Pending]:
     """Yield results that the kernel still waits for where a trampoline begins, in place of instruction `first`."""
-    code, graph = around.original.code, around.original.graph
-    seen: dict[int, int] = {}
-    left = [(first, BRANCH_CYCLES)]
-    while left:
-        index, elapsed = left.pop()
-        if seen.get(index, LONGEST) <= elapsed:
-            continue
-        seen[index] = elapsed
-        block = graph.block_at(index)
-        before = [index - 1] if index > graph.blocks[block].start else [
-            graph.blocks[other].end - 1 for other in around.predecessors[block]
-        ]  # fmt: skip
-        for other in before:
-            passed = elapsed + code.controls.stalls[other]
-            for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
-                if cycles > passed:
-                    yield written, cycles - passed, KERNEL
-            left.append((other, passed))
+    original = around.original
+    for written, cycles in iter_late(original.code, original.graph, around.predecessors, first):
+        yield written, cycles, KERNEL
 
 
 def pass_time(code: Code, index: int, state: State, number: int) -> frozenset[Pending]:

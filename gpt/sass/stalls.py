@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpt.sass.code import Code
+from gpt.sass.graph import Graph
 from gpt.sass.masks import STARTS
 from gpt.sass.tables import Opcode
 
@@ -31,3 +33,26 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
         yield general, LONGEST if opcode.name in _TENSOR else 18 if opcode.name in _SLOW else 7
     if others:
         yield others, 18 if opcode.name in _SLOW else 15
+
+
+def iter_late(code: Code, graph: Graph, predecessors: list[list[int]], first: int) -> Iterator[tuple[int, int]]:
+    """Yield registers whose results may not be there yet behind a branch that takes the place of instruction `first`,
+    and after how many more cycles they are.
+    """
+    seen: dict[int, int] = {}
+    left = [(first, BRANCH_CYCLES)]
+    while left:
+        index, elapsed = left.pop()
+        if seen.get(index, LONGEST) <= elapsed:
+            continue
+        seen[index] = elapsed
+        block = graph.block_at(index)
+        before = [index - 1] if index > graph.blocks[block].start else [
+            graph.blocks[other].end - 1 for other in predecessors[block]
+        ]  # fmt: skip
+        for other in before:
+            passed = elapsed + code.controls.stalls[other]
+            for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+                if cycles > passed:
+                    yield written, cycles - passed
+            left.append((other, passed))

@@ -163,7 +163,7 @@ PARTS = {part.__name__: part for part in (first_steps, sums, slowdown, memory, r
 
 
 def main() -> int:
-    """Runs all parts, or those that are named; the status is 1 if anything is wrong."""
+    """Runs the parts named on the command line, or all of them; the status is 1 if anything is wrong."""
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:] or PARTS:

@@ -66,7 +66,7 @@ def _parse_ops(types: dict[str, str], type_: Any, given: dict[str, Any], what: s
             if name in found:
                 raise GptError(f"{what}: field '{name}' is in '{found[name]}' and in '{op}'", where)
             if op != "last" and types[name][0] == "f":
-                raise GptError(f"{what}: '{op}' of field '{name}', which is no integer", where)
+                raise GptError(f"{what}: '{op}' of field '{name}', which isn't an integer", where)
             found[name] = op
     return found
 

@@ -93,7 +93,7 @@ def lower(
     lowering = Lowering(fetcher, sampled, own, plan.maps[use.file], base, "$L", used, shared)
     before, lines = lowering.run()
     if before:
-        raise CannotProbe("overwrites what the probe reads behind it")
+        raise CannotProbe("overwrites what the probe reads after it")
     text = "\n".join([*first, *(line for line, _ in lines)])
     for name, type_ in types.items():
         if type_ and _names(text, name):

@@ -29,7 +29,7 @@ def add(to: int, source: int, value: int) -> int:
 
 
 def add_wide(to: int, source: int, value: int) -> int:
-    """IMAD.WIDE R, R, value, R: `to` holds 1 before, and what `source` has plus the value behind it, of 64 bits."""
+    """IMAD.WIDE R, R, value, R: `to` holds 1 before, and the 64-bit sum of `source` and the value after."""
     return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72
 
 

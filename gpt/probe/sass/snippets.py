@@ -1,7 +1,7 @@
 """Compile bodies (body.py) with ptxas, and find out what their words need.
 
 All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
-the last RET are the snippet: that RET stands for going on behind it. What it waits for, the next word has to wait for.
+the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
 waits.py adds what a function leaves to its caller.
 
 Compiled words are kept in memory and in the user's cache.

@@ -34,7 +34,7 @@ from gpt.sass.flow import InFlight, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, unpack
-from gpt.sass.stalls import BRANCH_CYCLES, LONGEST, iter_safe
+from gpt.sass.stalls import iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import CONTROL, NO_BARRIER, Guard
 from gpt.sass.woven import Inserted, Trampoline
@@ -308,22 +308,5 @@ class Splicer:
 
     def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
         """Return results that the kernel still waits for where a trampoline begins."""
-        code, graph = self.kernel.code, self.kernel.graph
-        found, seen = [], dict[int, int]()
-        left = [(first, BRANCH_CYCLES)]
-        while left:
-            index, elapsed = left.pop()
-            if seen.get(index, LONGEST) <= elapsed:
-                continue
-            seen[index] = elapsed
-            block = graph.block_at(index)
-            before = [index - 1] if index > graph.blocks[block].start else [
-                graph.blocks[other].end - 1 for other in self._predecessors[block]
-            ]  # fmt: skip
-            for other in before:
-                passed = elapsed + code.controls.stalls[other]
-                for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
-                    if cycles > passed:
-                        found.append((written, cycles - passed, False))
-                left.append((other, passed))
-        return found
+        late = iter_late(self.kernel.code, self.kernel.graph, self._predecessors, first)
+        return [(written, cycles, False) for written, cycles in late]

@@ -315,7 +315,7 @@ class _Weaver:
             raise CannotProbe(f"has no register for '{member.name[1:]}', which the probe reads")
         mask = ((1 << source.width) - 1) << source.register
         if use.when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
-            raise CannotProbe("overwrites what the probe reads behind it")
+            raise CannotProbe("overwrites what the probe reads after it")
         value = find_offset(site) if member.name == ADDRESS else 0
         if source.register == RZ and not value:
             return Given("zero", member.at, member.count)

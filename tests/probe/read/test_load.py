@@ -372,7 +372,7 @@ def end():
         ('min = ["d"]', "'min' names 'd', which is not a field"),
         ('min = "a"', "'min' is not a list of fields"),
         ('min = ["a"]\nmax = ["a"]', "field 'a' is in 'min' and in 'max'"),
-        ('max = ["c"]', "'max' of field 'c', which is no integer"),
+        ('max = ["c"]', "'max' of field 'c', which isn't an integer"),
         ('counts = "no"', "'counts' is true or false, of a total"),
         ('leader = "first"', "leader 'first' is not one of active, lane0, all"),
     ],
