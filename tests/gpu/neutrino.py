@@ -148,9 +148,10 @@ def memory(folder: Path, checks: Checks) -> None:
 
 def results(folder: Path, checks: Checks) -> None:
     """What programs compute is the same with probes."""
-    for what in ("triton", "decode"):
-        bare = run(folder, sys.executable, WORKLOAD, what)
-        done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", sys.executable, WORKLOAD, what)
+    for what, *steps in (("triton",), ("decode", "4", "4")):  # each launch with probes becomes a file
+        program = sys.executable, WORKLOAD, what, *steps
+        bare = run(folder, *program)
+        done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", *program)
         kept = [line for line in done.stdout.splitlines() if line.startswith(what)]
         traces = list((folder / f"same-{what}").iterdir())
         saved = sum(len(list((trace / "result").iterdir())) for trace in traces)
