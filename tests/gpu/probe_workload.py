@@ -1,7 +1,7 @@
-"""What tests/gpu/probe.py runs with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
+"""Programs that tests/gpu/probe.py runs with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
 
-NAME is triton, train, decode, graphed or others. It prints a digest of what was computed, and for all but `triton` the
-median time of a step on standard error; the first WARM steps don't count.
+NAME is triton, train, decode, graphed or others. Each prints a digest of its results, and all but `triton` the median
+time of a step on standard error; the first WARM steps don't count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def product(a, b, c, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def] # T
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """Of all bytes."""
+    """Return a digest of all bytes."""
     return hashlib.sha256(b"".join(t.detach().float().cpu().numpy().tobytes() for t in tensors)).hexdigest()[:16]
 
 

@@ -34,7 +34,7 @@ COUNTED = {"gmem_bytes": None, "tensorop_count": None, "sync_wait": ("waits",)} 
 
 
 class Job(NamedTuple):
-    """A case with a probe: what was woven, or why not, and what the interpreter's buffer holds."""
+    """A case with a probe: the woven kernel or the reason there is none, and the interpreter's buffer."""
 
     number: int
     probe: str
@@ -79,7 +79,7 @@ class Device:
             raise RuntimeError(f"{name} fails: {status}")
 
     def allocate(self, size: int) -> ctypes.c_uint64:
-        """Return the address of so many bytes."""
+        """Allocate bytes; return their address."""
         place = ctypes.c_uint64()
         self.ok("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(size))
         return place
@@ -92,7 +92,7 @@ class Device:
         return module, function
 
     def run(self, function: ctypes.c_void_p, case: Case, size: int = 0) -> tuple[np.ndarray, bytes]:
-        """Return what a launch leaves in `out`, and in a buffer of so many bytes."""
+        """Launch a kernel; return its `out`, and its probe's buffer of `size` bytes."""
         values = inputs(case)
         for place, words in zip(self.places, values, strict=True):
             self.ok("cuMemcpyHtoD_v2", place, ctypes.c_void_p(words.ctypes.data), ctypes.c_size_t(words.nbytes))
