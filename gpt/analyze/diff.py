@@ -69,7 +69,7 @@ WHOLE = (
     Column("runs_b", "u64", title="runs B"),
 )
 WALL, IN_CALLS, ON_GPU = "all of it", "CUDA calls", "on the GPU"
-NOT_KNOWN = "not known"  # whether a difference is noise
+NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
         SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
@@ -94,7 +94,7 @@ class RunSummary:
     """One run: its processes, how long they ran, and sums by function and by kernel."""
 
     def __init__(self, name: str) -> None:
-        self.name = name  # of its file
+        self.name = name  # the file's name
         self.commands: list[str] = []
         self.verdict: list[str] = []  # on what probes reached
         self.functions: dict[Api, RunSums] = defaultdict(RunSums)

@@ -47,7 +47,7 @@ COLUMNS = (
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
-    Column("segment", "u64?", "ns", "time", "never"),  # the time of what adds up to the total
+    Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
@@ -162,12 +162,12 @@ def _find_inference(tapes: Tapes) -> int:
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, before = tapes.again  # not the last kernel of all: the program may launch a kernel once, at its end
+    last, before = tapes.again  # not the very last kernel: a program may launch a kernel only once, at its end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
     waited = min((int(end.min()) for end in ends if len(end)), default=None)
-    # else no launch follows a wait for the kernel that came last
+    # otherwise, no launch follows a wait for the last new kernel
     return waited if waited is not None and tapes.latest > waited else last
 
 

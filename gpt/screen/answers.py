@@ -30,7 +30,7 @@ from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # limits of a table
 COLUMNS = 64  # limit of a table
-INDENT = "    "  # before a text that has lines of its own
+INDENT = "    "  # indents a text that goes on lines of its own
 TITLE = 32  # columns of a title
 TOLD = 16  # most values of a single row to list below its table
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits of rows, tried in this order until all answers fit

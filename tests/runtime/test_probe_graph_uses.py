@@ -14,8 +14,8 @@ from tests.runtime.graphing import check_scenario, compile_scenarios
 from tests.runtime.probing import COUNT, PTX, good, probed, saved, unprobed
 from tests.tiers import first
 
-WRITES = "its graph writes a constant that the kernel with probes has a copy of"
-MAY_WRITE = "its graph may come to write a constant that the kernel with probes has a copy of"
+WRITES = "its graph writes a constant, of which the kernel with probes has a copy"
+MAY_WRITE = "its graph may later write a constant, of which the kernel with probes has a copy"
 
 # As in test_probe_graphs.py.
 SCENARIOS = {

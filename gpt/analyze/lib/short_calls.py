@@ -54,8 +54,8 @@ class Tapes:
         self.launches, self._codes = Tape(aside, LAUNCHED), Tape(aside, np.uint32)
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
-        self._numbers: dict[int, int] = {}  # of kernels and of graphs
-        self._firsts: list[tuple[int, int]] = []  # how many launches came before the first of each, and when it began
+        self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
+        self._firsts: list[tuple[int, int]] = []  # for each kernel: launches before its first one, and when that began
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -164,7 +164,7 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
     """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
 
-    None if no copy has any.
+    None if no copy has times.
     """
     places = [place for place in trace.gpus() if place[0] == number]
     found, reach, known = Sorted(Aside(), COPIED, "call"), np.iinfo(np.int64).min, False
@@ -222,7 +222,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | No
         total += float(sizes.sum())
     before, last = 0.0, None
     for _, end, sizes, _ in _iter_early(tapes, begin):
-        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # of each copy and those after it
+        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # bytes from each copy on
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())
