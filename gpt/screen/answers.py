@@ -215,7 +215,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
     """Return the line about further rows: how many there are, and the sum of their first count, without sums."""
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
-        return f"{answer['name']}: {hidden}, which only CSV and JSON have"
+        return f"{answer['name']}: {hidden}, only in CSV and JSON"
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]

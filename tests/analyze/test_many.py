@@ -101,7 +101,7 @@ def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
         (longest,) = Answers(run("nvtx", "--json", *chosen, *paths).stdout).rows["longest"]
         assert longest["begin"] == 1009 * MS, chosen
         drawn = run("timeline", *chosen, *paths).stdout.splitlines()
-        assert b"0ns: 1.009000 s in the time of --time" in drawn
+        assert b"0ns is 1.009000 s for --time" in drawn
         lines = run("events", "--json", "--notes", *chosen, *paths).stdout
         read = run("timeline", data=lines).stdout.splitlines()
         assert [line for line in read if b"0ns: " not in line] == [line for line in drawn if b"0ns: " not in line]
