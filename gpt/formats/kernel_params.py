@@ -149,7 +149,7 @@ def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> l
 
 
 def _start(entries: list[Entry]) -> int:
-    """Return the index of the first attribute after the ones that come before parameters."""
+    """Return the index after the attributes that come before parameters."""
     return max((index + 1 for index, entry in enumerate(entries) if entry[1] in BEFORE), default=0)
 
 

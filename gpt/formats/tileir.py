@@ -11,8 +11,8 @@ LEB128. Two kinds are read here:
   follow), a location, attributes, the size of its body, the body; then padding.
 
 Attributes have many types, which depend on the version. NVIDIA's public reader only knows hints; nvcc 13.5 writes two
-attributes that are empty. So we try both, and believe the one that fits to the last byte. If neither or both do, or if
-a module has hints, its kernels aren't known.
+attributes that are empty. So we read a module both ways, and believe the way that fits to the last byte. If neither or
+both do, or if a module has hints, its kernels aren't known.
 
 Sources: the chapter "Binary format" of NVIDIA's Tile IR, and modules that nvcc 13.5 makes. nvcc -enable-tile puts them
 into fatbins of their own (kind 128), whose wrappers lie in the section `.nvFatBinSegmentAlt`.

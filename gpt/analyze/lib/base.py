@@ -172,13 +172,13 @@ class Passage:
         self._begun = False
         self._runs = False  # True if a process without `end` is still running
         self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
-        self._news = False  # whether there's news since the last answer
+        self._news = False  # True if something has come since the last answer
         self._kinds: set[str] = set()  # kinds of all records seen
-        self._told = False  # whether an earlier stage reported an error
+        self._told = False  # True if an earlier stage reported an error
         self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
         self._names: dict[str, None] = {}  # some kernels' names, to list if a selection matches none
-        self._simulated = False  # whether the simulated device ran any of it
+        self._simulated = False  # True if the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
         """Start with the records of a trace."""
@@ -236,7 +236,7 @@ class Passage:
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
-        apart = getattr(self._fold, "apart", False)  # whether traces are compared with each other
+        apart = getattr(self._fold, "apart", False)  # True if traces are compared with each other
         known = self.known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)

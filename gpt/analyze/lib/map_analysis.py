@@ -54,7 +54,7 @@ class MapAnalysis(ABC):
     fields: tuple[str, ...]
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
-    log = False  # whether the map is a log
+    log = False  # True if the map is a log
     partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
 
     def __init__(self) -> None:

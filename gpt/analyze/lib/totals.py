@@ -142,7 +142,7 @@ class ProcessTotals:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
-        self.calls = self.counted = 0  # all calls, and the ones that were only counted
+        self.calls = self.counted = 0  # all calls, and calls that were only counted
         self._last = process.clock.monotonic  # when the last known call ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # time stamps of calls
         self._functions: dict[int, FunctionTotals] = {}
