@@ -297,7 +297,7 @@ def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
     blocks = [(93 * number, 31, 0) for number in range(5000)]
     done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(trace(blocks)))
     assert done.returncode == 0
-    row = pyplot.imread(tmp_path / "p.png")[210, 200:1400, :3].min(axis=1)  # of the one SM
+    row = pyplot.imread(tmp_path / "p.png")[210, 200:1400, :3].min(axis=1)  # the only SM's row
     assert row.max() < 0.99
 
 

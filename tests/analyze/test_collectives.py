@@ -22,7 +22,7 @@ def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_hos
     found += [records.make("function", id=n, name=name) for n, name in enumerate(NAMES, 1)]
     found.append(records.make("device", index=number % per_host, name="H200", arch="sm_90",
                               uuid=f"GPU-{number:08x}", runs="sass"))  # fmt: skip
-    zero = ZERO * (host + 1)  # of CLOCK_MONOTONIC at the beginning
+    zero = ZERO * (host + 1)  # CLOCK_MONOTONIC at the beginning
     kernels = [1] * len(begins) if kernels is None else kernels
     rows = [
         (zero + b + shift, e - b, zero + b, stream, 1, kernel, 1, 0)

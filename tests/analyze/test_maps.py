@@ -60,7 +60,7 @@ def test_logs_and_totals_of_several_kernels_and_launches():
     found = answers("maps", trace(log, (1, data), (1, data)), trace(total, (1, sums), kernel="copy", pid=11))
     whole, clock, what = found.rows["seen"]
     assert (whole["launches"], whole["records"], whole["dropped"]) == (2, 8, 4)
-    assert clock["least"] == 10**18 and "sum" not in clock  # of clocks it means nothing
+    assert clock["least"] == 10**18 and "sum" not in clock  # the sum of clocks means nothing
     assert (what["sum"], what["mean"], what["greatest"]) == (12, 1.5, 3)
     (_, one) = found.rows["mine"]
     assert (one["name"], one["sum"], one["median"]) == ("copy", 2 * 10**15 + 1, 10**15)

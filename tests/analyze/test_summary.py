@@ -301,7 +301,7 @@ def test_processes_are_summed_up_together_and_named_apart():
     found = summed(first, second)
     assert [(p["pid"], p["calls"], p.get("status")) for p in found["processes"]] == [(1, 1, 0), (2, 1, None)]
     row = functions(found)["cuMemAlloc"]
-    assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # of 2 GHz: half
+    assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # 2 ticks a ns
 
 
 def test_one_answer_stands_before_the_last_end():

@@ -31,7 +31,7 @@ CALLS = 10_000_000
 THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
 RUNS = 3
 SECONDS, MEMORY = 2.0, 256e6  # bounds, for CALLS calls
-PART = 10  # of the calls jq and pandas get one of so many: as JSON they are 1.5 GB
+PART = 10  # jq and pandas get one call in PART: all would be 1.5 GB of JSON
 READ = (
     "import sys; from gpt.stream import wire; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
 )

@@ -199,7 +199,7 @@ def main() -> int:
         trace = Path(folder, "t.mp")
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}", f"-DBURST={BURST}")
         raw = by_turns(program, driver, trace, ("bare", "counted", "quiet", "disabled", "recorded"))
-        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # of the last one
+        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # the last run's trace
         Path(folder, "empty").mkdir()
         flags = (*hooked.SHARED, "-O2", "-Wl,-soname,libcuda.so.1")
         hooked.compile_c(Path(folder, "empty/libcuda.so.1"), EMPTY_DRIVER, *flags, prelude=False)

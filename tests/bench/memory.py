@@ -24,7 +24,7 @@ CALLS, RUNS, RANGE = (2_000_000, 10_000_000), 3, 50_000
 SLACK = 50e6
 PASSES = ("gaps", "stages", "nvtx")
 WHOLE = ("graphs", "memory")
-BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # of commit 97f1967
+BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # measured at commit 97f1967
 
 
 def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:

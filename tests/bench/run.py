@@ -255,7 +255,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         raw.setdefault(name, []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
         (folder / "out" / library.name).unlink()
     for run in raw["gpt-extract"]:
-        run["rss"] = peak(BIN / "gpt-extract", library)  # of all its processes, and not of the largest
+        run["rss"] = peak(BIN / "gpt-extract", library)  # all its processes together, not just the largest
     for tool in TOOLS:
         raw[f"{tool} --help"] = [measure(BIN / tool, "--help") for _ in range(20)]
     extract, unpack, cuobjdump = (raw[name] for name in contenders)

@@ -50,7 +50,7 @@ WHEELS = (
 )
 ARCH = "sm_90"  # unless a wheel has no code for it
 MOST = 600_000_000  # bytes of a wheel
-VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # of Python; the first that a wheel is for
+VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # Python's; the first that a wheel supports
 TIMEOUT = 120  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
@@ -108,7 +108,7 @@ def install(wheel: Path, version: str) -> str:
         options = ["-q", "--no-deps", "--no-index", "--only-binary=:all:", "--target", site, tag]
         options.append(f"--python-version={version}")
         if version != VERSIONS[0]:
-            options.append("--ignore-requires-python")  # of a file, pip compares that with the Python that runs it
+            options.append("--ignore-requires-python")  # for a file, pip compares that with its own Python
         subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
         return load(Path(site)) if version == VERSIONS[0] else f"needs Python {version}"
 

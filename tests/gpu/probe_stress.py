@@ -217,7 +217,7 @@ def play(
         cut = bool(mode.disk)
         try:
             found = accounts.account_all(place, killed=cut)
-        except Exception as error:  # of any kind: the trace must be readable
+        except Exception as error:  # any error counts: the trace must be readable
             if not (cut and "empty" in str(error)):
                 done["wrong"].append(f"the trace: {error!r}")
     launched = sum(map(int, re.findall(r"^launches (\d+)$", done.pop("output"), re.M)))

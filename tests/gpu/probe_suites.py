@@ -34,7 +34,7 @@ from tests.gpu.accounts import Account  # noqa: E402
 TWO = ("-p", "gmem_bytes", "-p", "block_sched", "-p", "tensorop_count")
 ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-p", path.stem))
 FEW = ("--launch-count", "2", "--max-memory", "6G")
-M, N, K, TIMES = 256, 384, 192, 3  # of probe_cutlass.cu
+M, N, K, TIMES = 256, 384, 192, 3  # sizes in probe_cutlass.cu
 XLA = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true --xla_gpu_enable_command_buffer="
 DRIVER = (
     " --xla_gpu_unsafe_fallback_to_driver_on_ptxas_not_found=true --xla_gpu_cuda_data_dir=/nonexistent"
@@ -80,7 +80,7 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     check: Callable[[Account], list[str]] | None = None
     probed: bool = True
-    program: str = ""  # of probe_programs.py, else the part's name
+    program: str = ""  # its name in probe_programs.py, if it isn't the part's name
     optional: bool = False  # whether it runs at all depends on the version
 
 

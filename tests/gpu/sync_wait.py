@@ -33,7 +33,7 @@ OFF = 200  # clocks that the wait in one barrier may be off
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
 KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "cluster"), IN_ORDER)
 KNOWN |= dict.fromkeys(("turns", "rolled", "crowded"), [(TURNS - TURNS // WARPS) * APART] * WARPS)
-BEGIN = "after = "  # of the wait, in the probe's file
+BEGIN = "after = "  # starts the wait's snippet in the probe file
 SPENT = ".reg .u64 %spent;\n.reg .u32 %mask;\n.reg .pred %left;\n"
 VOTE = "activemask.b32 %mask;\nsetp.ne.u32 %left, %mask, 0;\n"
 AGAIN = "@%left activemask.b32 %mask;\nsetp.ne.u32 %left, %mask, 0;\n"

@@ -246,7 +246,7 @@ SCENARIOS = {
         12,
         {},
     ),
-    "clones": (  # of clones, and their nodes found in them
+    "clones": (  # clones, and their nodes found in them
         """
         void *graph = captured(2), *one, *two, *three, *nodes[2], *node, *values[3];
         size_t room = 2;
@@ -502,7 +502,7 @@ SCENARIOS = {
         12,
         {"it was launched into a default stream of another context": 6},
     ),
-    "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
+    "objects": (  # user objects that a graph keeps alive; a clone, and execs that end in their own callback
         """
         void *object, *graph = captured(2), *clone;
         OK(D(cuUserObjectCreate)(&object, &notes, note, 1, 1));
