@@ -1,4 +1,4 @@
-"""gpt-analyze warp_sched and tensorop_count: on what known warps saved."""
+"""gpt-analyze warp_sched and tensorop_count: on known warps."""
 
 import struct
 
@@ -15,7 +15,7 @@ EPOCH = 10**18
 
 
 def warps(*times):
-    """Bytes of a block for each warp (begin, end); None for one that saved nothing."""
+    """Pack a block from its warps (begin, end); None for a warp that saved nothing."""
     data = np.zeros(len(times), SLOT)
     for number, time in enumerate(times):
         data[number] = (1, EPOCH + time[0], EPOCH + time[1], number, 0, 0) if time else (0,) * 6

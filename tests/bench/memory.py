@@ -1,4 +1,4 @@
-"""How much memory analyses need, and how long they take, of traces of two and of ten million calls.
+"""Measure the memory and time that analyses need, for traces of two and ten million calls.
 
     python -m tests.bench.memory [--calls N ...] [--output FILE]
 
@@ -28,7 +28,7 @@ BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # 
 
 
 def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """The table of docs/measured.md: medians now, and those of the time when all of a trace was kept."""
+    """Return the table of docs/measured.md: medians now, and from when all of a trace was kept in memory."""
     lines = ["| analysis | calls | CPU s | before | MB | before |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for name, found in result["runs"].items():
         for calls, mine in found.items():
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _measure(name: str, trace: Path) -> dict[str, float]:
-    """One run, which may find that there is nothing to say."""
+    """Run it once; it may find nothing to say."""
     return measure("sh", "-c", '"$0" "$1" "$2" || [ $? = 1 ]', BIN / "gpt-analyze", name, trace)
 
 

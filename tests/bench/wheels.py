@@ -9,7 +9,7 @@ new wheel is unpacked again: its RECORD has to hold, pip has to install it, impo
 one, and it has to list the same kernels, or for one architecture only such. --table prints the table of
 docs/measured.md from the output file.
 
-Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
+Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def check_record(wheel: Path) -> None:
 
 
 def install(wheel: Path, version: str) -> str:
-    """Return what becomes of importing a wheel once pip has installed it; fail if it doesn't."""
+    """Return the outcome of importing a wheel that pip has installed; fail if pip doesn't install it."""
     with tempfile.TemporaryDirectory() as site:
         tag = f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"
         options = ["-q", "--no-deps", "--no-index", "--only-binary=:all:", "--target", site, tag]
@@ -116,7 +116,7 @@ def install(wheel: Path, version: str) -> str:
 def load(site: Path) -> str:
     """Return "imported", or why a package of a folder isn't: it may need a driver, a Python, or other packages.
 
-    Of a package without Python, as NVIDIA's own, each shared library is loaded.
+    For a package without Python, such as NVIDIA's own, load each shared library.
     """
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())

@@ -81,7 +81,7 @@ class Part:
     check: Callable[[Account], list[str]] | None = None
     probed: bool = True
     program: str = ""  # its name in probe_programs.py, if it isn't the part's name
-    optional: bool = False  # whether it runs at all depends on the version
+    optional: bool = False  # some versions can't run it
 
 
 PARTS = {
@@ -191,7 +191,7 @@ def run_part(name: str, given: Any, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a line for each program; 1 if one is not as it should be."""
+    """Print a line for each program; return 1 if one is wrong."""
     parser = accounts.arguments(__doc__)
     found = next(iter(sorted((ROOT / "build").glob("nvidia_cutlass-*.whl"))), None)
     parser.add_argument("--cutlass", type=Path, default=found, help="the wheel of nvidia-cutlass, or a folder")

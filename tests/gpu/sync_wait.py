@@ -3,7 +3,7 @@
     python tests/gpu/sync_wait.py [--all]
 
 Warps of sync_wait.cu come to a barrier 10,000 clocks apart, at each kind of barrier that the probe takes. A line for
-each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's are those of its second
+each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's come from its second
 block. Exits with 1 if one is more than 200 clocks off for each barrier, or if the output differs. --all measures other
 ways to read the second clock too, which needn't be right: it shows what the hardware lets pass a barrier. Needs nvcc.
 """
