@@ -174,7 +174,7 @@ def test_what_makes_no_sense_is_malformed(wrong, said, tmp_path):
     ],
 )
 def test_a_file_that_is_another_one(held, keys, said, tmp_path):
-    """What it should have is lost, and what is elsewhere is not."""
+    """Data missing from this file is lost; data elsewhere isn't."""
     (tmp_path / "b").write_bytes(held)
     _, (buffer,) = take(part(path="b", **keys), folder=tmp_path)
     with pytest.raises(MissingError, match=said):
