@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("block_sched", "gmem_bytes", "tensorop_count"))
+THREE = ("block_sched", "gmem_bytes", "tensorop_count")
+PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p of a buffer of N elements
