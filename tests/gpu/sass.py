@@ -127,7 +127,8 @@ def judge(case: Case, job: Job, data: bytes) -> str:
                 return f"unit {unit}: {one}, not {other}"
         return ""
     for unit, (count, rows) in enumerate(found):
-        if count < 1 or not 0 < rows[0]["start"] <= rows[0]["end"] or rows[0]["sm"] > 1000:
+        last = "stop" if rows and "stop" in rows[0] else "end"
+        if count == 0 or not rows or not 0 < rows[0]["start"] <= rows[0][last] or rows[0]["sm"] > 1000:
             return f"unit {unit}: {count} {rows[0]}"
     return ""
 
