@@ -244,7 +244,7 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if main.counted:
         every += main.counted
-        evidence += f"; {amount(main.counted, 'call')} counted but not timed"
+        evidence += f"; {amount(main.counted, 'call')} counted but not timed, which may be among them"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
@@ -318,7 +318,8 @@ def _compute(totals: Totals) -> Said:
     inside = sum(done.number for done in replayed)
     made = sum(function.moved["calls"] for function in copying) + inside
     host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
-    host += f"{amount(made, 'copy')} of {size}" + (f", {inside:,} in graphs" if inside else "")
+    noun = " and sets" if any(api.type == "memset" and one.calls for api, one in totals.functions.items()) else ""
+    host += f"{amount(made, 'copy')}{noun} of {size}" + (f", {inside:,} in graphs" if inside else "")
     if not (launches or copied or made or _launched(totals)):
         return Said(question, NOTHING, evidence="no launch and no copy")
     if not launches and not copied:
