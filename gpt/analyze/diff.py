@@ -281,10 +281,9 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(where: str, what: str, compared: list[Compared], whole: float) -> str | None:
-    """Name the function or kernel that changed most, if any differs; together they changed by `whole` ns."""
-    found = max(
-        (one for one in compared if one.differs in (*REAL, UNSURE)), key=lambda one: abs(one.change), default=None
-    )
+    """Name the function or kernel that changed most, if that isn't noise; together they changed by `whole` ns."""
+    known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
+    found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None
     most = "most of it" if 2 * found.change / (whole or math.inf) > 1 else "the largest change"
@@ -295,6 +294,8 @@ def _find_most(where: str, what: str, compared: list[Compared], whole: float) ->
         told += f", in few calls: the longest took {longest[0]} in A, {longest[1]} in B"
     if found.differs == UNSURE:
         told += ", which may be noise: its calls vary by as much"
+    if found.differs == FEW_TIMES:
+        told += f", in {amount(round(found.b.number), 'call')}: too few to tell whether that's noise"
     return told
 
 

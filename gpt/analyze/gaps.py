@@ -225,7 +225,7 @@ def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]], more: str)
         yield f"{told}: {row[SHARE]:.1f} % between launches of thread {row[4]}{long}{more}"
     for row in waits:
         least = AT_LEAST.format(row[SHARE])
-        yield f"of that time, {least}" if launches else f"{told}: {least}"
+        yield f"of these {human_time(between.whole)}, {least}" if launches else f"{told}: {least}"
     if launches and waits:
         yield OVERLAP
 

@@ -106,6 +106,9 @@ class AnswerTable:
         if self._total(columns, heads) > width:
             heads = self._split_titles(columns, width) or heads
         room = self._count_fitting(columns, width, heads)
+        last, next_ = (self.titles[columns[at]] if 0 < at < len(columns) else "" for at in (room - 1, room))
+        if last.endswith(" A") and next_ == last[:-1] + "B":
+            room -= 1  # don't show A's number if B's doesn't fit
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
         kernels = [place for place, at in enumerate(columns) if at in self._kernels]

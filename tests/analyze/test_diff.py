@@ -141,6 +141,17 @@ def test_what_changed_most_comes_first(two):
     )
 
 
+def test_the_largest_change_is_named_even_if_it_is_of_a_single_call(tmp_path):
+    for name, took in (("a.mp", 1320), ("b.mp", 1)):
+        calls = [(1, took * MS, INIT, 0), *((3000 * MS + n * MS, (took + n % 5) * 99, SYNC, 0) for n in range(100))]
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=took)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.verdicts["whole"][-1] == (
+        "in calls, most of it: cuInit, 1.32s less, in 1 call: too few to tell whether that's noise"
+    )
+    assert (found.rows["functions"][0]["name"], found.rows["functions"][0]["differs"]) == ("cuInit", "few times")
+
+
 @pytest.mark.full
 def test_tables_are_whole_in_80_columns_and_in_markdown(two):
     for width in ("80", "160"):

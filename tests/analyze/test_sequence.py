@@ -81,7 +81,7 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     told = "process 10, of the 503ms from its first call to its last: "
     assert found.verdicts["gaps"][:4] == [
         told + "99.4 % between launches of thread 1, 99.2 % in 1 gap over 100ms",
-        "of that time, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
+        "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
         "no kernel to run",
         "both rows may count the same time, so don't add them up",
         "300 calls counted but not timed: their time counts as host code",

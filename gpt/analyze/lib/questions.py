@@ -191,6 +191,8 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
         verdict = [f"there are many calls: one in {step} was looked at"] if step > 1 else []
+        if counted := sum(fact.counted for fact in facts):
+            verdict.append(f"{amount(counted, 'call')} counted but not timed, and in no row")
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
