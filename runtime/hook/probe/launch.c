@@ -35,11 +35,27 @@ static bool is_captured(uint64_t stream) {
            (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
+// Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
+// the streams that do are remembered by a hash of both, until any stream ends: then its handle may come back.
+static bool is_of_context(uint64_t stream, uint64_t context) {
+    enum { STREAMS = 64 };
+    static _Atomic uint64_t known[STREAMS];
+    const uint64_t factor = 0x9e3779b97f4a7c15u;
+    uint64_t ended = atomic_load(&hook_streams_ended), of = context;
+    uint64_t hash = ((stream * factor ^ context) * factor ^ ended) * factor | 1;
+    _Atomic uint64_t *at = &known[stream * factor / (UINT64_MAX / STREAMS + 1)];
+    if (atomic_load_explicit(at, memory_order_relaxed) == hash)
+        return true;
+    CUresult status = hook_do.stream_context(stream, &of);
+    if (!status && of == context)
+        atomic_store_explicit(at, hash, memory_order_relaxed);
+    return status || of == context;
+}
+
 // Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
 // nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
-    uint64_t of_stream = context;
     struct probed *first = choice->first;
     bool never = !first || first->refused;
     if (!hook_stream_is_known(stream))
@@ -50,8 +66,7 @@ static const struct reason *find_reason(const struct frame *frame, const struct 
     reason = reason ? reason : choice->reason;
     if (reason)
         return reason;
-    if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
-        !hook_do.stream_context(stream, &of_stream) && of_stream != context)
+    if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE && !is_of_context(stream, context))
         return WHY(stream_context);
     if (hook_settings.benchmark && is_dependent(frame))
         return WHY_DETAIL(benchmark, "it depends on its predecessor, so nothing may come between them");
@@ -291,7 +306,7 @@ void hook_after_wait(struct frame *frame) {
 
 void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
-    atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
+    atomic_fetch_add(&hook_streams_ended, 1);
     if (hook_probing)
         hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0, true);
 }
@@ -324,6 +339,7 @@ void hook_after_capture(struct frame *frame) {
 }
 
 void hook_before_context_ends(struct frame *frame) {
+    atomic_fetch_add(&hook_streams_ended, 1); // its streams end with it
     if (hook_probing)
         hook_drain_all(CONTEXT_ENDS, hook_context_that_ends(frame));
 }
