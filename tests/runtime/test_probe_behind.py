@@ -49,6 +49,6 @@ def test_a_writer_that_is_behind(tmp_path, slow, monkeypatch):
     quick = [record for record in trace.of("buffer") if record.get("quick")]
     assert 0 < len(quick) < len(trace.of("probed"))
     assert {record.get("codec") for record in quick} <= {"columns", None}
-    assert len({one.slots["bytes"].tobytes() for one in saved(out, "gmem_bytes").values()}) == 1
+    assert len({one.slots.tobytes() for one in saved(out, "gmem_bytes").values()}) == 1
     assert re.search(r"warning: [\d.]+ \w+ of buffers were packed without zstd, as writing them", done.stderr)
     assert "of buffers were packed without zstd" in analyze("maps", out).stdout.decode()

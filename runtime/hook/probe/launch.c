@@ -214,6 +214,14 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
+// Holding signals off takes two system calls, and with another two after the launch they'd be a third of what
+// a launch costs. In most launches nothing needs it: they take no lock and no memory from malloc, and change
+// what others see in one step. What takes a lock then holds signals off for itself.
+static bool is_plain(const struct choice *choice) {
+    bool measures = hook_settings.benchmark || hook_settings.memusage;
+    return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
+}
+
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     if (!hook_probing)
         return;
@@ -225,7 +233,12 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         return;
     }
     struct choice choice = hook_choose(&frame->launch, context);
-    launch_with_probes(frame, &choice, context, begun);
+    if (is_plain(&choice))
+        launch_with_probes(frame, &choice, context, begun);
+    else {
+        HOOK_HOLD_SIGNALS;
+        launch_with_probes(frame, &choice, context, begun);
+    }
     hook_let_choice_go(&choice);
 }
 
@@ -425,16 +438,69 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
+// Memory for saves. Signal handlers of the program may run while a launch gets one, may launch themselves,
+// and may leave by siglongjmp, which malloc doesn't survive. So a thread takes them from a list of its own,
+// or else takes all that the writer has given back, or else makes some at once. They are kept for later
+// launches. An exchange empties a list in one step: a handler that comes then finds none.
+
+enum { SMALLEST = 512, AT_ONCE = 16 };
+
+static struct save *_Atomic given_back[SAVE_SIZES];
+
+static void give_back(struct save *save) {
+    if (!save->size) {
+        HOOK_HOLD_SIGNALS;
+        free(save);
+        return;
+    }
+    struct save *_Atomic *to = &given_back[save->size - 1];
+    save->next = atomic_load(to);
+    while (!atomic_compare_exchange_weak(to, &save->next, save))
+        continue;
+}
+
+static struct save *make_saves(size_t bytes, unsigned count) {
+    HOOK_HOLD_SIGNALS;
+    char *made = malloc(bytes * count);
+    for (unsigned i = 0; made && i < count; i++)
+        ((struct save *)(made + i * bytes))->next = i + 1 < count ? (void *)(made + (i + 1) * bytes) : NULL;
+    return (struct save *)made;
+}
+
+static struct save *take_save(size_t bytes) {
+    struct thread *thread = hook_thread;
+    unsigned size = 0;
+    while (size < SAVE_SIZES && bytes > (size_t)SMALLEST << size)
+        size++;
+    bool listed = size < SAVE_SIZES && thread;
+    struct save *taken = listed ? atomic_exchange(&thread->saves[size], NULL) : NULL;
+    if (listed && !taken)
+        taken = atomic_exchange(&given_back[size], NULL);
+    if (!taken && !(taken = listed ? make_saves((size_t)SMALLEST << size, AT_ONCE) : make_saves(bytes, 1)))
+        return NULL;
+    struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
+    memset(taken, 0, bytes);
+    taken->size = (uint8_t)(listed ? size + 1 : 0);
+    for (struct save *next; left; left = next) { // a handler that has launched meanwhile left these
+        next = left->next;
+        left->size = taken->size;
+        give_back(left);
+    }
+    return taken;
+}
+
 struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
     const struct woven *woven = probed->woven;
     size_t count = woven->param_count + woven->added_count,
            head = sizeof(struct save) + count * sizeof(void *);
-    struct save *save = calloc(1, head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    struct save *save = take_save(head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
     char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
-    if (!save || !copy_params(launch, woven, block)) {
-        free(save);
-        return NULL;
+    if (save && !copy_params(launch, woven, block)) {
+        give_back(save);
+        save = NULL;
     }
+    if (!save)
+        return NULL;
     hook_hold_again(save->probed = probed);
     save->block = block;
     for (size_t i = 0; i < woven->param_count; i++)
@@ -445,7 +511,8 @@ struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
 void hook_free_save(struct save *save) {
     if (save && save->probed)
         hook_let_probed_go(save->probed);
-    free(save);
+    if (save)
+        give_back(save);
 }
 
 // A grid may be given in clusters. Returns false if there are too many blocks.
