@@ -50,8 +50,8 @@
 // MARKING, when the process ends, so marking looks at the state again. In COPYING only the writer touches
 // `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
 //
-// Launches take places without the lock (buffers.c), in a slab that is open. Whoever is to move a claimed
-// slab on has to seal it first, under the lock: that fails while a launch has a place but isn't in the stream
+// Launches take places without the lock (buffers.c), in a slab that is open. Before a claimed slab moves on
+// it has to be sealed, under the lock: that fails while a launch has a place but isn't in the stream
 // yet, so that the event comes behind all launches. At the end of the process it doesn't fail: those launches
 // are lost. A slab that is claimed again is opened again. Counting a launch as being in the stream takes the
 // lock.
