@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.locations import WHO, tell_apart
+from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ KERNELS = (
     Column("most", "u64", "bytes"),
 )
 PROCESSES = (
-    Column("command", "text", title="process"),
+    *PROGRAM,
     *WHO,
     Column("allocations", "u64"),
     Column("peak", "u64", "bytes"),
@@ -187,7 +186,7 @@ class MemUsage:
         processes = [*self._rows, *((process.header, use.row()) for process, use in self._open.items())]
         if processes:
             who = tell_apart(header for header, _ in processes)
-            rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
+            rows = [(*name_program(header), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
             yield make_answer("processes", PROCESSES, rows, [NOT_COUNTED])
         yield from coverage.answer()
 

@@ -36,7 +36,7 @@ STRUCTS: dict[str, Keys] = {
         "name": ("str", "name of the value"),
         "type": ("str", "as in field, or text, or number; ends in a question mark if rows may lack a value"),
         "offset": ("u64", "bytes from the start of the row"),
-        "unit": ("str?", "ns, cycles, bytes, %, id, address; kernel for mangled names; absent otherwise"),
+        "unit": ("str?", "ns, cycles, bytes, %, id, address; of names: kernel, function; absent otherwise"),
         "title": ("str?", "heading in a table; absent if it is the name"),
         "shown": ("str?", "when a table shows it: never, any, under, line, exact; absent for always"),
     },

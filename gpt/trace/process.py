@@ -265,9 +265,14 @@ class Process:
         found, self._details = self.ioctls, []
         return found
 
+    @property
+    def last_api(self) -> int:
+        """Return the largest number of a function that isn't an ioctl."""
+        return LAST_IOCTL - len(self._ioctls)
+
     def is_ioctl(self, api: int) -> bool:
         """Tell whether a function's number stands for an ioctl."""
-        return api > LAST_IOCTL - len(self._ioctls)
+        return api > self.last_api
 
     def api(self, id_: int) -> Api:
         """Return the function with an id. Without a record, the name is the number."""

@@ -11,7 +11,9 @@ Such outliers are found by the median and the median distance from it, which one
 them.
 
 A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
-aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program.
+aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program. Whatever else
+changes that time, in single runs, by no more than its calls vary is UNSURE, and not called noise: the calls of one run
+may well all have been slow for the same reason.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from typing import NamedTuple
 
 from gpt.trace.durations import Durations
 
-ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
+ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, UNSURE, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
     "only in A", "only in B", "count", "bytes", "time", "median",
-    "slowest", "noise", "few times", "not timed", "nothing",
+    "slowest", "unsure", "noise", "few times", "not timed", "nothing",
 )  # fmt: skip
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
 LITTLE = 0.02  # share of a mean
-MUCH = 0.01  # a change in the slowest calls counts if it is at least this share of the time in all calls
+MUCH = 0.01  # a change is large if it is at least this share of the time in all calls
 FAR = 2.0  # ratio from which the slowest calls of two sides differ
 FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
 OUTLYING, VISIBLE = (
@@ -141,7 +143,8 @@ def tell_difference(a: Side, b: Side, whole: float) -> str:
         return FEW_TIMES
     if is_apart(*(Mean(side.times.mean, side.times.variance / side.times.count) for side in (a, b))):
         return TIME
-    return MEDIAN if _medians_differ(a.times, b.times) else _tell_slowest(a, b, whole)
+    found = MEDIAN if _medians_differ(a.times, b.times) else _tell_slowest(a, b, whole)
+    return UNSURE if found == NOISE_ONLY and abs(b.total - a.total) > MUCH * whole else found
 
 
 def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:

@@ -25,7 +25,8 @@ from gpt.trace.replays import Replays, sum_replays
 
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
 FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
-NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
+NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS; AT_EXIT; CUDA_ERROR_NOT_READY, the answer of a query
+AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down, since the program exits
 
 
 class SlowestCall(NamedTuple):
@@ -41,7 +42,7 @@ class FunctionTotals:
     """The calls of one function: `calls` were recorded, `counted` were only counted."""
 
     def __init__(self) -> None:
-        self.calls = self.counted = self.failed = 0
+        self.calls = self.counted = self.failed = self.at_exit = 0
         self.durations = Durations()  # calls that returned
         self.slowest: SlowestCall | None = None
         self.gpu = Durations()  # its work on the GPU
@@ -65,6 +66,7 @@ class FunctionTotals:
         results = calls["result"]
         if results.any():
             self.failed += int(np.isin(results, NOT_FAILED, invert=True).sum())
+            self.at_exit += int((results == AT_EXIT).sum())
         if "bytes" in (calls.dtype.names or ()):
             good = results == 0
             total, size = durations[good].sum(), calls["bytes"][good].sum(dtype=np.float64)
@@ -76,6 +78,7 @@ class FunctionTotals:
         self.counted += other.counted
         self.gpu.merge(other.gpu)
         self.failed += other.failed
+        self.at_exit += other.at_exit
         self.durations.merge(other.durations)
         if other.slowest and (self.slowest is None or other.slowest > self.slowest):
             self.slowest = other.slowest
@@ -145,6 +148,7 @@ class ProcessTotals:
         self.calls = self.counted = 0  # all calls, and calls that were only counted
         self._last = process.clock.monotonic  # when the last known call ended
         self.first_stamp, self.last_stamp = 1 << 64, 0  # time stamps of calls
+        self.in_threads = defaultdict[int, float](float)  # ns that each thread spent in calls
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
@@ -190,7 +194,12 @@ class ProcessTotals:
             self._add_captures(found)
         ends = found["start"] + found["duration"]
         clock = process.clock
-        stops = clock.times(found["start"]) + np.minimum(clock.durations(found["duration"]), LIMIT).astype(np.int64)
+        took = np.minimum(clock.durations(found["duration"]), LIMIT)
+        stops = clock.times(found["start"]) + took.astype(np.int64)
+        calls_of, which = np.unique(threads, return_inverse=True)
+        took[found["api"] > process.last_api] = 0  # ioctls are part of calls
+        for thread, time in zip(calls_of.tolist(), np.bincount(which, took).tolist(), strict=True):
+            self.in_threads[thread] += time
         self._last = max(self._last, min(int(stops.max()), LIMIT))
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))
         self.last_stamp = max(self.last_stamp, int(ends.max()))
