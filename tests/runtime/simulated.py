@@ -77,7 +77,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
 
 def ask(code: str, **env: str) -> tuple[list, str]:
     """Runs Python with `cu`, the simulated driver, initialized, and `c`, ctypes; returns what it gave to `answer`, and
-    what was said."""
+    the messages."""
     begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
     script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
     line = [sys.executable, "-", DRIVER, FUNCTIONS]

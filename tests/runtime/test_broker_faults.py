@@ -1,4 +1,4 @@
-"""Requests when something is wrong: the request is faulty, or the one who answers is stopped, killed or missing."""
+"""Requests when something is wrong: the request is faulty, or the answering process is stopped, killed or missing."""
 
 import os
 import re

@@ -84,7 +84,7 @@ def registers_of(sets: Registers) -> list[Register]:
 
 def _unit(name: str) -> str:
     """Return the unit of an instruction, whose results come in order: ptxas awaits the last of some. It's empty for
-    those whose results may come in any order.
+    instructions whose results may come in any order.
     """
     return "" if name in UNORDERED else "special" if name in SPECIAL else name
 
