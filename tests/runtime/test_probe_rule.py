@@ -395,7 +395,7 @@ def test_contexts_that_come_and_go(tmp_path):
 @needs_cxx
 @pytest.mark.parametrize("options", [("--wait", "0"), ("--calls", "none", "--gpu-time"), ("-p", "gmem_bytes")])
 def test_a_program_of_the_cuda_runtime(tmp_path, options):
-    """Its kernels are of libraries, which outlive a reset; their variables do not."""
+    """Its kernels belong to libraries, which outlive a reset, though their variables don't."""
     program = compile_cuda(tmp_path, PTX.with_name("cudart.cu"))
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     out = tmp_path / "t.mp"
