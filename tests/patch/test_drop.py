@@ -68,7 +68,7 @@ def test_what_is_left(arch, used, tmp_path):
         assert all(after.get_section_by_name(name) is None for name in gone)
         assert new["p_offset"] + new["p_filesz"] <= len(left)
 
-    # nvdisasm says of each function what it said, and cuobjdump lists the functions, their resources and calls.
+    # nvdisasm prints the same for each function, and cuobjdump lists the functions, their resources and calls.
     for number, content in enumerate((data, left)):
         (tmp_path / f"{number}.cubin").write_bytes(content)
     listing = cuda.run("nvdisasm", "-c", tmp_path / "1.cubin")
