@@ -86,7 +86,7 @@ def test_a_model_that_generates(tmp_path):
 
 
 def expected(prompt, count):
-    """What the model says, by numpy."""
+    """Return the model's output, computed with numpy."""
     weights = {name: np.array(values, np.float32) for name, values in generate.make_weights().items()}
     words, scores = (weights[name].reshape(-1, generate.WIDTH) for name in ("words", "scores"))
     matrices = {name: weights[name].reshape(generate.MATRICES[name.split(".")[0]]) for name in weights if "." in name}
@@ -117,7 +117,7 @@ def test_wrong_options_of_the_model():
         assert done.returncode == 2, words
 
 
-# What goes wrong, and programs that do little
+# Failures, and programs that do little
 
 USES = """
 import ctypes, os, signal, sys, time
