@@ -173,7 +173,7 @@ def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole:
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
     if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
         whole -= tapes.start(first + int(period.begins[0])) - inference  # what the program did before the first one
-        told = "launched ahead of the GPU: per round is the time of all and of the wait for them, by their number"
+        told = "launched ahead of the GPU, so per round is the time until the wait for all, divided by their number"
         return whole / period.times, told
     return took, "per round: their median, waits included"
 
