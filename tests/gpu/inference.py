@@ -24,7 +24,7 @@ STAGES = ("Weight Loading", "Inference", "Per token", "Output Transfer", "Total"
 
 
 def trace(folder: Path, device: list[str], *command: object) -> tuple[list[str], list[str]]:
-    """What a program says of itself, and the table of its stages; its lines are read back."""
+    """Return a program's output and the lines of its table of stages."""
     words = [ROOT / "bin/gpt-trace", "-o", folder, "--gpu-time", *device, "--", *command]
     done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True, check=True)
     said, _, rest = done.stdout.partition("\n+ gpt-analyze summary ")

@@ -48,7 +48,7 @@ def step_of(said: str) -> float | None:
 
 
 def read(trace: Path, wanted: str) -> tuple[Row, Counter[str]]:
-    """How many launches had probes, and the sums of a map's fields by kernel and field."""
+    """Return the number of launches with probes, and a map's sums by kernel and field."""
     probes, reasons, sums = Probes(trace.parent), Counter[str](), Counter[str]()
     launches: Counter[str] = Counter()
     with open(trace, "rb") as file:

@@ -8,9 +8,9 @@ gpt-hook without probes. `many`: 25 million replayed kernels with probes, device
 6 GB, and all of it takes more than 4 minutes). `graphed`: a compiled transformer's
 step of decoding in a graph, bare and with block_sched, alone and after other graphs.
 
-GPT_GPU_ROUNDS is how often what is timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often
-`many` launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that stays, so that `graphed` goes on where
-an earlier run was cut off. What takes less than three minutes each:
+GPT_GPU_ROUNDS is the number of timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often `many`
+launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that is kept, so that `graphed` goes on where an
+earlier run was cut off. What takes less than three minutes each:
 
     GPT_GPU_REPLAYS=2000 python tests/gpu/probe_graphs.py many
     export GPT_GPU_KEEP=build/graphed
@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 from gpt.stream import wire  # noqa: E402
 from gpt.stream.reasons import find_reason  # noqa: E402
 
-ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # of what is timed, the median counts
+ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # timed runs, of which the median counts
 NODES, REPLAYS, MANY = 1000, 1000, 25000
 FORMS = 99 + 220  # launches
 Line = list[str | Path]

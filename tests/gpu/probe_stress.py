@@ -38,7 +38,7 @@ ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-
 
 @dataclass(frozen=True)
 class Mode:
-    """A run: its options, what is done to it, how many kernels there are, MB of the device that are left."""
+    """A run: its options, the harm done to it, the number of kernels, MB of device memory left."""
 
     options: tuple[str, ...] = TWO
     harm: str = ""
@@ -135,7 +135,7 @@ class Harm(threading.Thread):
         return 0
 
     def end(self) -> int:
-        """How many signals were sent."""
+        """Stop; return the number of signals sent."""
         self._over.set()
         self.join()
         return self.done
@@ -143,7 +143,7 @@ class Harm(threading.Thread):
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Any:
-    """A folder with so much room; the one that is given, if none can be mounted or none is asked for."""
+    """Yield a file system of that size and True; the folder itself and False if it can't be mounted."""
     small = folder / "small"
     small.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", small]
@@ -167,7 +167,7 @@ def build(folder: Path) -> Path:
 
 @contextmanager
 def reading(fifo: Path | None, into: Path) -> Any:
-    """Copies what comes out of a FIFO to a file."""
+    """Copy what comes out of a FIFO to a file."""
     if not fifo:
         yield
         return
@@ -217,7 +217,7 @@ def play(
         cut = bool(mode.disk)
         try:
             found = accounts.account_all(place, killed=cut)
-        except Exception as error:  # of any kind: what was written must be readable
+        except Exception as error:  # of any kind: the trace must be readable
             if not (cut and "empty" in str(error)):
                 done["wrong"].append(f"the trace: {error!r}")
     launched = sum(map(int, re.findall(r"^launches (\d+)$", done.pop("output"), re.M)))

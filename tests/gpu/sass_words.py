@@ -170,7 +170,7 @@ class Kernel:
     rooms: list[tuple[int, int]] = field(default_factory=list)  # first word and words
 
     def free(self, prefix: str, numbers: Iterable[int]) -> list[int]:
-        """Return those of numbered registers (P, UR, B) that no instruction of the kernel names."""
+        """Return the numbered registers (P, UR, B) that no instruction of the kernel names."""
         named = {int(n) for n in re.findall(rf"\b{prefix}(\d+)\b", self.text)}
         return [n for n in numbers if n not in named]
 
@@ -230,7 +230,7 @@ def read_kernels(image: bytes, listing: str) -> dict[str, Kernel]:
 
 @dataclass
 class Names:
-    """Registers for an experiment: r are added, p, u and b aren't named in the kernel, d and a are those of the site.
+    """Registers for an experiment: r are added; p, u and b aren't named in the kernel; d and a are the site's.
 
     `word` is what stood there.
     """

@@ -1,11 +1,11 @@
-"""What the probe sync_wait says of barriers whose waits are known, on a real GPU.
+"""Check the probe sync_wait on a real GPU, at barriers whose waits are known.
 
     python tests/gpu/sync_wait.py [--all]
 
 Warps of sync_wait.cu come to a barrier 10,000 clocks apart, at each kind of barrier that the probe takes. A line for
 each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's are those of its second
 block. Exits with 1 if one is more than 200 clocks off for each barrier, or if the output differs. --all measures other
-ways to read the second clock too, which need not be right: it shows what the hardware lets pass a barrier. Needs nvcc.
+ways to read the second clock too, which needn't be right: it shows what the hardware lets pass a barrier. Needs nvcc.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measure(way: str, probe: str | Path, program: Path, folder: Path, output: st
 
 
 def main() -> int:
-    """Prints what each warp waited beside what is known; 1 if the probe is wrong."""
+    """Print each warp's wait beside the known one; return 1 if the probe is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpt-wait-") as name:
         folder = Path(name)

@@ -43,7 +43,7 @@ VERSION = 8, 0  # of PTX
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
-BANK_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of constant bank 0
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of the program's constants
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
@@ -59,7 +59,7 @@ class Unit:
 @dataclass(frozen=True)
 class Compiled:
     """A body's words, and the barriers that have to be awaited behind them. `sized` are words with the size of
-    constant bank 0.
+    the program's constants.
     """
 
     snippet: Snippet
@@ -220,14 +220,14 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
             start = int(cubin.symbols["name"][entry["symbol"]])
             name = strings[start : strings.find(0, start)]
             index = int(entry["offset"]) // 16
-            if name != BANK_SIZE or opcode_of(words[index]) != UMOV:
+            if name != CONSTANTS_SIZE or opcode_of(words[index]) != UMOV:
                 return "needs an address that only linking gives"
             found.append(index)
     return tuple(found)
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of a kernel's constant bank 0."""
+    """Return the snippet with the size of a program's constants: their copy isn't global memory."""
     if not compiled.sized:
         return compiled
     words = list(compiled.snippet.words)
