@@ -85,7 +85,7 @@ MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
-OVERLAP = "'wait, launch' is mostly time that 'launch, launch' counts too: don't add them up"
+OVERLAP = "'wait, launch' may be time that 'launch, launch' counts too: don't add them up"
 AT_LEAST = (
     "{:.1f} % from the end of a wait for all work to the next launch: so long, at least, the GPU had no kernel to run"
 )
