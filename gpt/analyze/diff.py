@@ -69,7 +69,7 @@ WHOLE = (
     Column("runs_b", "u64", title="runs B"),
 )
 WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
-NOT_KNOWN = "not known"  # whether a difference is noise
+NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
         SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show

@@ -32,7 +32,7 @@ GAPS = (
     *TIMES,
 )
 LONGEST = (
-    Column("label", "text", shown="never"),  # of the picture
+    Column("label", "text", shown="never"),  # for the picture
     Column("after", "text", "kernel", "long gap after"),
     Column("before", "text", "kernel"),
     Column("reason", "text", title="mostly in"),

@@ -34,7 +34,7 @@ PROCESSES = (
     Column("most", "u64", "bytes", "for probes"),
 )
 TOP = 30  # rows that tables show
-# Of device memory; other functions of this type are about host memory, addresses, and handles.
+# These handle device memory; others of this type handle host memory, addresses and handles.
 ALLOCATE = frozenset(
     ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
 )
@@ -61,7 +61,7 @@ class _Use:
         self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
 
     def take(self) -> None:
-        """Take in the records that the process has collected."""
+        """Add the records that the process has collected."""
         import numpy as np
 
         from gpt.trace.rows import iter_groups
@@ -129,13 +129,13 @@ class MemUsage:
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
-        self._coverage = Coverage()  # of processes that have ended
-        self._done: dict[str, Counter[str]] = {}  # of processes that have ended, by kernel
-        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same processes
+        self._coverage = Coverage()  # launches of processes that have ended
+        self._done: dict[str, Counter[str]] = {}  # needs of processes that have ended, by kernel
+        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # the same processes
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
-        """Take in the records that a process has collected."""
+        """Add the records that a process has collected."""
         if process not in self._open:
             self._open[process] = _Use(process)
         self._open[process].take()
@@ -150,7 +150,7 @@ class MemUsage:
         self._rows.append((process.header, use.row()))
 
     def merge(self, other: MemUsage) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         _merge(self._done, other._done)
         self._rows += other._rows
         self._coverage.merge(other._coverage)

@@ -52,7 +52,7 @@ COLUMNS = (
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
-    Column("segment", "u64?", "ns", "time", "never"),  # the time of what adds up to the total
+    Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
 TIME = 2  # place of the time in a row
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
@@ -221,7 +221,7 @@ def _find_inference(tapes: Tapes) -> int:
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, returned, before = tapes.again  # not the last kernel of all: the program may launch it once, at its end
+    last, returned, before = tapes.again  # not the very last kernel: it may run only once, at the end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]

@@ -42,7 +42,7 @@ FUNCTIONS = (
     Column("slowest_start", "u64?", "ns", shown="never"),
     Column("slowest_pid", "u64?", "id", shown="never"),
     Column("slowest_thread", "u64?", "id", shown="never"),
-    Column("label", "text?", shown="never"),  # of the picture
+    Column("label", "text?", shown="never"),  # for the picture
 )
 COPIES = (
     Column("op", "text", title="copies"),
@@ -79,9 +79,9 @@ class Summary:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
-        self._done = Totals()  # of processes that have ended
-        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of these, and the columns after WHO
-        self._facts: list[InferenceFacts] = []  # of these
+        self._done = Totals()  # processes that have ended
+        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
+        self._facts: list[InferenceFacts] = []  # facts about ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
@@ -90,7 +90,7 @@ class Summary:
 
         current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
-        self._open[process] = current  # not back if its rows make no sense: it doesn't count
+        self._open[process] = current  # gone if its rows make no sense: it doesn't count
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
@@ -102,7 +102,7 @@ class Summary:
             self._processes.append(_process_row(current))
 
     def merge(self, other: Summary) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge a summary of later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes

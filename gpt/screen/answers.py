@@ -30,7 +30,7 @@ from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # limits of a table
 COLUMNS = 64  # limit of a table
-INDENT = "    "  # before a text that has lines of its own
+INDENT = "    "  # indents a text that goes on lines of its own
 TITLE = 32  # columns of a title
 LEAST_FUNCTION = 22  # columns that the name of a driver function keeps: many begin and end alike
 TOLD = 16  # most values of a single row to list below its table
@@ -231,7 +231,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
     """Return the line about further rows: how many there are, and the sum of their first count, without sums."""
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
-        return f"{answer['name']}: {hidden}, which only CSV and JSON have"
+        return f"{answer['name']}: {hidden}, only in CSV and JSON"
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]

@@ -71,7 +71,7 @@ STRUCTS: dict[str, Keys] = {
         "name": ("str", "mangled name"),
         "params": ("[param]", "its parameters, in order"),
         "threads": ("u64", "threads of a block at most, by .maxntid or .reqntid; 0 for no limit"),
-        "registers": ("u64", "of .maxnreg; 0 for no limit"),
+        "registers": ("u64", "registers per thread, by .maxnreg; 0 for no limit"),
         "shared": ("u64", "bytes of static shared memory that it uses"),
         "local": ("u64", "bytes of local memory that it and its functions declare"),
     },
@@ -81,7 +81,7 @@ STRUCTS: dict[str, Keys] = {
         "addend": ("u64", "added to the address, modulo 2^64"),
         "size": ("u64", "bytes that are stored"),
         "shift": ("u64", "bits that the address is shifted to the right, as by 0xff00(x)"),
-        "generic": ("bool", "a generic address, not one of the variable's space"),
+        "generic": ("bool", "a generic address instead of one in the variable's space"),
     },
     "global": {
         "name": ("str", "name in its module"),

@@ -46,10 +46,10 @@ class _Batch(NamedTuple):
     In the file, the threads of calls precede their rows. `device` is None if GPU times don't name it.
     """
 
-    number: int  # of the process
+    number: int  # the process's number
     process: Process
     layout: np.dtype[np.void]
-    offset: int  # of the rows, in the file
+    offset: int  # where the rows are in the file
     rows: int
     first: int  # time stamp
     threads: bool

@@ -136,7 +136,7 @@ class TraceModel:
     # Asking
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Convert time stamps of a process to ns since the first process began, whether that is chosen or not."""
+        """Convert time stamps of a process to ns since the first process began, selected or not."""
         return times_of(process, stamps)
 
     def began(self, process: Process) -> int:

@@ -178,7 +178,7 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
-                if not self.is_narrow:  # else they are counted from the calls
+                if not self.is_narrow:  # a narrow selection counts them from the calls
                     self.launches.add(record)
             case "counts" | "count":
                 self.counts.add(record)

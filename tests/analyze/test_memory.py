@@ -92,7 +92,7 @@ def test_a_context_ends_with_its_memory():
         "GPU memory of process 10, from its beginning to its last call, in 10 parts",
         "1 allocation ended with the context, which frees them",
     ]
-    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
+    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # its context isn't known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
     assert "1 allocation at an address still in use" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
@@ -154,7 +154,7 @@ def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
 
 
 def test_pieces_that_overlap_count_once():
-    """What lies where a later piece is was freed unseen: neither its bytes nor its pages count any more."""
+    """A piece that a later one overlaps must have been freed unseen: its bytes and pages no longer count."""
     unit = PAGE // 2
     taken = [("cuMemAlloc", 0, BASE, 8 * unit), ("cuMemAlloc", 2, BASE + 16 * unit, unit)]
     found = answers("memory", made(*taken, ("cuMemAlloc", 4, BASE + 4 * unit, 13 * unit)))

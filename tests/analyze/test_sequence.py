@@ -113,7 +113,7 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
     assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
     periods = [(row["start"], row["took"]) for row in found.rows["periods"]]
-    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from where the work before ended
+    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
     assert periods == wanted
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
@@ -283,7 +283,7 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
-    """As a generation on an H200: what joins all tokens comes once, at the end, after kernels of many tokens."""
+    """A generation on an H200: the kernel that joins all tokens runs once, at the end, after many tokens' kernels."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (1000, 2), (2000, 3))]
     for token in range(10):
         calls += launches(*((2100 + 10 * token + 3 * part, 1 + part) for part in range(2)))
@@ -395,7 +395,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]
-    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: what is left of the call is the launch
+    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
     assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
@@ -407,7 +407,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
-    """What ran before it in the stream lasted longer than its loading: its event came after that."""
+    """The work before it in the stream took longer than loading it, so its event came after that."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
@@ -433,7 +433,7 @@ def loading_in_two_threads(second):
 
 @pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
 def test_threads_that_wait_for_the_same_loading(second, left):
-    """Only a launch during the loading waits for it: one that is made later took long for a reason of its own."""
+    """Only launches during the loading wait for it. A later launch that took long had another reason."""
     (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 
@@ -441,7 +441,7 @@ def test_threads_that_wait_for_the_same_loading(second, left):
 def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
     found = ask("summary", loading(0.01, more=[(201, 50, 2)]))
     kernels = {row["name"]: row["gpu_total"] / MS for row in found.rows["kernels"]}
-    assert kernels["k2"] == 2  # it is the call that took long
+    assert kernels["k2"] == 2  # the call took long
     (line,) = found.verdicts["kernels"]
     assert line == "up to 2.00ms of the GPU time may be the loading of 1 kernel launched only once"
 

@@ -1,4 +1,4 @@
-"""gpt-analyze summary: its sums against those of plain Python, on forged traces."""
+"""gpt-analyze summary: its sums against plain Python's, on forged traces."""
 
 import csv
 import io
@@ -156,7 +156,7 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
 
 
 def test_first_launches_that_load_their_code_are_told():
-    """As an H200 says: the event before a launch is in the stream long before the driver has loaded the kernel."""
+    """Seen on an H200: the event before a launch is in the stream long before the driver has loaded the kernel."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
     took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
@@ -189,7 +189,7 @@ def test_kernels_that_graphs_launched():
         forge.trace(
             forge.calls(launches, forge.OBJECT),  # before the name of the function, as another thread's chunk may be
             forge.api(9, "cuGraphLaunch"),
-            graph(7, 100, f1=3),  # the handle was given twice; what was launched before 50 is unknown
+            graph(7, 100, f1=3),  # the handle was used twice; the graph launched before 50 is unknown
             graph(7, 50, f1=1, f2=10),
             graph(8, 50, f2=100),
             *kernel,
@@ -322,7 +322,7 @@ def test_processes_are_summed_up_together_and_named_apart():
     found = summed(first, second)
     assert [(p["pid"], p["calls"], p.get("status")) for p in found["processes"]] == [(1, 1, 0), (2, 1, None)]
     row = functions(found)["cuMemAlloc"]
-    assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # of 2 GHz: half
+    assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # 2 ticks a ns
 
 
 def test_one_answer_stands_before_the_last_end():
@@ -397,7 +397,7 @@ def test_a_fault_of_a_killed_process_does_not_hide_the_others(tmp_path):
 
 
 def read_terminal(file):
-    """All that is written to a terminal, until nobody has it open any more."""
+    """Read everything written to a terminal, until nobody has it open any more."""
     parts = []
     with suppress(OSError):  # EIO is its end
         while part := os.read(file, 1 << 16):

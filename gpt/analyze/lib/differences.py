@@ -33,7 +33,7 @@ ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, UNSURE, NOISE_ONLY, FEW_TIME
 )  # fmt: skip
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
-LITTLE = 0.02  # of a mean
+LITTLE = 0.02  # share of a mean
 MUCH = 0.01  # a change is large if it is at least this share of the time in all calls
 FAR = 2.0  # ratio from which the slowest calls of two sides differ
 FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
@@ -41,7 +41,7 @@ OUTLYING, VISIBLE = (
     5.0,
     0.05,
 )  # an outlier is this many standard deviations from the median of runs, and this share of it
-SCALE = 1.4826  # of a normal distribution: standard deviation / median distance from the median
+SCALE = 1.4826  # standard deviation / median distance from the median, in a normal distribution
 DIGITS = re.compile(r"\d+")
 
 
@@ -64,7 +64,7 @@ class Side(NamedTuple):
     """A function or kernel in the runs of one side."""
 
     runs: Sequence[RunSums]
-    times: Durations  # of all runs
+    times: Durations  # durations in all runs
 
     @property
     def number(self) -> float:
@@ -121,7 +121,7 @@ def make_side(runs: Sequence[RunSums]) -> Side:
 
 
 def tell_difference(a: Side, b: Side, whole: float) -> str:
-    """Return in what two sides differ; `whole` is the ns that a run spends in everything that is compared."""
+    """Return how two sides differ; `whole` is the ns that a run spends in everything that is compared."""
     several = min(len(a.runs), len(b.runs)) >= RUNS
     if not a.number or not b.number:
         return ONLY_B if b.number else ONLY_A

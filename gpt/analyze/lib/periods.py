@@ -27,16 +27,16 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
-SHARE = 0.5  # of a sequence that the unit of its iterations must cover
+SHARE = 0.5  # share of the sequence that the iterations must cover
 REPEATS = 3  # least times that a unit occurs in a row
 ANCHORS, FEW = 32, 4
-NEARLY = 0.9  # of the greatest coverage
+NEARLY = 0.9  # share of the greatest coverage
 ENOUGH = 0.95  # coverage of a period at which no more anchors are tried, after the first FEW
 WINDOW = 1 << 17  # launches of the longest unit that is searched for
 STEPS = 64  # distances that are tried at an anchor
 BLOCK = 1 << 16  # launches that are compared at once
 BLOCKS = 1 << 20  # launches that are compared at once on the whole sequence
-BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
+BASE = np.uint64(0x9E3779B97F4A7C15)  # base of the polynomial; it must be odd
 HALF = np.uint64(32)  # bits
 
 
@@ -155,7 +155,7 @@ def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
 def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
     """Return a sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
     places = np.unique(np.concatenate((ends, ends - length)))
-    sums = np.zeros(len(places), np.uint64)  # of the triples that end before each place
+    sums = np.zeros(len(places), np.uint64)  # sums over the triples that end before each place
     total = np.uint64(0)
     for at in range(0, int(places[-1]), BLOCKS):
         first = max(0, at - 2)
@@ -201,7 +201,7 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
 def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], repeats: int) -> list[int]:
     """Return periods of the launches around an anchor, except the ones already known."""
     near = codes[anchor : anchor + 3 * WINDOW]
-    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the launch at the anchor occurs again
+    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # places where the launch at the anchor occurs again
     found, same = [], 1  # launches that all places have in common with the anchor
     sums: PrefixHashes | None = None
     for _ in range(STEPS):

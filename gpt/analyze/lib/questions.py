@@ -53,7 +53,7 @@ PHASES = (
 LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
-NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # by type of the call that started it
+NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the type of the call
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
 TOP = 12  # rows of a table
@@ -80,7 +80,7 @@ class InferenceFacts(NamedTuple):
     step: int  # one call in `step` was examined
     idle: IdleShare | None
     around: tuple[str, str] | None  # names of the work before and after the longest idle time of the GPU
-    idle_all: bool  # whether `idle` covers all the work
+    idle_all: bool  # True if `idle` covers all the work
     controls: Counter[int]  # control commands
 
 

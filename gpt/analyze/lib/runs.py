@@ -40,7 +40,7 @@ class RunSummary:
     """One run: its processes, how long they ran, and sums by function and by kernel."""
 
     def __init__(self, name: str) -> None:
-        self.name = name  # of its file
+        self.name = name  # the name of its file
         self.commands: list[str] = []
         self.hosts: set[str] = set()
         self.gpus: set[str] = set()

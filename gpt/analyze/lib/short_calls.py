@@ -56,8 +56,8 @@ class Tapes:
         self.load: int | None = None
         self.waited: int | None = None  # the end of the first wait for everything after the last launch
         self._idle = IdleWaits()
-        self._numbers: dict[int, int] = {}  # of kernels and of graphs
-        self._firsts: list[tuple[int, int, int]] = []  # of each kernel's first: how many came before, begin and end
+        self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
+        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -176,7 +176,7 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
     """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
 
-    None if no copy has any.
+    None if no copy has times.
     """
     places = [place for place in trace.gpus() if place[0] == number]
     found, reach, known = Sorted(Aside(), COPIED, "call"), np.iinfo(np.int64).min, False
@@ -234,7 +234,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | No
         total += float(sizes.sum())
     before, last = 0.0, None
     for _, end, sizes, _ in _iter_early(tapes, begin):
-        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # of each copy and those after it
+        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # bytes from each copy on
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())

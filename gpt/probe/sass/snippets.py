@@ -1,4 +1,4 @@
-"""Compile bodies (body.py) with ptxas, and find out what their words need.
+"""Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
 All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
 the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
@@ -38,8 +38,8 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"4"  # of what's cached
-VERSION = 8, 0  # of PTX
+FORMAT = b"4"  # version of the cache's contents
+VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
@@ -142,7 +142,7 @@ class Compiler:
             self._cache.put(key, _dump(found))
 
     def find(self, text: str) -> Compiled:
-        """Return what a text was compiled to. Raises CannotProbe if that can't be a snippet."""
+        """Return the compiled text. Raises CannotProbe if it can't be a snippet."""
         found = self._known[text]
         if isinstance(found, str):
             raise CannotProbe(found)

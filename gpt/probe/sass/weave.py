@@ -56,7 +56,7 @@ from gpt.sass.woven import Declaration, Moved
 PREFIX = "gpt_"
 TARGET = 90
 STORES = {"STG", "ST", "REDG", "RED"}
-ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # of code at one instruction
+ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
 
 def weave(
