@@ -139,7 +139,7 @@ class Patcher:
             try:
                 target = places.take(wheel, is_wheel=True)
                 for name in wheels.write(wheel, replaced, target, places.renaming):
-                    fact = f"RECORD has no line for '{name}', so whoever checks the wheel can't check that"
+                    fact = f"RECORD has no line for '{name}', so installers can't check it"
                     yield self._stage.warn(str(target), fact, ref=str(wheel))
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
                 if self._way.listing:

@@ -100,7 +100,7 @@ class Wheels:
         return {wheel: members for wheel, members in there.items() if members}
 
     def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> list[str]:
-        """Write a wheel with members replaced. Returns those that its RECORD doesn't list. Raises GptError."""
+        """Write a wheel with members replaced. Returns replaced members that RECORD doesn't list. Raises GptError."""
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with open_regular(wheel) as file:
