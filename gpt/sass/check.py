@@ -33,6 +33,7 @@ kernel is left alone then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from gpt.formats.kernel_edit import MAX_REGISTERS
@@ -47,7 +48,7 @@ from gpt.sass.check_words import (
     compare_moved,
     is_collective,
     make_branch,
-    with_reads_announced,
+    with_announcements,
 )
 from gpt.sass.code import Code
 from gpt.sass.graph import is_conditional
@@ -120,7 +121,7 @@ def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
             words[index] = word
     if words == original.code.words:
         return original
-    return Kernel(original.name, Code(dump_words(words), original.code.table), original.registers, original.jump_tables)
+    return replace(original, code=Code(dump_words(words), original.code.table))
 
 
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
@@ -234,7 +235,7 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended:
                 yield Finding(part.start, "words", "a guard that no moved instruction has")
         else:
             was = original.code[part.source]
-            word = with_reads_announced(was.word, words[part.start], was.entry) if part.source in amended else was.word
+            word = with_announcements(was.word, words[part.start], was.entry) if part.source in amended else was.word
             text = compare_moved(words[part.start], part.start, word, part.source, was.entry, has_guard_on_branch)
             if text:
                 yield Finding(part.start, "moved", text)

@@ -30,7 +30,7 @@ from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
 from gpt.sass.check_words import FORBIDDEN, is_collective, rename
 from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, follow_order, issue, wait_for
+from gpt.sass.flow import NOTHING, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
@@ -39,8 +39,8 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
 _PREDICATES = 127 << STARTS.P
-_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # by the lanes of a warp
-_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # meanwhile other lanes of the warp may run
+_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # shared by the lanes of a warp
+_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lanes of the warp may run in the meantime
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
 
@@ -52,7 +52,7 @@ class TrampolineCheck:
         self.around = around
         self.trampoline = trampoline
         self.code = around.new
-        self.parts: dict[int, int] = {}  # by instruction: its part
+        self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
         self.reads = self.saved = 0
@@ -167,7 +167,7 @@ class TrampolineCheck:
         foreign = written & around.original.named & _SHARED
         self._fault(index, "shared", foreign, "is named by the kernel, and other lanes may need it")
         flying = state.kernel.after_waiting(0)
-        unannounced = (state.kernel.late | state.kernel.ordered) & ~self._usable_at_site(number)
+        unannounced = state.kernel.late & ~self._usable_at_site(number)
         late = read & (union(state.kernel.writes) | unannounced) | written & (flying | state.kernel.unawaited)
         self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in state.pending:
@@ -186,7 +186,6 @@ class TrampolineCheck:
             defined=state.defined | written,
             copies=copies,
             ours=issue(state.ours, self.code, index),
-            kernel=follow_order(state.kernel, self.code, index),
             pending=pass_time(self.code, index, state, number),
         )
         yield from self._follow(index, part, state)

@@ -9,8 +9,8 @@ branch has lost its guard.
 
 In both, what a word waits for can only become more: a longer stall, more barriers awaited. A hint to keep operands in
 the register cache may be dropped: the words around have changed, and it saves energy, not time. Whether an instruction
-announces its result or its reads stays, but a word that was *amended* may announce its reads where it didn't: then its
-operands can be awaited.
+announces its result or its reads stays, but a word that was *amended* may announce its reads where it didn't, and an
+LDC its result: then they can be awaited.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpt.sass.woven import Inserted
 NOP = int.from_bytes(PADDING, "little")
 BRANCH = 0x947 | PT << 12 | PT << 87
 _GUARD_FIELD = 12
-_SECOND_FIELD = 15 << 87  # of EXIT and BRA: a further predicate and its sign
+_SECOND_FIELD = 15 << 87  # in EXIT and BRA: a second predicate and its sign
 LAST_PLAIN_STALL = 11  # from 12 on ptxas clears the hint
 
 # Not in a snippet. The first three release lanes that wait at a BSYNC of the kernel (docs/sass-rules.md). Others end
@@ -88,14 +88,16 @@ def compare_amended(new: int, old: int, opcode: Opcode) -> str:
     """Return why a word in its place was changed in a way that may matter; empty if it wasn't."""
     if (new ^ old) & ~CONTROL:
         return "it's another instruction"
-    return compare_control(new, with_reads_announced(old, new, opcode))
+    return compare_control(new, with_announcements(old, new, opcode))
 
 
-def with_reads_announced(old: int, new: int, opcode: Opcode) -> int:
-    """Return the old word with the new one's barrier for its reads, if it had none and an instruction can have one."""
-    barrier = control_of(new).read_barrier
-    if control_of(old).read_barrier == NO_BARRIER and barrier < BARRIERS and opcode.name in ANNOUNCES_READS:
-        return old & ~(7 << 113) | barrier << 113
+def with_announcements(old: int, new: int, opcode: Opcode) -> int:
+    """Return the old word with the new one's barriers where it had none, if such an instruction can have them."""
+    was, now = control_of(old), control_of(new)
+    if was.read_barrier == NO_BARRIER and now.read_barrier < BARRIERS and opcode.name in ANNOUNCES_READS:
+        old = old & ~(7 << 113) | now.read_barrier << 113
+    if was.write_barrier == NO_BARRIER and now.write_barrier < BARRIERS and opcode.name == "LDC":
+        old = old & ~(7 << 110) | now.write_barrier << 110
     return old
 
 

@@ -13,11 +13,9 @@ every instruction that uses it.
 
 ptxas leaves a store without a barrier if nobody overwrites its operands, or if a later memory instruction has one: they
 read their operands in order, so that one's barrier covers them all (docs/sass-rules.md). Until there's such an
-instruction, words can't tell when the store has read them (`InFlight.queued`). In the same way the barrier of a later
-LDC, S2R or S2UR covers an LDC without one (`InFlight.ordered`): it's the stack pointer, which most kernels load and
-never use. What nothing will ever announce is in flight until the kernel ends (`loose` and `late`): the
-results of other loads without a barrier, for which ptxas waits by a later load of the same unit, and the operands of
-HGMMA.
+instruction, words can't tell when the store has read them (`InFlight.queued`). What nothing will ever announce is in
+flight until the kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads without a barrier. Most
+kernels have one: they load the stack pointer and never use it. A later LDC may arrive earlier (docs/sass-rules.md).
 
 Both are sets of registers, in one bit mask for all register files. They're found by going round the blocks of the graph
 until nothing changes: liveness backwards, what's in flight forwards. Where code is called that isn't there, every
@@ -41,11 +39,10 @@ from gpt.sass.words import BARRIERS, NO_BARRIER
 # HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
 _MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
-_CONSTANTS = {"LDC", "S2R", "S2UR"}
 _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state is one of these for each barrier and so on
 _PART = (1 << _WIDTH) - 1
 _TOKEN = 1 << _WIDTH
-_QUEUED, _ORDERED = 2 * BARRIERS, 2 * BARRIERS + 3
+_QUEUED = _WIDTH * 2 * BARRIERS  # where they are in a packed state
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
@@ -54,7 +51,7 @@ __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pac
 def live_before(code: Code, graph: Graph) -> list[int]:
     """Return for each instruction the registers whose values may still be read, by it or later."""
     masks = code.masks
-    reads, keeps = [], []  # by a block: what it reads of before, and what it doesn't overwrite
+    reads, keeps = [], []  # per block: the earlier values it reads, and the registers it doesn't overwrite
     for number, block in enumerate(graph.blocks):
         live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
@@ -83,7 +80,7 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
             live = live & keep | read
             found.append(live)
-    if graph.calls_out:  # what's called can't expect anything in registers that this code never names
+    if graph.calls_out:  # a called function can't expect anything in registers that this code never names
         named = 0
         for read, written, *_ in set(masks):
             named |= read | written
@@ -108,17 +105,16 @@ class InFlight(NamedTuple):
     queued: int  # operands of memory instructions without a barrier, which a later one's barrier will cover
     loose: int  # operands that nothing announces
     late: int = 0  # results that nothing announces
-    ordered: int = 0  # results of LDCs without a barrier, which a later one's barrier will cover
 
     @property
     def unawaited(self) -> int:
         """Registers that no barrier announces, so far."""
-        return self.queued | self.loose | self.late | self.ordered
+        return self.queued | self.loose | self.late
 
     @property
     def arriving(self) -> int:
         """Registers that something earlier may still write."""
-        found = self.late | self.ordered
+        found = self.late
         for mask in self.writes:
             found |= mask
         return found
@@ -170,22 +166,20 @@ class _Pass(NamedTuple):
 
     keep: int
     add: int
-    moves: tuple[tuple[int, tuple[int, ...]], ...]  # from a part of the state to others
+    places: tuple[int, ...]
 
     def after(self, arrived: int) -> int:
         """Return the state after the block."""
-        state = arrived & self.keep | self.add
-        for source, places in self.moves:
-            if queued := arrived >> source & _PART:
-                for place in places:
-                    state |= queued << place
+        state, queued = arrived & self.keep | self.add, arrived >> _QUEUED & _PART
+        for place in self.places if queued else ():
+            state |= queued << place
         return state
 
 
 def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
     if True not in events[block.start : block.end]:
         return _Pass(-1, 0, ())
-    state, waited = NOTHING._replace(queued=_TOKEN, ordered=_TOKEN), 0
+    state, waited = NOTHING._replace(queued=_TOKEN), 0
     for index in range(block.start, block.end):
         if events[index]:
             state = issue(state, code, index)
@@ -194,21 +188,19 @@ def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
     keep = -1
     for barrier in _MEMBERS[waited]:
         keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
-    moves = []
-    for source, within in ((_QUEUED, range(BARRIERS, 2 * BARRIERS)), (_ORDERED, range(BARRIERS))):
-        if not parts[source] & _TOKEN:
-            keep &= ~(_PART << _WIDTH * source)
-            moves.append((_WIDTH * source, tuple(_WIDTH * number for number in within if parts[number] & _TOKEN)))
+    if not parts[2 * BARRIERS] & _TOKEN:
+        keep &= ~(_PART << _QUEUED)
+    places = tuple(_WIDTH * number for number in range(BARRIERS, 2 * BARRIERS) if parts[number] & _TOKEN)
     add = sum((mask & ~_TOKEN) << _WIDTH * number for number, mask in enumerate(parts))
-    return _Pass(keep, add, tuple(moves))
+    return _Pass(keep, add, places)
 
 
 def _parts(state: InFlight) -> list[int]:
-    return [*state.writes, *state.reads, state.queued, state.loose, state.late, state.ordered]
+    return [*state.writes, *state.reads, state.queued, state.loose, state.late]
 
 
 def _unpack_flight(packed: int) -> InFlight:
-    parts = [packed >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 4)]
+    parts = [packed >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 3)]
     return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
@@ -251,17 +243,10 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
             return state
         if entry.name in QUEUE:
             return state._replace(queued=state.queued | reading, late=state.late | writing)
-        if entry.name == "LDC":
-            return state._replace(ordered=state.ordered | writing, loose=state.loose | reading)
         return state._replace(loose=state.loose | reading, late=state.late | writing)
-    writes, reads, queued, loose, late, ordered = state
+    writes, reads, queued, loose, late = state
     if write < BARRIERS:
-        if entry.name in _CONSTANTS:
-            writing |= ordered
-            ordered = 0
         writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
-    elif entry.name == "LDC":
-        ordered |= writing
     elif _is_late(entry):
         late |= writing
     awaited = read if read < BARRIERS else write
@@ -269,16 +254,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
         reading |= queued
         queued = 0
     reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
-    return InFlight(writes, reads, queued, loose, late, ordered)
-
-
-def follow_order(state: InFlight, code: Code, index: int) -> InFlight:
-    """Return what's in flight after an LDC of somebody else: earlier ones without a barrier come before its result."""
-    write = code.controls.write_barriers[index]
-    if not state.ordered or write >= BARRIERS or code.used[code.opcodes[index]].entry.name not in _CONSTANTS:
-        return state
-    writes = (*state.writes[:write], state.writes[write] | state.ordered, *state.writes[write + 1 :])
-    return state._replace(writes=writes, ordered=0)
+    return InFlight(writes, reads, queued, loose, late)
 
 
 def merge(one: InFlight | None, other: InFlight) -> InFlight:
@@ -291,7 +267,6 @@ def merge(one: InFlight | None, other: InFlight) -> InFlight:
         one.queued | other.queued,
         one.loose | other.loose,
         one.late | other.late,
-        one.ordered | other.ordered,
     )
 
 

@@ -15,7 +15,7 @@ beside it, from PyPI as well, which is some 5 GB for those that require PyTorch;
 out. The import runs on the simulated device, so that libraries find a libcuda.so.1. The Python that runs this is tried
 first, then those of PYTHONS that are on PATH: the first that pip finds the wheel for.
 
-Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
+Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def check_record(wheel: Path) -> None:
 
 
 def install(wheel: Path, python: str, needs: Path) -> str:
-    """Return what becomes of importing a wheel once pip has installed it; exits if it doesn't."""
+    """Return the outcome of importing a wheel that pip has installed; exits if pip doesn't install it."""
     with tempfile.TemporaryDirectory() as site:
         done = pip(python, "install", "--no-deps", "--no-index", "--no-compile", "--target", site, wheel)
         if done.returncode:
@@ -146,7 +146,7 @@ def install(wheel: Path, python: str, needs: Path) -> str:
 def load(site: Path, python: str, needs: Path) -> str:
     """Return "imported", or why a package of a folder isn't.
 
-    Of a package without Python, as NVIDIA's own, each shared library is loaded.
+    For a package without Python, such as NVIDIA's own, load each shared library.
     """
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())

@@ -1,7 +1,7 @@
 """Floating point and products of matrices on a real GPU: the tests of tests/asm/host with random operands, run there.
 
-`python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for one that fails the instruction with what
-the GPU made of it. What the GPU makes of all instructions at their boundaries is edges.py.
+`python tests/gpu/arithmetic.py [LIBRARY]` prints a line for each test, and for each failure the instruction and the
+GPU's result. tests/lab/edges.py covers the boundaries of all instructions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Gpu:
         self._driver = driver
 
     def run(self, text: str, data: bytes, name: str = "k", threads: int = 1) -> bytes:
-        """What a kernel makes of a buffer."""
+        """Run a kernel on a buffer, and return the buffer."""
         text = re.sub(r"\.target \S+", ".target sm_90", text)  # some forms that are left out here need a newer one
         memory = self._driver.allocate(data)
         self._driver.launch(self._driver.function(self._driver.module(text), name), 1, threads, memory)
@@ -36,7 +36,7 @@ class Gpu:
         return found
 
     def simulate(self, _: object, text: str, inputs: dict[str, list[int]]) -> dict[str, list[int]]:
-        """What kernels of one warp make of words of 32 bits."""
+        """Run kernels of one warp on words of 32 bits, and return their results."""
         found = {}
         for name, words in inputs.items():
             data = self.run(text, struct.pack(f"<{len(words)}I", *words), name, 32)

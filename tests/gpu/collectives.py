@@ -1,4 +1,4 @@
-"""gpt-analyze collectives on two GPUs: who waits for whom, where a program makes a rank late by a known time.
+"""Check gpt-analyze collectives on two GPUs, with a program that makes a rank late by a known time.
 
     python tests/gpu/collectives.py [late|turns|sizes ...]
 
@@ -9,8 +9,8 @@ held against what CUDA events say of the same all-reduces.
 
 On one GPU, which the ranks share, it only prints: their kernels take turns, so all of them are late.
 
-What is said must be within TOLERANCE of what was done, and no collective may end before all have begun. Tables of
-gpt-analyze are left in GPT_GPU_OUT. Run by tests/gpu/run.sh if there are two GPUs; needs PyTorch.
+The reported times must be within TOLERANCE of the real ones, and no collective may end before all ranks have begun it.
+gpt-analyze's tables are left in GPT_GPU_OUT. Run by tests/gpu/run.sh if there are two GPUs; needs PyTorch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 HOOK, ANALYZE = ROOT / "gpt" / "_runtime" / "gpt-hook", ROOT / ".venv" / "bin" / "gpt-analyze"
-LATE, ROUNDS, TOLERANCE = 2000, 100, 0.10  # us, collectives, of what is measured
+LATE, ROUNDS, TOLERANCE = 2000, 100, 0.10  # us, number of collectives, relative error
 
 PROGRAM = """
 import json, os, sys, torch, torch.distributed as dist
@@ -90,7 +90,7 @@ def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
 
 
 def near(value: float, wanted: float, most: float) -> bool:
-    """Whether it is what it should be; `most` ns more or less do not count."""
+    """Return whether a value is close enough to the wanted one; a difference of up to `most` ns always is."""
     return abs(value - wanted) <= max(TOLERANCE * wanted, most)
 
 

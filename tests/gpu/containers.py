@@ -5,8 +5,8 @@
 Run by hand where torch is installed. tests/gpu/operations.py (cuFFT, cuBLASLt, cuSPARSELt, cuSPARSE, cuDNN, cuSOLVER)
 is run twice under gpt-hook; what differs between the two is not compared. Then its libraries are slimmed with --scan:
 to what the device could run at all (`arch`), to the elements used, and to the kernels used; each set is run in place
-of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: bytes of each library
-as its size and on disk, what was cut elsewhere than in the usual sections, and which images came from memory.
+of the installed ones, lazily and eagerly loaded. Raw figures go to GPT_GPU_OUT/containers.json: each library's
+size and its bytes on disk, cuts outside of the usual sections, and which images came from memory.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check(bench: Bench, row: dict[str, Any]) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Slims, compares, prints what was found."""
+    """Slim the containers, compare results, and print a table."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")
     options.add_argument("--results", type=Path, help="the file to write")

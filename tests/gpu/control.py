@@ -80,7 +80,7 @@ def costs(folder: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def stress(folder: Path, source: str, check: Callable[[hooked.Trace, dict], list[str]]) -> dict[str, Any]:
-    """A run that is toggled: how many launches, and what is wrong; and how long the first probes took to come."""
+    """Toggle probes during a run. Return the number of launches, what went wrong, and when the first probes came."""
     program = probing.build(folder, source)
     more = {"arguments": (probing.PTX,), "device": DEVICE, "XDG_CACHE_HOME": str(folder / "cache")}
     server = controlling.Server(folder / "t.mp", program, "--disabled", **more)

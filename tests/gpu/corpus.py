@@ -1,14 +1,14 @@
 """Kernels of tests/tally/corpus and random straight-line programs, on a real GPU and on the simulated device.
 
-Each kernel's results are compared with what it does in Python, and the GPU's with those of the simulated device, bit
-for bit where PTX defines the bits; programs likewise with exact arithmetic.
+Each kernel's results are compared with the same computation in Python, and the GPU's results with the simulated
+device's, bit for bit where PTX defines the bits. Random programs are compared with exact arithmetic.
 
     corpus.py [FOLDER]            the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
     corpus.py --compile FOLDER    only makes it
 
-The kernels run once more with every built-in probe in them, on the GPU alone. `--programs N` says how many programs
-there are, `--device FOLDER` which libcuda.so.1 stands in for the GPU's, `--no-woven` leaves the probes out.
-corpus.json in GPT_GPU_OUT has what each answered.
+The kernels run once more with every built-in probe in them, on the GPU alone. `--programs N` sets the number of
+programs, `--device FOLDER` takes another libcuda.so.1 in place of the GPU's, `--no-woven` leaves the probes out. All
+results are in corpus.json in GPT_GPU_OUT.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compile_source(path: Path, folder: Path) -> None:
 
 
 def compile_all(folder: Path) -> None:
-    """Of all sources whose kernels are launched."""
+    """Compile all sources whose kernels are launched."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = sorted({sources.HERE / "corpus" / f"{launch.source}.cu" for launch in LAUNCHES})
     with ProcessPoolExecutor() as pool:
@@ -57,7 +57,7 @@ def compile_all(folder: Path) -> None:
 
 
 def make(ptx: bytes) -> bytes:
-    """What the simulated device runs; nothing of nothing."""
+    """Return what the simulated device runs for this PTX; b"" for no PTX."""
     if not ptx:
         return b""
     return Host(Options()).make(ptx, "corpus", HostTarget()).image
@@ -141,7 +141,7 @@ def run_programs(count: int, device: Path | None, pool: ProcessPoolExecutor) -> 
 
 
 def exact(seed: int) -> bytes:
-    """What a program computes."""
+    """Return a program's result."""
     return straight.Program(straight.random_steps(seed)).compute(straight.random_inputs(seed))
 
 

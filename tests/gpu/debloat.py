@@ -8,10 +8,10 @@ run in place of the installed ones (gpt-hook --replace), lazily and eagerly load
 whose output it is held; last gpt-debloat --check, which starts anew. `apply` does the same to a copy of the environment
 in place, and undoes it (tests/gpu/inplace.py).
 
-What was found goes to GPT_GPU_OUT/debloat.json after every step, in the place of the rows of that name; the rows of
-other workloads stay, at first those of docs/figures/gpu. So workloads can be measured one a call, and what the time
-(`--seconds`, from the start) does not suffice for is missing in its row, which then says so. `--quick` measures the
-original and the last set alone: a row's other figures stay. The recorded traces are kept beside the results.
+After every step the results go to GPT_GPU_OUT/debloat.json. They replace the rows of that workload; rows of other
+workloads stay, at first those in docs/figures/gpu. So each call can measure one workload. If the time runs out
+(`--seconds`, from the start), the row says what's missing. `--quick` measures only the original and the last set; the
+row's other figures stay. The recorded traces are kept beside the results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KINDS = {  # options of gpt-extract, gpt-locate and gpt-patch
     "drop": ("--scan", "--granularity kernel", "--kernels drop"),
 }
 
-# torch.compile's results are kept between runs, of the original as of the others: what is measured is the libraries,
+# torch.compile's results are kept between runs of the original and of the others: this measures libraries,
 # not the compiler. gpt-debloat --check compiles anew, before and after.
 ANEW = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
@@ -58,7 +58,7 @@ Facts = dict[str, Any]
 
 
 class OutOfTime(Exception):
-    """What there was time for is done."""
+    """The time is over; the steps so far are done."""
 
 
 class Bench:
@@ -127,7 +127,7 @@ def measure(bench: Bench, command: list[str], options: list[str], loading: str, 
 
 
 def medians(runs: list[Facts]) -> Facts:
-    """Those of all facts, and the seconds one by one."""
+    """Return the median of each fact, and the seconds of each run."""
     middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     return middle | {"each": [run["seconds"] for run in runs]}
 
@@ -137,7 +137,7 @@ def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: b
     command = WORKLOADS[name]
     trace = bench.folder / f"{name}.mp"
     out, _ = bench.run([*bench.hook(trace.name), *command], what="the recorded run")
-    for path in (trace, *bench.folder.glob(f"{trace.name}.*")):  # and those of other processes
+    for path in (trace, *bench.folder.glob(f"{trace.name}.*")):  # the other processes' too
         with gzip.open(bench.keep / f"{path.name}.gz", "wb", 1) as kept:
             kept.write(path.read_bytes())
     row |= {"runs": {}, "sizes": {}, "same": True}
@@ -169,7 +169,7 @@ def workload(bench: Bench, name: str, row: dict[str, Any], rounds: int, quick: b
 
 
 def shown(facts: dict[str, Any]) -> list[str]:
-    """What a run says of itself, in words."""
+    """Return a run's figures in words."""
     words = [f"{key} {human(int(facts[key]))}" for key in ("resident", "mapped", "gpu") if key in facts]
     return [f"seconds {facts['seconds']:.2f}", *words]
 
@@ -186,7 +186,7 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def one(bench: Bench, name: str, rounds: int, quick: bool, save: Callable[[dict[str, Any]], None]) -> bool:
-    """Measures what is named; says whether all of it could be done and was right."""
+    """Measure one workload; return whether all of it could be done and was right."""
     row: dict[str, Any] = {"name": name, "same": False}
     try:
         for _ in inplace.check(bench, row) if name == "apply" else workload(bench, name, row, rounds, quick):
@@ -201,7 +201,7 @@ def one(bench: Bench, name: str, rounds: int, quick: bool, save: Callable[[dict[
 
 
 def main(words: list[str] | None = None) -> int:
-    """Slims for each workload, prints what was found."""
+    """Slim libraries for each workload, and print a table."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(WORKLOADS)}, apply; all but apply")
     options.add_argument("--seconds", type=float, default=560, help="how long all of it may take")

@@ -4,7 +4,7 @@
     gpt-analyze summary trace.mp
 
 Weights are random, from a fixed seed (124 million parameters, half precision). Prints the tokens, and with
---passes the milliseconds that a token takes: the median over so many repetitions of the whole generation.
+--passes N the milliseconds a token takes: the median over N repetitions of the whole generation.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def processes(trace: Path) -> list[Path]:
 
 
 def look(trace: Path) -> dict[str, Any]:
-    """What the traces of a command hold, in numbers."""
+    """Return counts of what a command's traces hold."""
     from tests.runtime.hooked import Trace
 
     total: Counter[str] = Counter()
@@ -239,7 +239,7 @@ def look(trace: Path) -> dict[str, Any]:
 
 
 def look_at_times(trace: Path) -> dict[str, Any]:
-    """Of traces with GPU times: what should have them, what has, and whether they make sense."""
+    """Return how many rows of a trace should have GPU times, how many do, and whether the times make sense."""
     from tests.runtime.hooked import Trace, rows
 
     total: Counter[str] = Counter()
@@ -265,7 +265,7 @@ def look_at_times(trace: Path) -> dict[str, Any]:
 
 
 def see(folder: Path) -> Iterator[dict[str, Any]]:
-    """Each framework, bare and under the hook: equal output; what was seen."""
+    """Run each framework bare and under the hook; yield whether the output is equal, and the trace's counts."""
     for name, command in programs(folder).items():
         row: dict[str, Any] = {"program": name}
         traces = Path(tempfile.mkdtemp(dir=folder))
@@ -299,7 +299,7 @@ def alternate(ways: dict[str, list[str]], pattern: str, rounds: int) -> dict[str
 
 
 def cost_of_calls(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Of a driver call that does next to nothing, side by side with a CUPTI callback."""
+    """Time a driver call that does next to nothing, beside a CUPTI callback."""
     (folder / "calls.c").write_text(CALLS)
     subprocess.run(["cc", "-O2", "-w", str(folder / "calls.c"), "-o", str(folder / "calls"), "-ldl"], check=True)
     bare = [str(folder / "calls")]
@@ -327,7 +327,7 @@ def latency_of_a_launch(folder: Path) -> Iterator[dict[str, dict[str, list[float
 
 
 def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Of a decode loop of small launches."""
+    """Time a decode loop of small launches."""
     if find_spec("torch"):
         bare = [*GENERATE, "--passes", "25"]
         ways = {
@@ -341,7 +341,7 @@ def cost_of_a_loop(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
 
 
 def cost_of_a_start(folder: Path) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Of PyTorch's start, until its first kernel has run."""
+    """Time PyTorch's start, until its first kernel has run."""
     if find_spec("torch"):
         bare = [sys.executable, "-c", "import torch; print(torch.ones(4, device='cuda').sum().item())"]
         ways = {"bare": bare, "recorded": hooked(folder / "t.mp", bare)}

@@ -1,6 +1,6 @@
 """gpt-trace on a GPU: the two programs of tests/inference, the model in PyTorch as well. All say the same tokens.
 
-.venv/bin/python tests/gpu/inference.py [--device sim]      # of the simulated device only the programs without PyTorch
+.venv/bin/python tests/gpu/inference.py [--device sim]      # on the simulated device, only the programs without PyTorch
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STAGES = ("Weight Loading", "Inference", "Per token", "Output Transfer", "Total"
 
 
 def trace(folder: Path, device: list[str], *command: object) -> tuple[list[str], list[str]]:
-    """What a program says of itself, and the table of its stages; its lines are read back."""
+    """Return a program's output and the lines of its table of stages."""
     words = [ROOT / "bin/gpt-trace", "-o", folder, "--gpu-time", *device, "--", *command]
     done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True, check=True)
     said, _, rest = done.stdout.partition("\n+ gpt-analyze summary ")

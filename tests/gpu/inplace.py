@@ -1,9 +1,9 @@
 """gpt-debloat --apply on an environment of real libraries, and back: what tests/gpu/debloat.py calls `apply`.
 
-A copy of the packages with CUDA's libraries (ENVIRONMENT) stands before the installed ones on PYTHONPATH, so that
-what is installed is never touched. Three times it is slimmed in place and restored: what one workload loads, with
---check; all of it (-r) with that workload's trace; and again, but killed in the middle. After each the workload must
-print what it printed, and after --restore every file must be what it was: contents, mode, owner, time, links.
+A copy of the packages with CUDA's libraries (ENVIRONMENT) comes first on PYTHONPATH, so the installed ones are never
+touched. The copy is slimmed in place and restored three times: the libraries that one workload loads, with --check; all
+of them (-r) with that workload's trace; and once more, killed in the middle. Each time the workload must print the same
+as before, and --restore must bring back every file: contents, mode, owner, time, links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 def describe(path: Path) -> tuple[Any, ...]:
-    """What a file, a folder or a link is."""
+    """Return all that must stay the same about a file, a folder or a link."""
     status = path.lstat()
     facts = stat.filemode(status.st_mode), status.st_uid, status.st_gid
     if path.is_symlink():

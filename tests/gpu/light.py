@@ -1,11 +1,11 @@
-"""What probes cost in kernels nobody tuned for: six kernels in Triton, with and without each probe, interleaved.
+"""Measure what probes cost in kernels that nobody tuned them for: six Triton kernels, with and without each probe.
 
     light.py make OUT NAME=CHECKOUT...    weaves with the probes and weaver of each checkout; needs triton, but no GPU
-    light.py run OUT                      runs what was made on the first GPU, and prints a table; needs numpy alone
+    light.py run OUT                      runs the results on the first GPU, and prints a table; needs only numpy
 
-The kernels and shapes are fixed here. A time is that of 20 launches in a row, between two events. Each round times all
-versions of a kernel one after the other, in an order that changes, and the figure is the median of the rounds. A plain
-kernel is loaded twice: how much its two medians differ is what a difference must exceed to mean something.
+The kernels and shapes are fixed here. A time is 20 launches in a row, between two events. Each round times all
+versions of a kernel one after the other, in a changing order, and the figure is the median of the rounds. A plain
+kernel is loaded twice; smaller differences than the one between its two medians mean nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("block_sched", "gmem_bytes", "tensorop_count"))
+THREE = ("block_sched", "gmem_bytes", "tensorop_count")
+PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
-SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p of a buffer of N elements
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p for a buffer of N elements
     "vadd": ((N // 1024,), ("p", "p", "p", N)),
     "gather": ((N // 256,), ("p", "i", "p", N)),
     "softmax": ((8192,), ("p", "p", 1024, 1000)),
@@ -40,10 +41,18 @@ from gpt.probe.read import load
 from gpt.trace.buffers import MapLayout
 ptx, name, probes = pickle.load(sys.stdin.buffer)
 files = [load.load_probes(load.find_probe(probe)) for probe in probes]
-woven = weave(ptx, name, files)
-maps = [make_map(n, m) for n, m in enumerate(woven.maps)]
-pickle.dump((woven.data, maps, [p.offset for p in woven.params]), sys.stdout.buffer)
+try:
+    woven = weave(ptx, name, files)
+    made = woven.data, [make_map(n, m) for n, m in enumerate(woven.maps)], len(woven.params)
+except LeftAlone:  # a kernel without what the probe looks for
+    made = None
+pickle.dump(made, sys.stdout.buffer)
 """
+
+
+def is_aligned(argument: Any) -> bool:
+    """Return whether Triton's own launcher would let the kernel rely on multiples of 16 here."""
+    return isinstance(argument, str) or (isinstance(argument, int) and argument % 16 == 0)
 
 
 def make(out: Path, checkouts: dict[str, str]) -> None:
@@ -66,7 +75,8 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
     made: dict[str, Any] = {}
     for job, (kernel, types, constants, options, _) in jobs.items():
         names = list(kernel.arg_names)
-        aligned = {(names.index(key),): [["tt.divisibility", 16]] for key, type_ in types.items() if type_[0] == "*"}
+        given = dict(zip(types, SHAPES[job][1], strict=True))
+        aligned = {(names.index(key),): [["tt.divisibility", 16]] for key, one in given.items() if is_aligned(one)}
         source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         meta = compiled.metadata
@@ -81,19 +91,21 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
         versions["plain", ()] = versions["plain2", ()] = (assemble(ptx), [])
         for probes in PROBES:
             for name, checkout in checkouts.items():
-                env = os.environ | {"PYTHONPATH": checkout}  # before the package of this Python
+                env = os.environ | {"PYTHONPATH": checkout}  # goes before this Python's own package
                 task = pickle.dumps((ptx, meta.name, probes))
                 line = [sys.executable, "-c", WEAVE]
                 done = subprocess.run(line, input=task, capture_output=True, env=env, check=True, cwd=checkout)
-                data, maps, params = pickle.loads(done.stdout)
+                if (woven := pickle.loads(done.stdout)) is None:
+                    continue
+                data, maps, params = woven
                 sizes = [(m["level"], m.get("head", 8) + m["capacity"] * m["stride"]) for m in maps]
                 versions[name, probes] = (assemble(data), sizes)
-        made[job] = (meta.name, threads, meta.shared, len(params), versions)
+        made[job] = (meta.name, threads, meta.shared, params, versions)
     (out / "light.pkl").write_bytes(pickle.dumps(made))
 
 
 class Gpu:
-    """The first GPU, by the driver API alone."""
+    """The first GPU, through the driver API alone."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")
@@ -124,7 +136,7 @@ class Gpu:
         return function
 
     def time(self, launch: Any) -> float:
-        """Microseconds of a launch."""
+        """Return the microseconds of a launch."""
         events = ctypes.c_void_p(), ctypes.c_void_p()
         for event in events:
             self.call("cuEventCreate", ctypes.byref(event), 0)
@@ -181,19 +193,19 @@ def run(out: Path) -> None:
     data = {f"p{number}": gpu.memory(4 * N) for number in range(6)} | {"index": gpu.memory(4 * N)}
     index = np.random.default_rng(1).permutation(N).astype(np.int32).tobytes()
     gpu.call("cuMemcpyHtoD_v2", data["index"], index, ctypes.c_size_t(len(index)))
-    names = [key for key in next(iter(made.values()))[-1] if key[0] != "plain"]
-    ratios: dict[Any, list[float]] = {key: [] for key in names}
+    ratios: dict[Any, list[float]] = {}
     print(f"{gpu.name}: {ROUNDS} rounds of {TIMES} launches; ratio to plain")
     for job in SHAPES:
         times = measure(gpu, job, made[job], data)
         plain = times["plain", ()]
+        names = [key for key in times if key[0] != "plain"]
         for key in names:
-            ratios[key].append(times[key] / plain)
+            ratios.setdefault(key, []).append(times[key] / plain)
         told = "  ".join(f"{key[0]}:{'+'.join(key[1])[:22]} {times[key] / plain:.3f}" for key in names)
         print(f"{job:12} {plain:8.2f} us  {told}", flush=True)
-    for key in names:
+    for key, found in ratios.items():
         name = f"{key[0]} {', '.join(key[1])}"
-        print(f"{name:60} mean {statistics.mean(ratios[key]):.4f}  worst {max(ratios[key]):.4f}")
+        print(f"{name:60} mean {statistics.mean(found):.4f}  worst {max(found):.4f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a driver answers when PTX is loaded that it cannot compile: its statuses, and its log of errors.
+"""Load PTX that no driver can compile, and compare the statuses and error logs.
 
-`python tests/gpu/loads.py` prints them for the driver that is found, an H200's or the simulated one, and compares the
-statuses with those that the simulated device has (tests/runtime/test_sim_load.py). With cuLinkAddData the driver may
-refuse earlier than the simulated device, which looks at what is linked as a whole.
+`python tests/gpu/loads.py` prints them for the installed driver, real or simulated, and compares the statuses with the
+simulated device's (tests/runtime/test_sim_load.py). In cuLinkAddData a driver may refuse earlier than the simulated
+device, which checks linked code as a whole.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/gpu/neutrino.py [PART ...]
 
-Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of what they compute, which must be those of a
-run without probes. Each folder is read by its own generated reader, and its sums must be closed forms.
+Run by tests/gpu/run.sh; needs torch and triton. Programs print digests of their results, which must be the same as
+without probes. Each folder is read by its own generated reader, and its sums must equal closed forms.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def events(folder: Path, begin: str) -> list[str]:
 
 
 class Checks:
-    """What was found, and what of it is wrong."""
+    """The checks so far, and which of them failed."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -147,10 +147,11 @@ def memory(folder: Path, checks: Checks) -> None:
 
 
 def results(folder: Path, checks: Checks) -> None:
-    """What programs compute is the same with probes."""
-    for what in ("triton", "decode"):
-        bare = run(folder, sys.executable, WORKLOAD, what)
-        done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", sys.executable, WORKLOAD, what)
+    """Check that programs compute the same with probes."""
+    for what, *steps in (("triton",), ("decode", "4", "4")):  # each launch with probes becomes a file
+        program = sys.executable, WORKLOAD, what, *steps
+        bare = run(folder, *program)
+        done = run(folder, "neutrino", "-p", "block_sched", "--trace", f"same-{what}", *program)
         kept = [line for line in done.stdout.splitlines() if line.startswith(what)]
         traces = list((folder / f"same-{what}").iterdir())
         saved = sum(len(list((trace / "result").iterdir())) for trace in traces)

@@ -1,4 +1,4 @@
-"""What tests/gpu/containers.py runs on slimmed libraries: operations whose code lies in containers of their own.
+"""Operations whose code lies in containers of their own; tests/gpu/containers.py runs them on slimmed libraries.
 
     python tests/gpu/operations.py [cuda|cpu]
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 START = time.perf_counter()
 
-import torch  # noqa: E402 -- a part of what is measured
+import torch  # noqa: E402 -- importing is measured, too
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -133,7 +133,7 @@ def others(device: str) -> Iterator[tuple[str, Operation]]:
 
 
 def digest(result: Tensor) -> str:
-    """Of the bytes of a result."""
+    """Return a digest of a result's bytes."""
     flat = result.detach().resolve_conj().contiguous().cpu().flatten().view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
 

@@ -2,8 +2,8 @@
 
     probe_corpus.py [FOLDER]      the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
 
-One program makes all launches; it runs bare, and with each built-in probe, and with several at once. Results must be
-those of the bare run bit for bit, and what probes count and the addresses that `dmat` logs what the sources do.
+One program makes all launches. It runs bare, with each built-in probe, and with several at once. Its results must equal
+the bare run's bit for bit, and the probes' counts and the addresses that `dmat` logs must be right for the sources.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Recorded:
 
 
 def check_addresses(launch: Launch, params: list[bytes], entries: Any) -> bool:
-    """What dmat logged of a launch, if that is known; raises AssertionError."""
+    """Check the addresses that dmat logged of a launch; return whether they are known. Raises AssertionError."""
     touched = TOUCHED.get((launch.source, launch.kernel))
     if not touched:
         return False
@@ -110,7 +110,7 @@ def check_addresses(launch: Launch, params: list[bytes], entries: Any) -> bool:
 
 
 def check_launch(launch: Launch, name: str, ptx: bytes, probes: Sequence[str], maps: Maps, params: list[bytes]) -> int:
-    """How many closed forms were compared; raises AssertionError."""
+    """Compare counts with closed forms; return how many were compared. Raises AssertionError."""
     totals = {**woven.static(ptx.decode(), launch), **launch.counts}
     checked = 0
     for probe in probes:
@@ -148,7 +148,7 @@ def run_set(
         account.add(accounts.account(path, recorded.visit, killed=any(launch.fault for launch, *_ in named)))
     matched = recorded.match(named)
     if sum(key is not None for key in matched) != len(recorded.launches):
-        wrong.append("a probed launch is none of those that were made")
+        wrong.append("the trace has a launch that the program didn't make")
     for (launch, name, ptx), key in zip(named, matched, strict=True):
         if key is None or launch.fault:
             continue

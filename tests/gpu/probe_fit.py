@@ -1,11 +1,11 @@
-"""gpt-hook -p on a real GPU: kernels that fit as they are launched without probes only are assembled once more.
+"""gpt-hook -p on a real GPU: kernels whose launches only fit without probes are assembled again.
 
     python tests/gpu/probe_fit.py [block|grid|spin|cluster ...]
 
 Run by tests/gpu/run.sh; needs nvcc and g++. `block` has blocks of 1024 threads, `grid` a cooperative grid that fills
 the device, `spin` one as large as the driver said, whose blocks wait for one another, `cluster` clusters of 8 blocks
-of 1024 threads. Each kernel has as many registers as it may. The results must be the same, and with what the first
-run kept all launches but the first must have probes.
+of 1024 threads. Each kernel has as many registers as it may. The results must be the same. In the second run, which
+finds the kernels in the cache, all launches but the first must have probes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(line: list[str | Path], env: dict[str, str]) -> subprocess.CompletedProc
 
 
 def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
-    """Of each launch with probes its kernel, why others had none, and the registers with and without probes."""
+    """Return the kernels of launches with probes, reasons of the others, and registers with and without probes."""
     probed, reasons, registers = [], Counter[str](), []
     with open(trace, "rb") as file:
         for record in wire.read_records(file, str(trace)):
@@ -55,7 +55,7 @@ def read(trace: Path) -> tuple[list[int], Counter[str], list[tuple[int, int]]]:
 
 
 def measure(part: str, program: Path, folder: Path) -> Row:
-    """A program bare and with probes: as they are made without waiting, with what was kept, and waiting for them."""
+    """Run a program bare and with probes: without waiting for them, with cached ones, and waiting for them."""
     line: list[str | Path] = [program, part, str(TIMES)]
     trace = folder / f"{part}.mp"
     hooked: list[str | Path] = [HOOK, "run", "-q", "-f", "-o", trace, "-p", PROBE]
@@ -85,7 +85,7 @@ def measure(part: str, program: Path, folder: Path) -> Row:
 
 
 def main() -> int:
-    """Prints a line for each part; 1 if one is not as it should be."""
+    """Print a line for each part; return 1 if one is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="gpt-fit-") as name:

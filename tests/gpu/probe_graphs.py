@@ -8,9 +8,9 @@ gpt-hook without probes. `many`: 25 million replayed kernels with probes, device
 6 GB, and all of it takes more than 4 minutes). `graphed`: a compiled transformer's
 step of decoding in a graph, bare and with block_sched, alone and after other graphs.
 
-GPT_GPU_ROUNDS is how often what is timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often
-`many` launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that stays, so that `graphed` goes on where
-an earlier run was cut off. What takes less than three minutes each:
+GPT_GPU_ROUNDS is the number of timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often `many`
+launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that is kept, so that `graphed` goes on where an
+earlier run was cut off. What takes less than three minutes each:
 
     GPT_GPU_REPLAYS=2000 python tests/gpu/probe_graphs.py many
     export GPT_GPU_KEEP=build/graphed
@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 from gpt.stream import wire  # noqa: E402
 from gpt.stream.reasons import find_reason  # noqa: E402
 
-ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # of what is timed, the median counts
+ROUNDS = int(os.environ.get("GPT_GPU_ROUNDS", 3))  # timed runs, of which the median counts
 NODES, REPLAYS, MANY = 1000, 1000, 25000
 FORMS = 99 + 220  # launches
 Line = list[str | Path]
@@ -117,7 +117,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
 
 
 def count(trace: Path) -> tuple[Counter[str], int]:
-    """The same of a trace, on all cores; much faster than `read`."""
+    """Do the same for a trace, on all cores; much faster than `read`."""
     found, total = Counter[str](), 0
     with open(trace, "rb") as file, multiprocessing.Pool() as pool:
         records = wire.read_packed(file, str(trace))
@@ -158,7 +158,7 @@ def measure_graphed(folder: Path) -> Row:
     ready = folder / "ready"
     if not ready.exists():
         run(program, env)  # makes what PyTorch keeps
-        run([*with_probes, *program], env)  # and what gpt-hook does
+        run([*with_probes, *program], env)  # and gpt-hook's own work
         ready.touch()
     if not ROUNDS:
         return {"wrong": []}
@@ -198,7 +198,7 @@ PARTS: dict[str, Callable[[Path], Row]] = {
 
 
 def main() -> int:
-    """Prints a line for each part; 1 if one is not as it should be."""
+    """Print a line for each part; return 1 if one is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     for part in sys.argv[1:] or PARTS:

@@ -1,4 +1,4 @@
-"""What a probe counts beside Nsight Compute's counters and closed forms, of the kernels of probe_ncu.cu.
+"""Compare a probe's counts in the kernels of probe_ncu.cu with Nsight Compute's counters and closed forms.
 
 A probe file of our own counts instructions, by lanes and by warps (by groups of lanes that execute one together), and
 gmem_bytes the bytes. Each must equal the closed form, and the counter of the hardware that COUNTERS names for it. On
@@ -26,7 +26,7 @@ from tests.gpu import accounts  # noqa: E402
 
 BLOCKS, THREADS = 37, 256
 ALL, WARPS, N = BLOCKS * THREADS, BLOCKS * THREADS // 32, BLOCKS * THREADS - 1000
-LCM = 144403552893600  # of 1 to 32: a group of so many lanes adds LCM in parts that are whole
+LCM = 144403552893600  # least common multiple of 1 to 32, so any group of lanes can add it in equal whole parts
 
 POSITIONS = {
     "loads": "ld.global",
@@ -72,7 +72,7 @@ COUNTERS = {
 
 
 class Wanted(NamedTuple):
-    """Of a launch: lanes and groups that execute each instruction, and bytes."""
+    """A launch's right counts: lanes and groups that execute each instruction, and bytes."""
 
     lanes: dict[str, int]
     groups: dict[str, int]
@@ -146,7 +146,7 @@ def build(folder: Path, device: str) -> Path:
 
 
 def probe(program: Path, device: str, folder: Path) -> tuple[accounts.Account, list[str]]:
-    """What probes counted, and what is wrong with the run."""
+    """Return the probes' counts, and what went wrong in the run."""
     env = accounts.environment(folder, device)
     write_probe(folder / "counted.toml")
     into = folder / "traces"
@@ -165,14 +165,14 @@ def probe(program: Path, device: str, folder: Path) -> tuple[accounts.Account, l
 
 
 def choose_counters(ncu: str) -> dict[str, str]:
-    """Those that this GPU has."""
+    """Return the counters that this GPU has."""
     done = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, check=False)
     known = set(re.findall(r"^(\w+__\w+)", done.stdout, re.M))
     return {what: name for what, names in COUNTERS.items() for name in reversed(names) if name in known}
 
 
 def count(program: Path, folder: Path) -> tuple[dict[tuple[str, str], float], dict[str, str]]:
-    """What the hardware counted, by kernel and what it is; which counters these are."""
+    """Return the hardware's counts by kernel and quantity, and which counters were used."""
     ncu = shutil.which("ncu") or str(accounts.NVCC.with_name("ncu"))
     chosen = choose_counters(ncu)
     if not chosen:
@@ -193,7 +193,7 @@ def count(program: Path, folder: Path) -> tuple[dict[tuple[str, str], float], di
 
 
 def closed_forms(kernel: str) -> dict[str, int]:
-    """What is to be counted of a kernel, by what it is."""
+    """Return a kernel's right counts by quantity."""
     wanted = KERNELS[kernel]()
     found = {f"{name}_lanes": count_ for name, count_ in wanted.lanes.items()}
     found |= {f"{name}_groups": count_ for name, count_ in wanted.groups.items()}
@@ -201,7 +201,7 @@ def closed_forms(kernel: str) -> dict[str, int]:
 
 
 def compare(account: accounts.Account, counted: dict[tuple[str, str], float], probes: bool) -> list[dict[str, Any]]:
-    """A row for each kernel and what is counted of it."""
+    """Return a row for each kernel and quantity."""
     rows = []
     for kernel in KERNELS:
         forms = closed_forms(kernel)

@@ -1,4 +1,4 @@
-"""What tests/gpu/probe_suites.py runs with and without probes: `python probe_programs.py NAME`.
+"""Programs that tests/gpu/probe_suites.py runs with and without probes: `python probe_programs.py NAME`.
 
 Each prints digests of what it computed, of operations that give the same bits in every run.
 """

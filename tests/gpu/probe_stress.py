@@ -1,4 +1,4 @@
-"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and what can go wrong.
+"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and failures on purpose.
 
     probe_stress.py [MODE ...]
 
@@ -38,7 +38,7 @@ ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-
 
 @dataclass(frozen=True)
 class Mode:
-    """A run: its options, what is done to it, how many kernels there are, MB of the device that are left."""
+    """A run: its options, the harm done to it, the number of kernels, MB of device memory left."""
 
     options: tuple[str, ...] = TWO
     harm: str = ""
@@ -135,7 +135,7 @@ class Harm(threading.Thread):
         return 0
 
     def end(self) -> int:
-        """How many signals were sent."""
+        """Stop; return the number of signals sent."""
         self._over.set()
         self.join()
         return self.done
@@ -143,7 +143,7 @@ class Harm(threading.Thread):
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Any:
-    """A folder with so much room; the one that is given, if none can be mounted or none is asked for."""
+    """Yield a file system of that size and True; the folder itself and False if it can't be mounted."""
     small = folder / "small"
     small.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", small]
@@ -167,7 +167,7 @@ def build(folder: Path) -> Path:
 
 @contextmanager
 def reading(fifo: Path | None, into: Path) -> Any:
-    """Copies what comes out of a FIFO to a file."""
+    """Copy what comes out of a FIFO to a file."""
     if not fifo:
         yield
         return
@@ -217,13 +217,13 @@ def play(
         cut = bool(mode.disk)
         try:
             found = accounts.account_all(place, killed=cut)
-        except Exception as error:  # of any kind: what was written must be readable
+        except Exception as error:  # any error counts: the trace must be readable
             if not (cut and "empty" in str(error)):
                 done["wrong"].append(f"the trace: {error!r}")
     launched = sum(map(int, re.findall(r"^launches (\d+)$", done.pop("output"), re.M)))
     if not cut and found.launched != launched:
         done["wrong"].append(f"{launched} launches were made, {found.launched} are in the traces")
-    waits = "--complete" in mode.options  # else threads that launch at the speed of a GPU may use all buffers
+    waits = "--complete" in mode.options  # otherwise threads that launch at a GPU's speed may use up all buffers
     others = {reason: count for reason, count in found.unprobed.items() if waits or reason != NO_BUFFER}
     if others and not mode.unprobed:
         done["wrong"].append(f"without probes: {others}")
@@ -260,7 +260,7 @@ def hooked_gone(trace: Path) -> None:
 
 
 def gone(mark: str, patience: float = 20) -> list[str]:
-    """Says what of a run is left, and kills it."""
+    """Report what's left of a run, and kill it."""
     end = time.monotonic() + patience
     while (left := ours(mark)) and time.monotonic() < end:
         time.sleep(0.1)
@@ -284,7 +284,7 @@ def run_modes(
     """A row for each mode. Kernels without probes are kept below `caches`."""
     rows, program, end = [], build(folder), time.monotonic() + patience
     env = accounts.environment(caches or folder, device)
-    if device == "sim":  # whose own kernels need the same workers: those are made here, before harm comes to them
+    if device == "sim":  # its own kernels need the same workers, so make them before any harm is done
         most = str(max(MODES[name].variants for name in names))
         library = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)}
         subprocess.run([program, "0", "1", most, "0", "0"], env=env | library, check=True, stdout=subprocess.DEVNULL)

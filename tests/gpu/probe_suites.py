@@ -2,9 +2,9 @@
 
     probe_suites.py [--cutlass WHEEL] [PART ...]
 
-Each program runs bare, hooked, with two probes while the kernels are made and again when they are kept, and with all
-built-in probes in the first launches of each kernel. What it prints must stay the same, and all launches be accounted
-for; of CUTLASS's kernels bytes and operations are compared with closed forms. WHEEL is that of nvidia-cutlass, or a
+Each program runs bare, hooked, with two probes (first while kernels are compiled, then with cached ones), and with all
+built-in probes in the first launches of each kernel. Its output must stay the same, and all launches must be accounted
+for. Bytes and operations of CUTLASS's kernels are compared with closed forms. WHEEL is nvidia-cutlass's wheel, or a
 folder with its headers; without it, and without one in build/, CUTLASS is left out:
 
     pip download --no-deps -d build nvidia-cutlass==4.2.0.0      (6.4 MB)
@@ -34,7 +34,7 @@ from tests.gpu.accounts import Account  # noqa: E402
 TWO = ("-p", "gmem_bytes", "-p", "block_sched", "-p", "tensorop_count")
 ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-p", path.stem))
 FEW = ("--launch-count", "2", "--max-memory", "6G")
-M, N, K, TIMES = 256, 384, 192, 3  # of probe_cutlass.cu
+M, N, K, TIMES = 256, 384, 192, 3  # sizes in probe_cutlass.cu
 XLA = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true --xla_gpu_enable_command_buffer="
 DRIVER = (
     " --xla_gpu_unsafe_fallback_to_driver_on_ptxas_not_found=true --xla_gpu_cuda_data_dir=/nonexistent"
@@ -43,7 +43,7 @@ DRIVER = (
 
 
 def check_cutlass(found: Account) -> list[str]:
-    """Closed forms of the SIMT product and that of tensor cores, and of our own two beside them."""
+    """Compare CUTLASS's products, on plain and on tensor cores, and our own two with closed forms."""
     forms = {
         ("cutlass6Kernel", "read"): M * N // 64**2 * 2 * 64 * K * 4 * TIMES,
         ("cutlass6Kernel", "async"): M * N // 128**2 * 2 * 128 * K * 2 * TIMES,
@@ -66,7 +66,7 @@ def check_wgmma(found: Account) -> list[str]:
 
 
 def compare(found: Account, forms: dict[tuple[str, str], int]) -> list[str]:
-    """What differs."""
+    """Return the differences in words."""
     values = {key: found.total(*key) for key in forms}
     return [f"{kernel}: {name} {values[kernel, name]}, not {form}" for (kernel, name), form in forms.items()
             if values[kernel, name] != form]  # fmt: skip
@@ -74,14 +74,14 @@ def compare(found: Account, forms: dict[tuple[str, str], int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Part:
-    """A program: what it needs, its environment, what is checked of its counts, whether kernels of it have PTX."""
+    """A program: its package and environment, a check of its counts, and whether its kernels have PTX."""
 
     needs: str = ""
     env: dict[str, str] = field(default_factory=dict)
     check: Callable[[Account], list[str]] | None = None
     probed: bool = True
-    program: str = ""  # of probe_programs.py, else the part's name
-    optional: bool = False  # whether it runs at all depends on the version
+    program: str = ""  # its name in probe_programs.py, if it isn't the part's name
+    optional: bool = False  # some versions can't run it
 
 
 PARTS = {
@@ -101,7 +101,7 @@ PYTHON_ENV = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "NUMBA_CUDA_ENABLE_MINOR
 
 
 def include_of(cutlass: Path, folder: Path) -> list[str]:
-    """Where the headers of a wheel, or of a folder, are."""
+    """Return the compiler's options for the headers of a wheel or a folder."""
     if cutlass.is_file():
         into = folder / "headers"
         with zipfile.ZipFile(cutlass) as wheel:
@@ -168,7 +168,7 @@ def measure(name: str, part: Part, line: list[str | Path], device: str, folder: 
 
 
 def missing(part: Part) -> str:
-    """What it needs and is not there."""
+    """Return the name of the missing package, or an empty string."""
     try:
         return "" if not part.needs or find_spec(part.needs) else part.needs
     except ImportError:
@@ -191,7 +191,7 @@ def run_part(name: str, given: Any, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a line for each program; 1 if one is not as it should be."""
+    """Print a line for each program; return 1 if one is wrong."""
     parser = accounts.arguments(__doc__)
     found = next(iter(sorted((ROOT / "build").glob("nvidia_cutlass-*.whl"))), None)
     parser.add_argument("--cutlass", type=Path, default=found, help="the wheel of nvidia-cutlass, or a folder")

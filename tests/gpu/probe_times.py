@@ -2,8 +2,8 @@
 
     python tests/gpu/probe_times.py [--sim]
 
-The kernel's own time is that which the program's events say, within 10 %; results are those of the plain program; needs
-are those of the closed form. With --sim the same on the simulated device, whose times mean nothing. Needs nvcc, g++.
+The kernel's own time must be within 10 % of what the program's events say, its results the plain program's, and its
+needs equal to the closed form. --sim runs the same on the simulated device, whose times mean nothing. Needs nvcc, g++.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOOK = RUNTIME / "gpt-hook"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 SIM = "--sim" in sys.argv[1:]
 ITEMS, TIMES = (1 << 12, 3) if SIM else (1 << 26, 20)
-LAUNCHES = TIMES + 1  # of `copy`
+LAUNCHES = TIMES + 1  # launches of `copy`
 NEEDS = {
     "gmem_bytes": ITEMS // 256 * 32,  # a record for each block
     "dmat": 8 + (2 * ITEMS + 2) * (8 + 24),  # a log: each thread's accesses, and two more of the first one
@@ -49,7 +49,7 @@ def build(folder: Path) -> Path:
 
 
 def run(folder: Path, program: Path, *options: str) -> tuple[str, float | None, Path]:
-    """What the program prints, ms of its kernel by its own events, and the trace."""
+    """Return the program's output, its kernel's ms by its own events, and the trace."""
     trace = folder / "t.mp"
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     if SIM:
@@ -113,7 +113,7 @@ def check_needs(folder: Path, program: Path, plain: str, probe: str) -> Row:
 
 
 def main() -> int:
-    """Prints what was found; 1 if it is not as it should be."""
+    """Run all checks and print a table; return 1 if any fails."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

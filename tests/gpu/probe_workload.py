@@ -1,6 +1,7 @@
-"""What tests/gpu/probe.py runs with and without probes: `python probe_workload.py triton|train|decode|graphed|others`.
+"""Programs that tests/gpu/probe.py runs with and without probes: `python probe_workload.py NAME [STEPS [WARM]]`.
 
-It prints a digest of what was computed, and for all but `triton` the median time of a step on standard error.
+NAME is triton, train, decode, graphed or others. Each prints a digest of its results, and all but `triton` the median
+time of a step on standard error; the first WARM steps don't count.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def product(a, b, c, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def] # T
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """Of all bytes."""
+    """Return a digest of all bytes."""
     return hashlib.sha256(b"".join(t.detach().float().cpu().numpy().tobytes() for t in tensors)).hexdigest()[:16]
 
 
@@ -163,4 +164,4 @@ def run_graphed(tokens: int = 200, warm: int = 20, others: int = 0) -> None:
 if __name__ == "__main__":
     runs = {"triton": run_triton, "train": run_train, "decode": run_decode, "graphed": run_graphed}
     runs["others"] = lambda: run_graphed(others=4)
-    runs[sys.argv[1]]()
+    runs[sys.argv[1]](*map(int, sys.argv[2:]))

@@ -1,7 +1,7 @@
 """Two ranks train a transformer of GPT-2's size, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
 
-Each rank has a GPU, or both the same one if there is but one: NCCL refuses that of ranks of one host, so each says
-that it is on a host of its own. What they exchange then goes through sockets, and their kernels take turns.
+Each rank has a GPU, or both share the only one. NCCL refuses to share within a host, so each rank then claims to be on
+a host of its own. What they exchange then goes through sockets, and their kernels take turns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def main(steps: int) -> None:
-    """Trains, and prints the loss of each step, which is that of the rank's own tokens."""
+    """Train, and print the loss of each step on the rank's own tokens."""
     torch.manual_seed(1)
     rank = join()
     model = nn.parallel.DistributedDataParallel(Model().to("cuda", torch.bfloat16))

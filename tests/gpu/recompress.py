@@ -1,4 +1,4 @@
-"""Libraries packed again with zstd: they have to compute the same, and what it costs to load them.
+"""Check that libraries packed again with zstd compute the same, and time loading them.
 
     python tests/gpu/recompress.py [--rounds N] [--arch SM] [--packages DIR] [--dry-run] [WHEEL ...]
 

@@ -50,7 +50,7 @@ class Device:
             raise RuntimeError(f"{name} fails: {status}")
 
     def allocate(self, size: int) -> ctypes.c_uint64:
-        """Return the address of so many bytes."""
+        """Allocate bytes; return their address."""
         place = ctypes.c_uint64()
         self.ok("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(size))
         return place

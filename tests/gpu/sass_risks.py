@@ -4,9 +4,9 @@
 
 It compiles sass_risks.cu, writes trampolines into copies of the cubin and compares what they leave: in sass_cases.py,
 one construct each, with what the kernel leaves without it; in sass_hazards.py and sass_limits.py, with a word that's
-known. Wrong code may fault or hang, so cases run in processes of their own: one that does either is recorded, and the
-rest go on in a new process. Prints a table of each kind; the counts go to GPT_GPU_OUT as sass_risks.json. Takes a
-minute. Needs nvcc, nvdisasm and a GPU of compute capability 9.0.
+known. Wrong code may fault or hang, so cases run in processes of their own: a fault or hang is recorded, and the
+other cases go on in a new process. Prints a table of each kind; the counts go to sass_risks.json in GPT_GPU_OUT. Takes
+a minute. Needs nvcc, nvdisasm and a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ BIN = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin"
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 UNTIL = time.monotonic() + float(os.environ.get("GPT_GPU_SECONDS", "300"))
 INPUT, OUTPUT, SHARED = 1 << 23, 1 << 22, 2048  # bytes
-REGISTERS, MORE = 40, 72  # of the kernels with a construct, and with a sequence
+REGISTERS, MORE = 40, 72  # registers of kernels with a construct, and with a sequence
 BLOCKS, THREADS, LAUNCHES = 264, 64, 20
 SMALL, BIG, TIMES = 1, 4224, 2  # blocks where little and where much goes on, and launches of each
-HANG_S, TRIES = 4.0, 3  # until a launch hangs; failures of a construct in a kernel until it's given up
+HANG_S, TRIES = 4.0, 3  # seconds until a launch counts as hung; failures until a construct is given up in a kernel
 LANES = {"1": 0x00002000, "7": 0x10428411, "31": 0xFFFEFFFF, "32": 0xFFFFFFFF, "half": 0x55555555}
 Case = dict[str, Any]
 
@@ -176,7 +176,7 @@ def iter_constructs(kernels: dict[str, Kernel]) -> list[Case]:
 
 
 def child(folder: Path) -> None:
-    """Run the cases from stdin, and print a line of JSON for each; end at one that hangs or faults."""
+    """Run the cases from stdin, and print a line of JSON for each; end at the first that hangs or faults."""
     image, listing = (folder / "risks.cubin").read_bytes(), (folder / "risks.txt").read_text()
     kernels = read_kernels(image, listing)
     device = Device()

@@ -13,15 +13,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROBES = ("block_sched", "gmem_bytes")
+PROBES = ("block_sched", "gmem_bytes", "tensorop_count", "sync_wait")
 LINE = "gpt-extract --ptx --payload | gpt-sass-probe -p {0} | gpt-ptx-probe -p {0} | gpt-asm --arch $GPT_ARCH"
 PROGRAM = """
 import hashlib, torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 F = torch.nn.functional
 g = torch.Generator().manual_seed(1)
 x, y = (torch.randn(1024, 1024, generator=g).cuda() for _ in range(2))
 i = torch.randint(0, 1024, (4096,), generator=g).cuda()
 torch.manual_seed(0)
+q, k, v = (torch.randn(4, 8, 512, 64, generator=g).half().cuda() for _ in range(3))
+def attend(backend):
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v)
 ops = {
     "add": lambda: x + y, "mul": lambda: x * 2.5, "gelu": lambda: F.gelu(x), "relu": lambda: x.relu(),
     "exp": lambda: x.exp(), "softmax": lambda: torch.softmax(x, 1), "sum": lambda: x.sum(1), "mean": lambda: x.mean(0),
@@ -35,6 +40,7 @@ ops = {
     "batch_norm": lambda: F.batch_norm(x, None, None, training=True), "flip": lambda: x.flip(0),
     "unique": lambda: i.unique(), "masked": lambda: x[x > 1], "dropout": lambda: F.dropout(x, 0.5),
     "rand": lambda: torch.rand(1000, device="cuda"),
+    "flash": lambda: attend(SDPBackend.FLASH_ATTENTION), "cutlass": lambda: attend(SDPBackend.EFFICIENT_ATTENTION),
 }
 for name, op in ops.items():
     for _ in range(3):

@@ -18,8 +18,8 @@ OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu")).resolve()
 MODES = ("fill", "hole", "compact")
 LOADING = ("LAZY", "EAGER")
 
-# Three sources: one whose kernel is used, one whose kernel is not, one that only holds a variable that the
-# host reads by name. `empty.cu` has neither.
+# Three sources: a kernel that's used, one that isn't, and a variable that the host reads by name.
+# `empty.cu` has neither.
 SOURCES = {
     "used.cu": """
         #include <cstdio>

@@ -24,7 +24,7 @@ TITLES = {
 
 
 def less(before: int, after: int, digits: int = 1) -> str:
-    """What is left, and how much less that is."""
+    """Return the remaining size, and the reduction in percent."""
     left = f"{after / 1e6:,.0f}" if after >= 1e7 else f"{after / 1e6:.1f}"
     return f"{left} MB (-{100 * (1 - after / before):.{digits}f} %)"
 

@@ -1,4 +1,4 @@
-"""gpt.tensors and --stacks with PyTorch on the GPU: names of what kernels take, what is compiled, what memory is whose.
+"""Check gpt.tensors and --stacks with PyTorch on the GPU: names of tensors, compiled code, owners of memory.
 
     python tests/gpu/tensors.py
 
@@ -26,7 +26,7 @@ STEPS = 30
 
 
 def program() -> None:
-    """What runs under gpt-hook: a Triton kernel, an eager step, and a compiled one that may not break."""
+    """Run a Triton kernel, an eager step, and a compiled one whose graph may not break; gpt-hook runs this."""
     import torch
     import triton
     from compiled import scaled

@@ -1,4 +1,4 @@
-"""What probes cost: switched on and off in turns in one process, with the GPU's part of each step.
+"""Measure what probes cost when they're switched on and off in one process, with the GPU's part of each step.
 
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
@@ -221,7 +221,7 @@ def say(row: dict[str, Any]) -> None:
 def main() -> int:
     parser = accounts.arguments(__doc__)
     parser.add_argument("--probe", default="block_sched")
-    parser.add_argument("--caches", type=Path, help="a folder that keeps what is compiled")
+    parser.add_argument("--caches", type=Path, help="a folder that keeps compiled kernels")
     parser.add_argument("--pairs", type=int, help="8, or 2 with --quick")
     parser.add_argument("program", nargs="*", choices=[*KINDS, []])
     given = parser.parse_args()

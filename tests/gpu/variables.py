@@ -36,7 +36,7 @@ def numbers(count: int, step: int) -> bytes:
     return np.arange(0, count * step, step, dtype=np.int32).tobytes()
 
 
-# What the program does: a kernel with its n, or a variable with what is written to it.
+# The program's steps: a kernel with its n, or a variable with the bytes written to it.
 PLAN: list[tuple[str, int | bytes]] = [
     ("produce", 3),
     ("consume", 1),
@@ -181,7 +181,7 @@ class Program:
 
 
 def see(woven: Woven, buffers: list[bytes], spans: list[tuple[int, int]]) -> int:
-    """How many addresses a probe saw. All must be of the program's variables and buffers."""
+    """Return how many addresses a probe saw. All must lie in the program's variables and buffers."""
     seen = 0
     for number, placed in enumerate(woven.maps):
         case = Case(woven.kernel, (GRID, 1, 1), (BLOCK, 1, 1), 0, same(0), same(0))

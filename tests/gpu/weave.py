@@ -94,7 +94,7 @@ class Case:
     written: Callable[[Any, Any, Case], Any]
     copied: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
     bulk: Callable[[Any, Any, Case], Any] = lambda i, t, c: 0 * i
-    expected: Callable[[Any, Any, Case], Any] | None = None  # where it is not what comes in bulk
+    expected: Callable[[Any, Any, Case], Any] | None = None  # if it isn't `bulk`
 
     @property
     def blocks(self) -> int:
@@ -143,7 +143,7 @@ CASES = [
          lambda i, t, c: 4 * ((c.n - 1 - i) // 192 + 1)),
     Case("loads", (7, 1, 1), (75, 1, 1), 8, lambda i, t, c: 4 * (t % c.n), same(4)),
 ]  # fmt: skip
-WORDS = 1 << 16  # of each of x and y
+WORDS = 1 << 16  # words in each of x and y
 
 
 def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:
@@ -162,7 +162,7 @@ def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:
 
 
 def find(tool: str) -> str | None:
-    """Where a tool of the CUDA toolkit is."""
+    """Return the path of a tool of the CUDA toolkit."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     if found := shutil.which(tool) or shutil.which(tool, path=f"{home}/bin"):
         return found
@@ -192,7 +192,7 @@ def assemble(ptx: bytes, arch: str) -> tuple[bytes, int]:
 
 
 def probe_files(names: tuple[str, ...]) -> list[ProbeFile]:
-    """Built-in probes, and those of PROBES that are a text."""
+    """Read built-in probes, and the texts in PROBES."""
     files = []
     for name in names:
         text = PROBES[name]
@@ -239,7 +239,7 @@ class Gpu:
         return address
 
     def take(self, address: ctypes.c_uint64, size: int, what: str) -> bytes:
-        """What a buffer holds now, which is then gone. Its strip must be as it was."""
+        """Read and free a buffer. The strip behind it must be unchanged."""
         data = ctypes.create_string_buffer(size + STRIP)
         self.call("cuMemcpyDtoH_v2", data, address, ctypes.c_size_t(size + STRIP))
         self.call("cuMemFree_v2", address)
@@ -276,7 +276,7 @@ def buffer_size(woven: Woven, number: int, case: Case) -> int:
 
 
 def layout(woven: Woven, number: int) -> MapLayout:
-    """How a map lies in its buffer."""
+    """Return the layout of a map's buffer."""
     return MapLayout(make_map(number, woven.maps[number]))
 
 
@@ -291,7 +291,7 @@ def rows(woven: Woven, number: int, data: bytes, case: Case) -> tuple[Any, Any]:
 
 
 def table(saved: SavedBuffer) -> tuple[Any, Any]:
-    """The same of what was read of it."""
+    """Return counts and slots as the reader gives them."""
     if saved.units is None:
         return saved.counts.ravel(), saved.slots.reshape(-1, saved.slots.shape[-1])
     types = [(name, saved.slots.dtype[name]) for name in saved.slots.dtype.names]
@@ -369,7 +369,7 @@ def check_log(counts: Any, entries: Any, case: Case, level: str) -> str:
 
 
 def check_pieces(entries: Any, case: Case) -> None:
-    """What lanes saved at once lies together, lane by lane; the last piece may be cut off by the capacity."""
+    """Check that entries saved at once are together, lane by lane; the capacity may cut off the last piece."""
     at = 0
     while at < len(entries):
         piece = entries[at : at + int(entries["active"][at])]

@@ -92,7 +92,7 @@ LAUNCHES = [
 
 
 def compile_jobs(folder: Path, arch: int) -> dict[str, Any]:
-    """What Triton makes of each job, its cubin in the folder as JOB.cubin."""
+    """Compile each job with Triton, and write its cubin to JOB.cubin in the folder."""
     made = {}
     for launch in LAUNCHES:
         kernel, types, constants, options, _ = JOBS[launch.job]
@@ -131,7 +131,7 @@ def pipeline(folder: Path, arch: str) -> dict[str, list[Record]]:
 
 
 def arguments(gpu: Gpu, launch: Launch, params: int) -> tuple[list[Any], list[Any]]:
-    """The values of a kernel's parameters, and the buffers among them. Behind its own are those that Triton adds."""
+    """Return a kernel's arguments, the ones that Triton adds included, and the buffers among them."""
     kernel, types, _, _, _ = JOBS[launch.job]
     random = np.random.default_rng(len(launch.job))
     values, buffers = [], []
@@ -148,7 +148,7 @@ def arguments(gpu: Gpu, launch: Launch, params: int) -> tuple[list[Any], list[An
 
 
 def sums(record: Record, data: bytes, blocks: int, threads: int) -> dict[str, int]:
-    """Of each field of a map, over all units."""
+    """Return the sum of each field of a map over all units."""
     saved = MapLayout(record).read(data, blocks, threads)
     assert (saved.counts >= 1).all(), f"{record['name']}: units without a record"
     return {name: int(saved.slots[name].astype(np.uint64).sum()) for name in saved.slots.dtype.names or ()}

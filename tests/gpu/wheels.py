@@ -1,7 +1,7 @@
 """Finished wheels as shipped, recompressed, for one architecture, and both: do they compute the same, how do they load?
 
-Each is installed into a folder of its own with `pip install --target`, with the packages that it needs from a folder of
-wheels if one is given, else those of this Python. A script of wheel_uses, by the name of the wheel, computes something
+Each is installed into a folder of its own with `pip install --target`, with the packages it needs from a folder of
+wheels if one is given, else from this Python. A script of wheel_uses, by the name of the wheel, computes something
 in a process of its own, twice; the versions take turns.
 """
 
@@ -27,7 +27,7 @@ LIMIT = 300  # seconds of a process
 
 
 def use_of(wheel: Path, uses: Path = USES) -> Path:
-    """Find the script for a wheel: cupy.py is for cupy_cuda12x. Exits if there is none."""
+    """Find the script for a wheel: cupy.py is for cupy_cuda12x. Exits without one."""
     name = wheel.name.partition("-")[0].lower().replace("-", "_")
     found = [path for path in uses.glob("*.py") if name == path.stem or name.startswith(f"{path.stem}_")]
     if not found:
@@ -102,7 +102,9 @@ def lines(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Compute in this process: the script and the device are arguments. Writes a line of JSON."""
     use, device = Path(sys.argv[1]), sys.argv[2]
-    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != HERE]  # its names are those of packages
+    sys.path[:] = [
+        folder for folder in sys.path if Path(folder).resolve() != HERE
+    ]  # some there are named like packages
     start = time.perf_counter()
     if device == "cuda":
         import ctypes

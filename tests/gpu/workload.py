@@ -1,7 +1,7 @@
-"""What tests/gpu/debloat.py slims libraries for: `python tests/gpu/workload.py NAME [cuda|cpu]`.
+"""Workloads that tests/gpu/debloat.py slims libraries for: `python tests/gpu/workload.py NAME [cuda|cpu]`.
 
-The work is in the modules beside this file, each a function from a device's name to what is printed. Standard output
-gets that, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes
+Each is a function in a module beside this file, from a device's name to the text to print. Standard output gets that
+text, from fixed seeds; standard error one line of JSON: `seconds` from the start, imports included; in bytes
 `resident`, the most host memory that was resident; `mapped`, what of it is mapped from files at the end; `gpu`, the
 GPU's memory in use at the end, when all modules are loaded and the allocators still hold what they took.
 """
@@ -44,7 +44,7 @@ def gpu_bytes() -> int:
 
 
 def facts(seconds: float, device: str) -> dict[str, float]:
-    """What the process has used until now."""
+    """Return what the process has used so far."""
     status = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith(("VmHWM", "RssFile")))
     kib = {key: int(value.split()[0]) for key, value in status.items()}
     gpu = gpu_bytes() if device == "cuda" else 0

@@ -24,11 +24,11 @@ class State(NamedTuple):
     reads: tuple[int, ...] = NONE
     covered: tuple[int, ...] = NONE
     arrived: tuple[int, ...] = NONE
-    loose: tuple[int, ...] = (0, 0, 0, 0)  # results, by unit
+    loose: tuple[int, ...] = (0,) * 3  # results, by unit
     unread: int = 0
     guarded: tuple[int, ...] = (0,) * 16
     guarded_reads: tuple[int, ...] = (0,) * 16
-    units: tuple[int, ...] = (0,) * 4
+    units: tuple[int, ...] = (0,) * 3
 
 
 def union(masks: tuple[int, ...]) -> int:

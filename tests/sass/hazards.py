@@ -52,7 +52,6 @@ AT_ONCE = {"MUFU", "POPC", "FLO", "MATCH", "F2F", "F2I", "I2F", "FRND", "FCHK", 
 UNITS = {  # by name: the unit whose results come in order
     **dict.fromkeys(("LDS", "LDSM", "ATOMS", "SHFL", "STS"), 0),
     **dict.fromkeys(("MUFU", "FCHK", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"), 1),
-    **dict.fromkeys(("LDC", "S2UR", "S2R"), 2),
 }
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
@@ -146,7 +145,7 @@ class Hazards:
         write, reads = code.controls.write_barriers[index], code.controls.read_barriers[index]
         writes_, reads_, covered, arrived = map(list, (state.writes, state.reads, state.covered, state.arrived))
         loose, unread = list(state.loose), state.unread
-        unit = UNITS.get(name, 3)
+        unit = UNITS.get(name, 2)
         covered = [mask & ~read for mask in covered]
         arrived = [mask & ~written for mask in arrived]
         for barrier in {write, reads} - {7}:
@@ -192,7 +191,7 @@ class Hazards:
         flying = (union(state.writes) | union(state.loose)) & ~opposite
         being_read = 0 if name in QUEUE else union(state.reads) | state.unread  # "queue writes"
         being_read &= ~state.guarded_reads[guard]
-        in_order = state.units[UNITS.get(name, 3)] if name in UNITS and self.variable[code.opcodes[index]] else 0
+        in_order = state.units[UNITS.get(name, 2)] if name in UNITS and self.variable[code.opcodes[index]] else 0
         if name in ("LDGSTS", "BMOV"):
             written &= ~WHOLE
         for kind, mask in (

@@ -159,7 +159,7 @@ def test_an_amended_store_frees_its_operands(image, snippets):
     made = replace(woven.declaration, trampolines=(replace(trampoline, parts=tuple(parts)),))
     assert rules(woven, with_words(woven.new, words), made) == {"in flight"}
     words[store.index] = with_control(store.word, store.control._replace(read_barrier=2))
-    assert not rules(woven, with_words(woven.new, words), replace(made, amended=frozenset({store.index})))
+    assert not rules(woven, with_words(woven.new, words), replace(made, amended=made.amended | {store.index}))
 
 
 def test_a_yield_must_become_a_nop(image, snippets):

@@ -135,7 +135,7 @@ def test_an_amended_instruction_that_was_moved(image, snippets):
     declaration = replace(
         woven.declaration,
         trampolines=(woven.declaration.trampolines[0], replace(at, parts=tuple(parts))),
-        amended=frozenset({store.index}),
+        amended=frozenset({0, store.index}),
     )
     announced = with_control(store.word, store.control._replace(read_barrier=2))
     words[store.index] = announced

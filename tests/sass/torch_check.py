@@ -29,6 +29,7 @@ import msgpack
 
 from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.sass.stack import announce_stack_pointer
 from gpt.sass.check import Version, check
 from gpt.sass.code import Code
 from gpt.sass.kernels import RESERVED, Kernel, read_facts, read_kernel
@@ -154,7 +155,7 @@ def _examine_kernel(one: Version, rnd: random.Random, result: Result) -> None:
 
 def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, Declaration] | None:
     """Weave at random places, in words alone; return None if there's no such place."""
-    kernel = one.kernel
+    kernel = announce_stack_pointer(one.kernel)
     weaver = Weaver(kernel, PARAMETER, compiled_snippets(), None)
     found = find_places(kernel)
     for source in sorted(rnd.sample(found, min(count, len(found)))):
@@ -175,8 +176,8 @@ def weave_words(one: Version, rnd: random.Random, count: int) -> tuple[Version, 
     facts = replace(one.facts, registers=registers, exits=exits, stack=one.facts.stack + weaver.stack)
     code = Code(dump_words(weaver.words), kernel.code.table)
     made = Kernel(kernel.name, code, kernel.registers, kernel.jump_tables)
-    places = tuple(weaver.trampolines)
-    return Version(made, facts), Declaration(places, frozenset(), Registers(), registers, weaver.stack)
+    places, amended = tuple(weaver.trampolines), frozenset({0} if kernel is not one.kernel else ())
+    return Version(made, facts), Declaration(places, amended, Registers(), registers, weaver.stack)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import add_parameter
 from gpt.formats.nvinfo import PAIR, iter_attributes
+from gpt.probe.sass.stack import announce_stack_pointer
 from gpt.sass.check import Version
 from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
@@ -322,7 +323,7 @@ def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snip
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))
     editor = KernelEditor(cubin, name)
     parameter = add_parameter(editor)
-    kernel = original.kernel
+    kernel = announce_stack_pointer(original.kernel)
     tick = kernel.registers if ticks else None
     weaver = Weaver(kernel, parameter.bank_offset, snippets, tick)
     if ticks:
@@ -344,7 +345,8 @@ def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snip
     new = Version(read_kernel(CubinEditor(built), name, table), read_facts(CubinEditor(built), name))
     persistent = Registers(R=1 << tick) if tick is not None else Registers()
     count = max(registers, original.facts.registers)
-    declaration = Declaration(tuple(weaver.trampolines), frozenset(), persistent, count, weaver.stack)
+    amended = frozenset({0} if kernel is not original.kernel else ())
+    declaration = Declaration(tuple(weaver.trampolines), amended, persistent, count, weaver.stack)
     return Woven(original, new, declaration, built)
 
 

@@ -11,6 +11,7 @@ Values stay where they are if R1 changes, so a slot's offset differs in front of
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
+from gpt.sass.code import Code
 from gpt.sass.kernels import Kernel
-from gpt.sass.words import CONTROL, bits
+from gpt.sass.words import CONTROL, NO_BARRIER, bits, dump_words, with_control
 
 STACK_POINTER = 1
 EXTERNS = 0x0F  # an attribute of `.nv.info.K`: the symbols of functions that others define, u32 each
@@ -55,6 +57,23 @@ def find_frame(kernel: Kernel, editor: KernelEditor) -> Frame:
     if len(found) > 1 or not is_add or size <= 0 or one.index >= kernel.graph.blocks[0].end:
         raise CannotProbe("has a stack that isn't understood")
     return Frame(size, one.index)
+
+
+def announce_stack_pointer(kernel: Kernel) -> Kernel:
+    """Return a kernel whose first instruction, which loads the stack pointer, has a barrier.
+
+    ptxas leaves it out if the kernel doesn't use the pointer. We take the barrier that the first block waits for first:
+    it does so soon, for values it loads at its beginning, and later places needn't wait again.
+    """
+    code = kernel.code
+    first = code[0]
+    if first.name != "LDC" or first.control.write_barrier != NO_BARRIER:
+        return kernel
+    waits = [wait for wait in code.controls.waits[1 : kernel.graph.blocks[0].end] if wait]
+    barrier = (waits[0] & -waits[0]).bit_length() - 1 if waits else 0
+    stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
+    word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
+    return replace(kernel, code=Code(dump_words([word, *code.words[1:]]), code.table))
 
 
 def calls_only_ends(editor: KernelEditor) -> bool:

@@ -113,9 +113,7 @@ class Splicer:
         draft.move(one, is_guarded_exit)
         if after:
             behind = issue(first, kernel.code, index)
-            if index == 0:
-                self._await_stack_pointer(draft, behind)
-            needed = one.masks.reads | one.masks.writes  # what the snippets may ask for
+            needed = one.masks.reads | one.masks.writes  # registers that the snippets may ask for
             for piece in after:
                 self._piece(draft, piece, index + 1, behind, kernel.live[index + 1], needed)
         if one.name != "EXIT" and (one.name != "BRA" or is_conditional(one)):
@@ -177,16 +175,6 @@ class Splicer:
                 if not late:
                     raise
                 draft.pause()
-
-    def _await_stack_pointer(self, draft: Draft, flight: InFlight) -> None:
-        """Wait until the kernel's first instruction has loaded. It has no barrier: ptxas waits for a later load of that
-        unit, whose results come in order. So does this.
-        """
-        taken = self.kernel.live[1] | self._kept | 1 << STACK_POINTER
-        scratch = next(register for register in range(usable(self.kernel.registers)) if not taken >> register & 1)
-        word = glue.load_constant(scratch, self.table.arch.stack_pointer)
-        draft.glue([with_change(word, write_barrier=PARAMETERS)], flight)
-        draft.waits |= 1 << PARAMETERS
 
     def _fixed(self, piece: Piece) -> tuple[dict[int, int], set[int]]:
         """Return the kernel's registers for values that need no code, and which of them may be written."""
@@ -307,6 +295,6 @@ class Splicer:
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
 
     def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
-        """Return results that the kernel still waits for where a trampoline begins."""
+        """Return the results that are still pending in the kernel where a trampoline begins."""
         late = iter_late(self.kernel.code, self.kernel.graph, self._predecessors, first)
         return [(written, cycles, False) for written, cycles in late]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gpt.formats.cubin import Data
@@ -38,7 +39,7 @@ from gpt.probe.sass.body import Body, Member, is_guarded, lower, make_initial
 from gpt.probe.sass.function import ADDRESS, GUARD, RZ, SassFunction, find_obstacle, find_offset, find_source
 from gpt.probe.sass.registers import RESERVED, usable
 from gpt.probe.sass.snippets import VERSION, Compiler, with_size
-from gpt.probe.sass.stack import NO_FRAME, find_frame
+from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
 from gpt.probe.sass.values import find_constants, written_by
 from gpt.sass.arch import arch_of
@@ -55,7 +56,7 @@ from gpt.sass.woven import Declaration, Moved
 PREFIX = "gpt_"
 TARGET = 90
 STORES = {"STG", "ST", "REDG", "RED"}
-ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # of code at one instruction
+ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
 
 def weave(
@@ -106,11 +107,11 @@ class _Weaver:
         original = CubinEditor(data)
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
-        self.kernel: Kernel = self.original.kernel
         self.count = count
-        self.amended: frozenset[int] = frozenset()
-        if not self.kernel.has_usual_entry:
-            raise LeftAlone("unknown_entry", self.kernel.code[0].name, name)
+        if not self.original.kernel.has_usual_entry:
+            raise LeftAlone("unknown_entry", self.original.kernel.code[0].name, name)
+        self.kernel: Kernel = announce_stack_pointer(self.original.kernel)
+        self.amended = frozenset({0} if self.kernel is not self.original.kernel else ())
 
     def amend(self) -> bool:
         """Let stores that nothing announces have a scoreboard, so that an exit can wait for their registers; return
@@ -129,9 +130,8 @@ class _Weaver:
                 stall = max(2, control.stall)
                 words[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
                 changed.append(one.index)
-        kernel = self.kernel
-        self.kernel = Kernel(self.name, Code(dump_words(words), self.table), kernel.registers, kernel.jump_tables)
-        self.amended = frozenset(changed)
+        self.kernel = replace(self.kernel, code=Code(dump_words(words), self.table))
+        self.amended |= frozenset(changed)
         return bool(changed)
 
     def run(self) -> Woven:
@@ -302,7 +302,7 @@ class _Weaver:
                 given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
             else:
                 given.append(self._give_operand(use, member))
-        compiled = with_size(self.compiler.find(body.text), self._bank_size())
+        compiled = with_size(self.compiler.find(body.text), self._constants_size())
         return Piece(compiled, tuple(given), guard)
 
     def _give_operand(self, use: PlacedSnippet, member: Member) -> Given:
@@ -321,8 +321,9 @@ class _Weaver:
             return Given("zero", member.at, member.count)
         return Given("operand", member.at, member.count, source.register, value=value)
 
-    def _bank_size(self) -> int:
-        return len(self.cubin.content(self.cubin.numbers[b".nv.constant0." + self.editor.name]))
+    def _constants_size(self) -> int:
+        number = self.cubin.numbers.get(b".nv.constant3")
+        return len(self.cubin.content(number)) if number is not None else 0
 
     # The file
 
@@ -341,8 +342,7 @@ class _Weaver:
             editor.set_registers(count)
         if splicer.stack:
             raise_stack(editor, splicer.stack)
-        amended = self.amended - {trampoline.sources[0] for trampoline in splicer.trampolines}
-        return Declaration(tuple(splicer.trampolines), amended, Registers(R=self.kept), count, splicer.stack)
+        return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
 
 
 def _give_kept(member: Member, place: _Kept) -> Given:

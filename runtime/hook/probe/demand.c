@@ -36,7 +36,7 @@ static struct demand **bucket_of(const struct key *key) {
     return &buckets[(hash >> 32) % BUCKETS];
 }
 
-static bool has_growing_log(const struct woven *woven) {
+bool hook_has_growing_log(const struct woven *woven) {
     bool found = false;
     for (size_t i = 0; i < woven->map_count; i++)
         found |= woven->maps[i].grows;
@@ -47,7 +47,7 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
     const struct woven *woven = save->probed->woven;
     struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
     *first = false;
-    if (!has_growing_log(woven))
+    if (!hook_has_growing_log(woven))
         return NULL;
     memcpy(key.grid, save->grid, sizeof(key.grid));
     memcpy(key.block, block, sizeof(key.block));
@@ -83,7 +83,7 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
     return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
 }
 
-// Steps that what a launch claimed needs; none if it fitted. The next one may claim a little more.
+// Return the steps that a launch's claim needs; 0 if it fitted. The next launch may claim a little more.
 static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
     unsigned step = 0;
     if (map->grows && claimed > map->capacity)

@@ -35,6 +35,7 @@ IN_ORDER = {name for name, space in MEMORY.items() if space in ("global", "share
     "S2R",
 }
 SPECIAL = {"MUFU", "POPC", "FLO", "BREV", "I2F", "F2I", "F2F", "FRND", "FCHK"}  # one unit
+UNORDERED = {"LDC", "S2R", "S2UR"}
 IN_ORDER |= {"MOVM"}
 IN_ORDER -= {"LDGSTS", "SYNCS", "LDSM", "STSM", "CCTL"}  # not measured: they need a scoreboard of their own
 NEVER = 1 << 60
@@ -82,8 +83,10 @@ def registers_of(sets: Registers) -> list[Register]:
 
 
 def _unit(name: str) -> str:
-    """Return the unit that does an instruction. What a unit does is done in order: ptxas awaits the last of some."""
-    return "special" if name in SPECIAL else name
+    """Return the unit of an instruction, whose results come in order: ptxas awaits the last of some. It's empty for
+    those whose results may come in any order.
+    """
+    return "" if name in UNORDERED else "special" if name in SPECIAL else name
 
 
 def latency(writer: str, reader: str, register: Register, guards: bool, late: bool) -> int:
@@ -151,7 +154,7 @@ class Timing:
         if not mask:
             return
         awaited = [one for values in self.arriving.values() for one in values if mask >> one.barrier & 1]
-        done = {one.unit: one.order for one in sorted(awaited, key=lambda one: one.order)}
+        done = {one.unit: one.order for one in sorted(awaited, key=lambda one: one.order) if one.unit}
         for register, values in list(self.arriving.items()):
             left = [
                 one
