@@ -225,6 +225,21 @@ def test_a_record_of_short_lines(wheel, tmp_path):
         assert file.read("other-1.dist-info/RECORD") == b"a\n" * (1 << 20)
 
 
+def test_a_library_that_record_does_not_list(wheel, tmp_path):
+    """It may spell the path in another way. The digest that an installer would check is that of the old library."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("RECORD"):
+                lines = data.splitlines(keepends=True)
+                data = b"".join(line.replace(b"pkg/lib/libone", rb"pkg\lib\libone") for line in lines)
+            odd.writestr(info, data)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(tmp_path / "odd-1-py3-none-any.whl", tmp_path))
+    assert done.status == 0
+    assert "odd-1-py3-none-any.whl: RECORD has no line for 'pkg/lib/libone.so'" in done.err
+    assert "libtwo" not in done.err
+
+
 def test_a_member_comes_once(wheel, tmp_path):
     made = list(wire.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
@@ -278,6 +293,13 @@ def test_a_full_disk(wheel, tmp_path, blocks):
     assert "File too large" in done.err
     assert "internal" not in done.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_errors_name_the_folder_and_not_what_is_made_in_it(wheel, tmp_path):
+    done = run("bash", "-c", f"ulimit -f 8; TMPDIR={tmp_path} gpt-extract -r {wheel} >/dev/null")
+    assert (done.status, done.err) == (4, f"gpt-extract: error: {tmp_path}: File too large\n")
+    done = run("gpt-patch", "-o", "/proc", data=located_in(wheel, tmp_path))  # where root can't make a folder either
+    assert (done.status, set(done.err.splitlines())) == (4, {"gpt-patch: error: /proc: No such file or directory"})
 
 
 def located_for(wheel, arch):
