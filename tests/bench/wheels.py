@@ -12,8 +12,8 @@ checks anew, with zstd at level 3, which takes a twentieth of the time; the code
 Every new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the
 shipped one, and it has to list the same kernels, or a subset of them for one architecture. The packages that a wheel
 requires are installed beside it from PyPI, some 5 GB if PyTorch is among them; --with adds packages that its METADATA
-leaves out. The import runs on the simulated device, so libraries find a libcuda.so.1. It takes the first Python that
-pip finds the wheel for: the one that runs this, then the PYTHONS on PATH.
+leaves out. The import runs on the simulated device, so libraries find a libcuda.so.1. It takes the first Python,
+of the running one and the PYTHONS on PATH, that pip finds the wheel for.
 
 Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
