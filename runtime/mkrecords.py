@@ -81,7 +81,7 @@ static inline size_t gpt_finish(struct gpt_packer *buffer, unsigned char *start)
 
 
 def declare(name: str, keys: records.Keys) -> Iterator[str]:
-    """The struct of a kind or of a nested map."""
+    """Yield the struct of a kind or of a nested map."""
     yield f"struct gpt_{name} {{"
     for key, (type_, meaning) in keys.items():
         optional = "optional: " if type_.endswith("?") else ""
@@ -135,7 +135,7 @@ def put(type_: str, value: str) -> Iterator[str]:
 
 
 def put_text(text: str) -> str:
-    """A statement that writes a text that is known here. All of them are short."""
+    """Return a statement that writes a text known at build time; all of them are short."""
     assert len(text) < 32
     return f'gpt_put_raw(buffer, "\\x{0xA0 | len(text):x}" "{text}", {1 + len(text)});'
 
@@ -172,7 +172,7 @@ def reason_table() -> Iterator[str]:
 
 
 def closed_files() -> Iterator[str]:
-    """The beginnings of the names of closed libraries, as items of an array."""
+    """Return the beginnings of closed libraries' names, as items of an array."""
     yield "// How the names of NVIDIA's closed libraries begin, from gpt/formats/closed.txt"
     yield "#define GPT_CLOSED_FILES \\"
     yield ", \\\n".join(f"    {quoted(name)}" for name in closed.read_table()["file"])

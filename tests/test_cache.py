@@ -358,7 +358,7 @@ def test_what_has_the_name_of_a_result_is_not_taken_for_one(kind, tmp_path):
             os.chown(path, 2002, 2002)
         case "others write":
             path.chmod(0o666)
-    assert kept.get(KEY) == (b"data" if kind == "hard link" else None)  # of the user's own: as a backup makes them
+    assert kept.get(KEY) == (b"data" if kind == "hard link" else None)  # the user's own link, as a backup makes them
     kept.put(KEY, b"new")
     assert kept.get(KEY) == (None if kind == "folder" else b"new")
     assert victim.read_bytes().endswith(b"data")

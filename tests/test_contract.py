@@ -511,7 +511,7 @@ def test_help_comes_at_once(stage):
     assert text.startswith(f"Usage: {stage.name} ")
     for option in ("--json", "--from-json", "--verbose", "--version", "--help"):
         assert option in text
-    assert statistics.median(times) < 0.4  # of CPU time: 0.15 s is the goal, but test machines are busy and slow
+    assert statistics.median(times) < 0.4  # CPU time: 0.15 s is the goal, but test machines are busy and slow
 
 
 @alike

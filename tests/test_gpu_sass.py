@@ -18,7 +18,7 @@ import sass_report  # noqa: E402
 import sass_risks  # noqa: E402
 import sass_words  # noqa: E402
 
-EVERY = 41  # of the cases
+EVERY = 41  # run every 41st case
 
 
 def instructions(text):

@@ -81,7 +81,7 @@ def test_a_plain_line_is_read_as_typer_reads_it(command, data):
     words = data.draw(words_of(command))
     try:
         plain = options.read(command, words, command is neutrino)
-    except Exception as error:  # of a parser
+    except Exception as error:  # any error of a parser
         plain = type(error).__name__
     if plain is not None:
         theirs = read_by_typer(command, words, command is neutrino)

@@ -72,7 +72,7 @@ class Passes(NamedTuple):
 
     size: Any  # bytes of a lane
     stride: Any  # bytes from its first lane to its second
-    alone: Any  # whether it has only one lane
+    alone: Any  # True if it has a single lane
     least: Any  # passes without conflicts: one per group
     passes: Any
     groups: Any
@@ -105,7 +105,7 @@ class BankConflict(MapAnalysis):
         self._simulated = False
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in the accesses of a launch."""
+        """Add the accesses of a launch."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
         simulated = any(runs == "ptx" for _, runs in process.devices)
@@ -126,7 +126,7 @@ class BankConflict(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), share, *counts.values()))
 
     def merge(self, other: BankConflict) -> None:
-        """Take in what another one found in later traces."""
+        """Merge the results for later traces."""
         for name, kernel in other._kernels.items():
             mine = self._kernels.setdefault(name, _Kernel())
             mine.sums.update(kernel.sums)

@@ -75,7 +75,7 @@ BLOCKS = (
 )
 NONE = (1 << 64) - 1  # no value of a u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # draw the line of what the device holds if it's at most this many times the most resident warps
+NEAR = 4  # draw the device's capacity if it's at most this many times the most resident warps
 MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks that are listed
 
 Number = Annotated[
@@ -141,7 +141,7 @@ class BlockSched(MapAnalysis):
         self.shown: Shown | None = None
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}
-        self._rows: list[tuple[Any, ...]] = []  # of launches
+        self._rows: list[tuple[Any, ...]] = []  # one per launch
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Replay a launch."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +14,7 @@ from gpt.analyze.lib.differences import (
     FEW_TIMES,
     LITTLE,
     MEDIAN,
+    MUCH,
     NOISE,
     NOISE_ONLY,
     NOT_TIMED,
@@ -24,6 +24,7 @@ from gpt.analyze.lib.differences import (
     SIZE,
     SLOWEST,
     TIME,
+    UNSURE,
     RunSums,
     Side,
     find_outliers,
@@ -33,14 +34,13 @@ from gpt.analyze.lib.differences import (
     pair_names,
     tell_difference,
 )
+from gpt.analyze.lib.runs import RunSummary, answer_sides
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human_count, human_time
-from gpt.trace.durations import Durations
-from gpt.trace.process import Api
 
 if TYPE_CHECKING:
-    from gpt.analyze.lib.totals import ProcessTotals, Totals
-    from gpt.trace.process import Api, Process
+    from gpt.analyze.lib.totals import ProcessTotals
+    from gpt.trace.process import Process
 
 STATISTICS = ("median", "p99", "longest")
 NUMBERS = (
@@ -55,7 +55,7 @@ NUMBERS = (
     *(Column(f"{name}_{side}", "u64?", "ns", f"{name} {side.upper()}") for name in STATISTICS for side in "ab"),
 )
 BYTES = (Column("bytes_a", "u64?", "bytes", "bytes A", "any"), Column("bytes_b", "u64?", "bytes", "bytes B", "any"))
-FUNCTIONS = (Column("name", "text", title="function"), Column("type", "text", shown="never"), *NUMBERS, *BYTES)
+FUNCTIONS = (Column("name", "text", "function", "function"), Column("type", "text", shown="never"), *NUMBERS, *BYTES)
 KERNELS = (Column("name", "text", "kernel", "kernel"), *NUMBERS)
 WHOLE = (
     Column("what", "text", title="time of"),
@@ -68,8 +68,8 @@ WHOLE = (
     Column("runs_a", "u64", title="runs A"),
     Column("runs_b", "u64", title="runs B"),
 )
-WALL, IN_CALLS, ON_GPU = "all of it", "CUDA calls", "on the GPU"
-NOT_KNOWN = "not known"  # whether a difference is noise
+WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
+NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
         SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
@@ -90,55 +90,6 @@ class Compared(NamedTuple):
         return self.b.total - self.a.total
 
 
-class RunSummary:
-    """One run: its processes, how long they ran, and sums by function and by kernel."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name  # of its file
-        self.commands: list[str] = []
-        self.verdict: list[str] = []  # on what probes reached
-        self.functions: dict[Api, RunSums] = defaultdict(RunSums)
-        self.kernels: dict[str, RunSums] = defaultdict(RunSums)
-        self.on_gpu = 0.0  # ns
-        self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
-
-    def add(self, found: ProcessTotals) -> None:
-        """Add the totals of a process, which may still run."""
-        clock, totals = found.process.clock, found.named()
-        self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
-        self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
-        self.verdict = self.verdict or [*totals.replays.verdict(), *totals.coverage.verdict()]
-        self._add_totals(totals)
-
-    def _add_totals(self, totals: Totals) -> None:
-        for api, function in totals.functions.items():
-            number = function.calls + function.counted
-            self.functions[api].add(number, function.moved["bytes"], function.durations)
-            self.on_gpu += function.gpu.total
-        for (type_, op), done in totals.replays.done.items():
-            if done.number:
-                self.functions[Api(type_, op, f"{op} in graphs")].add(done.number, done.bytes, Durations())
-        for name, kernel in totals.kernels.items():
-            self.kernels[name].add(max(kernel.launches, kernel.gpu.count), 0, kernel.gpu)
-
-    def rename(self, names: dict[str, str]) -> None:
-        """Add up kernels that are compared as one."""
-        for name, shape in names.items():
-            if name in self.kernels:
-                kernel = self.kernels.pop(name)
-                self.kernels[shape].add(kernel.number, kernel.bytes, kernel.times)
-
-    @property
-    def wall(self) -> float:
-        """Return the ns from the start of the first process to the end of the last call."""
-        return max(0.0, self._end - self._begin - self._unrecorded)
-
-    @property
-    def in_calls(self) -> float:
-        """Return the ns spent in calls."""
-        return sum(function.times.total for function in self.functions.values())
-
-
 class Diff:
     """The runs of two sides; `runs` has the names of A's inputs and of B's."""
 
@@ -148,7 +99,7 @@ class Diff:
     def __init__(self, runs: tuple[list[str], list[str]]) -> None:
         from gpt.trace.kinds import COVERED, RUNS
 
-        self.kinds = RUNS | COVERED
+        self.kinds = RUNS | COVERED | {"device", "map"}
         self._first = len(runs[0])
         self._runs = [RunSummary(name) for side in runs for name in side]
         self._open: dict[Process, ProcessTotals] = {}
@@ -159,7 +110,7 @@ class Diff:
 
         if process not in self._open:
             self._open[process] = ProcessTotals(process)
-            self._runs[process.origin].commands.append(shlex.join(process.header["argv"]))
+            self._runs[process.origin].begin(process)
         self._open[process].take()
 
     def end(self, process: Process) -> None:
@@ -176,7 +127,7 @@ class Diff:
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the comparison of whole runs, then of functions and of kernels, the largest changes first."""
+        """Yield the sides, then whole runs, functions and kernels, the largest changes first."""
         for process in [*self._open]:
             self.end(process)
         if not all(run.commands for run in self._runs):
@@ -184,11 +135,12 @@ class Diff:
         a, b = self._sides
         in_calls = mean_of(run.in_calls for run in a).mean, mean_of(run.in_calls for run in b).mean
         on_gpu = mean_of(run.on_gpu for run in a).mean, mean_of(run.on_gpu for run in b).mean
-        functions = _compare([run.functions for run in a], [run.functions for run in b], in_calls)
+        functions = _compare([run.functions for run in a], [run.functions for run in b], max(in_calls))
         names = pair_names({name for run in a for name in run.kernels}, {name for run in b for name in run.kernels})
         for run in self._runs:
             run.rename(names)
-        kernels = _compare([run.kernels for run in a], [run.kernels for run in b], on_gpu)
+        kernels = _compare([run.kernels for run in a], [run.kernels for run in b], max(on_gpu))
+        yield answer_sides(a, b)
         yield _answer_whole(a, b, functions, kernels)
         rows = [(one.name, one.type, *_row(one), one.a.bytes or None, one.b.bytes or None) for one in functions]
         drawn = plot("bars", "name", "change", title="time in calls, B - A")
@@ -197,23 +149,21 @@ class Diff:
             yield _answer_kernels(kernels, names)
 
 
-def _compare(
-    a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSums]], times: tuple[float, float]
-) -> list[Compared]:
-    """Compare functions, or kernels (which have no type), of both sides, whose runs took these `times`."""
+def _compare(a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSums]], whole: float) -> list[Compared]:
+    """Compare functions, or kernels (which have no type), of both sides, which took `whole` ns together."""
     found = []
     for key in dict.fromkeys(key for run in (*a, *b) for key in run):
         one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
         name, type_ = (key, "") if isinstance(key, str) else (key.title, key.type)
-        found.append(Compared(name, type_, tell_difference(one, other, max(times)), one, other))
-    return _order(found)
+        found.append(Compared(name, type_, tell_difference(one, other, whole), one, other))
+    return _order(found, whole)
 
 
-def _order(found: list[Compared]) -> list[Compared]:
-    """Sort: what differs before what doesn't, and the largest changes first."""
+def _order(found: list[Compared], whole: float) -> list[Compared]:
+    """Sort: what differs or changes much before the rest, and the largest changes first."""
     found = [one for one in found if one.a.number or one.b.number]
-    return sorted(found, key=lambda one: (one.differs not in REAL, -abs(one.change),
-                                          -abs(one.b.number - one.a.number), one.name))  # fmt: skip
+    return sorted(found, key=lambda one: (one.differs not in REAL and abs(one.change) <= MUCH * whole,
+                                          -abs(one.change), -abs(one.b.number - one.a.number), one.name))  # fmt: skip
 
 
 def _row(one: Compared) -> tuple[Any, ...]:
@@ -237,6 +187,7 @@ def _answer_whole(
     sides = a, b
     values = {
         WALL: [[run.wall for run in runs] for runs in sides],
+        OUTSIDE: [[run.outside for run in runs] for runs in sides],
         IN_CALLS: [[run.in_calls for run in runs] for runs in sides],
         ON_GPU: [[run.on_gpu for run in runs] for runs in sides],
     }
@@ -245,8 +196,16 @@ def _answer_whole(
         for what, both in values.items()
         if what != ON_GPU or all(map(any, both))
     ]
-    verdict = [*_describe("A", a), *_describe("B", b), _sum_up("", *rows[0][1:6])]
-    verdict += filter(None, (_find_most("", functions), _find_most("kernel ", kernels)))
+    changes = {row[0]: row[4] for row in rows}
+    verdict = [_sum_up("", *rows[0][1:6]), *_break_down(changes[WALL], changes[OUTSIDE])]
+    if max(run.threads / len(run.commands) for run in (*a, *b)) > 1:
+        verdict.append("outside of calls: of the thread that spends most time in calls; others overlap with it")
+    if any(run.counted for run in (*a, *b)):
+        verdict.append("calls that were not timed count as outside of calls")
+    verdict += filter(None, (
+        _find_most("in calls", "", functions, changes[IN_CALLS]),
+        _find_most("on the GPU", "kernel ", kernels, changes.get(ON_GPU, 0.0)),
+    ))  # fmt: skip
     verdict += _tell_outliers(a, b)
     return make_answer("whole", WHOLE, rows, verdict)
 
@@ -294,14 +253,19 @@ def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: in
     return told
 
 
-def _describe(name: str, runs: list[RunSummary]) -> Iterator[str]:
-    """Describe one side: its command, its runs, and their calls."""
-    calls = round(mean_of(sum(function.number for function in run.functions.values()) for run in runs).mean)
-    took = human_time(mean_of(run.in_calls for run in runs).mean)
-    more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""
-    several = f"the mean of {len(runs)} runs: " if len(runs) > 1 else ""
-    yield f"{name}: {runs[0].commands[0]}{more}: {several}{amount(calls, 'call')}, {took} in them"
-    yield from (f"{name}: {line}" for line in runs[0].verdict[:1])
+def _break_down(whole: float, outside: float) -> Iterator[str]:
+    """Say how much of a difference is time outside of calls, and how much is in them: the larger part first."""
+    parts = {"outside of CUDA calls, in host code": outside, "in CUDA calls": whole - outside}
+    if not whole:
+        return
+    alike = all(part * whole >= 0 for part in parts.values())
+    told = [
+        human_time(abs(part))
+        + (f" ({100 * part / whole:.1f} %)" if alike else " longer" if part > 0 else " less")
+        + f" {where}"
+        for where, part in sorted(parts.items(), key=lambda one: -abs(one[1]))
+    ]
+    yield f"of that, {', and '.join(told)}"
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
@@ -316,16 +280,22 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
     return f"{told}; folders of {RUNS} runs or more each, in place of A and B, show whether that is noise"
 
 
-def _find_most(what: str, compared: list[Compared]) -> str | None:
-    """Name the function or kernel that changed most, if any differs."""
-    found = max((one for one in compared if one.differs in REAL), key=lambda one: abs(one.change), default=None)
+def _find_most(where: str, what: str, compared: list[Compared], whole: float) -> str | None:
+    """Name the function or kernel that changed most, if that isn't noise; together they changed by `whole` ns."""
+    known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
+    found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None
-    told = f"most of it: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
+    most = "most of it" if 2 * found.change / (whole or math.inf) > 1 else "the largest change"
+    told = f"{where}, {most}: {what}{brief_name(found.name)}, {human_time(abs(found.change))} "
     told += "longer" if found.change > 0 else "less"
     if found.differs == SLOWEST:
         longest = human_time(found.a.times.largest), human_time(found.b.times.largest)
         told += f", in few calls: the longest took {longest[0]} in A, {longest[1]} in B"
+    if found.differs == UNSURE:
+        told += ", which may be noise: its calls vary by as much"
+    if found.differs == FEW_TIMES:
+        told += f", in {amount(round(found.b.number), 'call')}: too few to tell whether that's noise"
     return told
 
 
@@ -352,12 +322,13 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
         for kind in REAL
         if counts[kind]
     ]
+    told += [f"{counts[UNSURE]:,} changed much, which may be noise"] if counts[UNSURE] else []
     same = [f"{counts[NOISE_ONLY]:,} by no more than noise"] if counts[NOISE_ONLY] else []
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
     yield f"{what}: {', '.join(told) or 'none differs'}" + (f"; {', '.join(same)}" if same else "")
-    if counts[NOISE_ONLY]:
+    if counts[NOISE_ONLY] or counts[UNSURE]:
         of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"
         yield f"noise: means within {NOISE:.0f} standard errors of {of}, or within {100 * LITTLE:.0f} %"
 

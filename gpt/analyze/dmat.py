@@ -54,7 +54,7 @@ TENSORS_OF = (
 )
 NONE = (1 << 32) - 1  # no text
 BATCH = 4 << 20  # accesses that are processed at once
-ROWS, COLUMNS = 1024, 1024  # of the matrix
+ROWS, COLUMNS = 1024, 1024  # limits for the matrix
 MOST_SMS = 4096  # a greater number can't be an SM
 PAGE = 4096  # bytes
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
@@ -87,11 +87,11 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """The launches, and the matrix of one: launch number `launch`, or else the one with the most accesses."""
+    """All launches, and the matrix of launch number `launch`, or else of the one with the most accesses."""
 
     name = "dmat"
     fields = ("address", "clock")
-    optional = ("bytes", "sm", "count")  # how many accesses an entry stands for
+    optional = ("bytes", "sm", "count")  # an entry can stand for `count` accesses
     log = True
 
     def __init__(self, launch: int | None = None, page: int | None = None, tensors: Path | None = None) -> None:

@@ -198,7 +198,7 @@ class _CallText:
             said = '"type":"recording","op":"{0}","name":"recording {0}"'
             self._functions |= {number: said.format(op) for number, op in RECORDING.items()}
         self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
-        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # which copy nothing
+        self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}  # these copy nothing
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
         """Yield the line of each row; `times` are ns."""

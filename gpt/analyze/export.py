@@ -61,7 +61,7 @@ class Export:
             _check_stdout(shape)
         self._stage, self._form, self._output = stage, shape, output
         self._stack = ExitStack()
-        self._processes: dict[Process, ProcessRows] = {}  # that haven't ended
+        self._processes: dict[Process, ProcessRows] = {}  # still running
         self._pids = Counter[int]()
         self._lacks = False
 
@@ -134,7 +134,7 @@ class Export:
         """Finish the file and give it its name; there are no records."""
         if self._lacks:
             return
-        for process in list(self._processes):  # the ones with malformed rows are left
+        for process in list(self._processes):  # processes with malformed rows stay in it
             self._end(process)
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)

@@ -46,7 +46,7 @@ TOP = 30  # rows that tables show
 KERNEL = 30  # width of the name of a kernel beside a bar
 MOST = 1000  # rows of a file
 LONGEST = 1 << 20  # bytes of it
-RANGE = 1e-30, 1e30  # of times that are not 0
+RANGE = 1e-30, 1e30  # where times other than 0 may lie
 
 Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Show another tool's figures beside: a .csv.")]
 
@@ -129,7 +129,7 @@ class Bar:
             self.samples.add(on_gpu=on_gpu)
 
     def merge(self, other: Bar) -> None:
-        """Take in another one."""
+        """Add the times of another run."""
         self.samples.merge(other.samples)
 
     @property

@@ -9,8 +9,8 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import WHO, Who, describe, tell_apart
 from gpt.base.printable import shorten
-from gpt.screen.units import human_time
-from gpt.trace.kinds import CALLS, GPU_TIMES
+from gpt.screen.units import amount, human_time
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.gpu_use import GpuUse, Switches, Work
@@ -32,7 +32,7 @@ GAPS = (
     *TIMES,
 )
 LONGEST = (
-    Column("label", "text", shown="never"),  # of the picture
+    Column("label", "text", shown="never"),  # for the picture
     Column("after", "text", "kernel", "long gap after"),
     Column("before", "text", "kernel"),
     Column("reason", "text", title="mostly in"),
@@ -82,9 +82,15 @@ POINTS = (
 BRIEF = 18  # width of a name in a picture
 TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest
 MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
-HOST_CODE, SEVERAL_CALLS, GRAPH = "host code, no CUDA call", "several CUDA calls", "a graph"
+HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
+OVERLAP = "both rows may count the same time, so don't add them up"
+AT_LEAST = (
+    "{:.1f} % from the end of a wait for all work to the next launch: so long, at least, the GPU had no kernel to run"
+)
+UNTIMED = "{} counted but not timed: {} time counts as host code"
+SHARE = 7  # its place in a row of GAPS
 WHOLE = "all processes", "all streams"
 NOBODY = (None, None, None)  # the columns WHO of a row about several processes
 
@@ -103,10 +109,12 @@ def gaps(trace: TraceModel) -> Answers:
         rows += own
         if not verdict and own:
             more = f"; and {len(launching) - 1:,} more processes" if len(launching) > 1 else ""
-            verdict.append(_verdict(who[number], own) + more)
+            verdict += _verdict(who[number], between, own, more)
         longest += _iter_longest(trace.processes[number], between, who[number])
     uses = find_uses(trace, name_processes(who), switches)
     idle = [row for use in uses for row in _iter_idle(use, who)]
+    if counted := sum(trace.counted(number) for number, _ in launching):
+        verdict.append(UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their"))
     verdict += _untimed(trace, who)
     if rows or verdict or not idle:
         yield make_answer("gaps", GAPS, rows, verdict)
@@ -203,12 +211,23 @@ def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
         yield WAIT, *who, None, *_times(gaps, WAITS, whole)
 
 
-def _verdict(who: Who, rows: list[tuple[Any, ...]]) -> str:
-    between = [row for row in rows if row[0] == LAUNCH][:1]
+def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]], more: str) -> Iterator[str]:
+    """Say what part of its time a process spent between launches, in long gaps, and after waits."""
+    from gpt.analyze.lib.launch_gaps import LONG
+
+    launches = [row for row in rows if row[0] == LAUNCH][:1]
     waits = [row for row in rows if row[0] == WAIT]
-    facts = [f"{row[-5]:.1f} % between launches of thread {row[4]}" for row in between]
-    facts += [f"{row[-5]:.1f} % from a wait to the next launch, while the GPU had nothing to do" for row in waits]
-    return f"{describe(who)}, of the time from its first call to its last: {'; '.join(facts)}"
+    told = f"{describe(who)}, of the {human_time(between.whole)} from its first call to its last"
+    for row in launches:
+        count, time = between.long.get(row[4], (0, 0))
+        share = 100 * time / (between.whole or 1)
+        long = f", {share:.1f} % in {amount(count, 'gap')} over {human_time(LONG)}" if count else ""
+        yield f"{told}: {row[SHARE]:.1f} % between launches of thread {row[4]}{long}{more}"
+    for row in waits:
+        least = AT_LEAST.format(row[SHARE])
+        yield f"of these {human_time(between.whole)}, {least}" if launches else f"{told}: {least}"
+    if launches and waits:
+        yield OVERLAP
 
 
 def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
@@ -275,4 +294,4 @@ def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
     return whole - total, total, share, count, *more
 
 
-ANALYSIS = of_model(gaps, "Show when nothing was launched, and the GPU idle.", CALLS | GPU_TIMES | {"device"})
+ANALYSIS = of_model(gaps, "Show when nothing was launched, and the GPU idle.", CALLS | COUNTED | GPU_TIMES | {"device"})

@@ -46,9 +46,9 @@ VALUES = (
     Column("records", "u64", title="values"),
 )
 TOP = 60  # rows that a table shows
-BINS, DRAWN, PANELS = 20, 5, 8  # of a histogram, kernels in it, fields that have one
+BINS, DRAWN, PANELS = 20, 5, 8  # bins of a histogram, kernels in it, fields that get one
 RESERVED = ("bins", "unprobed")  # names of other answers
-STAMP = 1 << 32  # whole numbers that are all this large are clocks or addresses: their sum means nothing
+STAMP = 1 << 32  # numbers this large are clocks or addresses, whose sum means nothing
 
 Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
@@ -75,7 +75,7 @@ class Fields(MapAnalysis):
         self._glob = map_
         self._sums: dict[tuple[str, str], Counter[str]] = {}  # by kernel and map
         self._fields: dict[tuple[str, str], dict[str, _Field]] = {}
-        self._bins: dict[tuple[str, str], Counter[tuple[int, int | None]]] = {}  # of histograms
+        self._bins: dict[tuple[str, str], Counter[tuple[int, int | None]]] = {}  # bins of histograms
 
     def wants(self, layout: MapLayout) -> bool:
         """Return True if the map, or a field of it, is named."""
@@ -96,7 +96,7 @@ class Fields(MapAnalysis):
         return f"no map of the trace is named '{self._glob}': without --map all are shown"
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in a map of a launch."""
+        """Add a launch's map."""
         import numpy as np
 
         from gpt.analyze.lib.values import Distribution

@@ -3,7 +3,8 @@
 A piece of memory exists from the return of the call that allocates it to the call that frees it; memory of cuMemCreate
 exists until its handle is released and it's no longer mapped. If something is allocated at an address that is taken,
 the older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it
-and counts as left, like the memory that exists when the trace ends.
+and counts as left, like the memory that exists when the trace ends. That's no leak by itself: drivers free what a
+program leaves, and many programs count on that.
 
 Fragmentation: the driver maps memory in pages of 2 MiB. In the pages that hold a part of a live piece, fragmentation is
 the share of bytes outside any piece. Gaps between the regions that the driver takes addresses from cost nothing, so
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.allocations import Pieces, Whole
     from gpt.trace.model import TraceModel
     from gpt.trace.process import Process
-    from gpt.trace.unrecorded import Unrecorded
 
 SUMS = (
     Column("allocations", "u64", title="allocs"),
@@ -41,7 +41,7 @@ SUMS = (
     Column("allocated", "u64", "bytes"),
     Column("peak", "u64", "bytes"),
     Column("at_peak", "u64", "bytes", "at GPU peak"),
-    Column("left", "u64", "bytes"),
+    Column("left", "u64", "bytes", "at the end"),
 )
 MEMORY = (
     Column("where", "text", title="memory"),
@@ -56,18 +56,18 @@ SITES_OF = (
     *(column for column in SUMS if column.name != "failed"),
 )
 FRAGMENTS = (
-    Column("when", "text", title="2 MiB pages"),
+    Column("when", "text", title="GPU memory"),
     Column("time", "u64", "ns", "at"),
-    Column("live", "u64", "bytes"),
-    Column("held", "u64", "bytes"),
-    Column("fragmented", "f64", "%"),
-    Column("pieces", "u64"),
+    Column("live", "u64", "bytes", "allocated"),
+    Column("held", "u64", "bytes", "in pages"),
+    Column("fragmented", "f64", "%", "unused"),
+    Column("pieces", "u64", title="pieces"),
     Column("holes", "u64"),
     Column("largest", "u64", "bytes", "largest hole"),
 )
 LEFT = (
-    Column("type", "text", title="left at the end"),
-    Column("site", "text?", title="asked for by"),
+    Column("type", "text", title="still allocated at the end"),
+    Column("site", "text?", title="asked for by", shown="any"),
     Column("address", "u64", "address"),
     Column("pid", "u64", "id", shown="never"),
     Column("thread", "u64", "id", shown="never"),
@@ -87,7 +87,7 @@ SPANS = (
     Column("allocated", "u64", "bytes"),
     Column("freed", "u64"),
     Column("peak", "u64", "bytes"),
-    Column("live", "u64", "bytes", "live at its end"),
+    Column("live", "u64", "bytes", "at its end"),
 )
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
@@ -107,7 +107,7 @@ def memory(trace: TraceModel) -> Answers:
     if not found:
         return
     names = [_Names(pieces.process) for pieces in found]
-    yield _make_spans(found[0], trace.unrecorded(found[0].process))
+    yield _make_spans(found[0], trace)
     yield _make_live(found[0], len(found))
     if any(pieces.stacks.any() for pieces in found):
         yield _make_sites(found, names)
@@ -145,19 +145,25 @@ def _add(sizes: npt.NDArray[np.uint64]) -> float:
 
 
 def _verdict(found: list[Pieces]) -> Iterator[str]:
+    from gpt.analyze.lib.allocations import NEVER
     from gpt.screen.units import amount, human
 
     if not found:
         yield NONE
     for pieces in found[:1]:
         pid, left = pieces.process.pid, pieces.left & pieces.on_gpu
+        parts = []
         ended = "its trace ended" if pieces.process.status is None else "it ended"
         told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most"
-        if left.any():
-            size, number = human(_add(pieces.sizes[left])), amount(int(left.sum()), "allocation")
-            yield f"{told}; when {ended}, {size} of {number} not freed"
-        else:
-            yield f"{told}; all of it was freed by the time {ended}" if pieces.on_gpu.any() else told
+        for mask, said in (
+            (left & (pieces.ends >= NEVER), f"still allocated when {ended}, which the driver frees then"),
+            (left & (pieces.ends < NEVER), "still allocated when their context ended, which frees them"),
+        ):
+            if mask.any():
+                parts.append(f"{human(_add(pieces.sizes[mask]))} in {amount(int(mask.sum()), 'allocation')} {said}")
+        if not parts and pieces.on_gpu.any():
+            parts.append(f"all of it was freed by the time {ended}")
+        yield "; ".join((told, *parts))
     lost = sum(pieces.lost for pieces in found)
     if lost:
         yield f"{amount(lost, 'allocation')} at an address still in use: the free in between wasn't recorded"
@@ -273,17 +279,22 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages nothing is lost
     wasted = int(np.argmax(held - live))
     rows = []
-    for when, at in (("at their peak", int(np.argmax(held))), ("most lost", wasted), ("at the end", len(moments) - 1)):
+    places = ("most pages", int(np.argmax(held))), ("most unused", wasted), ("at the end", len(moments) - 1)
+    for when, at in places:
         time = int(moments[at])
         count, holes = pieces.holes(time)
         row = when, max(0, time), live[at], held[at], 100 * max(0.0, share[at]), count
         rows.append((*row, len(holes), int(holes.max(initial=0))))
-    verdict = [f"fragmented: of the pages of {PAGE >> 20} MiB that hold live memory, the share that is in none"]
+    verdict = [
+        f"in pages: the pages of {PAGE >> 20} MiB that hold any of it, since the driver maps whole pages; unused: the"
+        " part of these pages that's in no allocation; holes: the pieces of that part"
+    ]
     yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
 
 
-def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
-    """Divide the time with allocations into PARTS of equal length, and return what happened to GPU memory in each."""
+def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
+    """Divide the time from the beginning of a process to its last call into PARTS of equal length, and return what
+    happened to GPU memory in each."""
     import numpy as np
 
     from gpt.analyze.lib.allocations import NEVER
@@ -291,20 +302,22 @@ def _make_spans(pieces: Pieces, unrecorded: Unrecorded) -> Record:
 
     begins, ends, sizes = (one[pieces.on_gpu] for one in (pieces.begins, pieces.ends, pieces.sizes))
     moments, values = pieces.line(pieces.on_gpu)
+    unrecorded = trace.unrecorded(pieces.process)
     rows: list[tuple[Any, ...]] = []
     if len(moments):
-        first, stop = int(moments[0]), int(moments[-1]) + 1
+        first = min(int(moments[0]), trace.began(pieces.process))
+        stop = max(int(moments[-1]), trace.last(trace.processes.index(pieces.process))) + 1
         edges = np.linspace(first, stop, min(PARTS, stop - first) + 1).astype(np.int64)
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
             before, after = np.searchsorted(moments, (low, high))
-            there = values[max(0, before - 1) : after]
-            most, live = float(there.max(initial=0)), float(there[-1]) if len(there) else 0
+            there = values[max(0, before - 1) : after]  # begins with what's allocated already
+            most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
-    verdict = [f"GPU memory of process {pieces.process.pid}"]
+    verdict = [f"GPU memory of process {pieces.process.pid}, from its beginning to its last call, in {PARTS} parts"]
     if over := int((pieces.left & pieces.on_gpu & (pieces.ends < NEVER)).sum()):
-        verdict.append(f"{amount(over, 'allocation')} that wasn't freed ended with the context")
+        verdict.append(f"{amount(over, 'allocation')} ended with the context, which frees them")
     if off := sum(row[1] or 0 for row in rows):
         verdict.append(f"recording was off for {human_time(off)}: allocations and frees in that time are missing")
     return make_answer("times", SPANS, rows, verdict)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.locations import WHO, tell_apart
+from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ KERNELS = (
     Column("most", "u64", "bytes"),
 )
 PROCESSES = (
-    Column("command", "text", title="process"),
+    *PROGRAM,
     *WHO,
     Column("allocations", "u64"),
     Column("peak", "u64", "bytes"),
@@ -35,7 +34,7 @@ PROCESSES = (
     Column("most", "u64", "bytes", "for probes"),
 )
 TOP = 30  # rows that tables show
-# Of device memory; other functions of this type are about host memory, addresses, and handles.
+# These handle device memory; others of this type handle host memory, addresses and handles.
 ALLOCATE = frozenset(
     ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
 )
@@ -62,7 +61,7 @@ class _Use:
         self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
 
     def take(self) -> None:
-        """Take in the records that the process has collected."""
+        """Add the records that the process has collected."""
         import numpy as np
 
         from gpt.trace.rows import iter_groups
@@ -130,13 +129,13 @@ class MemUsage:
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
-        self._coverage = Coverage()  # of processes that have ended
-        self._done: dict[str, Counter[str]] = {}  # of processes that have ended, by kernel
-        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # of the same processes
+        self._coverage = Coverage()  # launches of processes that have ended
+        self._done: dict[str, Counter[str]] = {}  # needs of processes that have ended, by kernel
+        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # the same processes
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
-        """Take in the records that a process has collected."""
+        """Add the records that a process has collected."""
         if process not in self._open:
             self._open[process] = _Use(process)
         self._open[process].take()
@@ -151,7 +150,7 @@ class MemUsage:
         self._rows.append((process.header, use.row()))
 
     def merge(self, other: MemUsage) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         _merge(self._done, other._done)
         self._rows += other._rows
         self._coverage.merge(other._coverage)
@@ -187,7 +186,7 @@ class MemUsage:
         processes = [*self._rows, *((process.header, use.row()) for process, use in self._open.items())]
         if processes:
             who = tell_apart(header for header, _ in processes)
-            rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
+            rows = [(*name_program(header), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
             yield make_answer("processes", PROCESSES, rows, [NOT_COUNTED])
         yield from coverage.answer()
 

@@ -47,7 +47,7 @@ class Costs:
             self.samples.add(original=times["original"], with_probes=times["kernel"])
 
     def merge(self, other: Costs) -> None:
-        """Take in another one."""
+        """Add the times of another run."""
         self.samples.merge(other.samples)
         self.registers = other.registers if other.registers[1] is not None else self.registers
 

@@ -110,7 +110,7 @@ class Roofline(MapAnalysis):
                 raise UsageError(f"{option} is not above 0: {value}")
         self._kernels: dict[Key, _Sums] = {}
         self._cards: dict[str, Mapping[str, Any]] = {}
-        self._times: dict[Process, _Times] = {}  # of processes that haven't ended
+        self._times: dict[Process, _Times] = {}  # processes that are still running
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
@@ -118,7 +118,7 @@ class Roofline(MapAnalysis):
         return MAPS
 
     def take(self, process: Process) -> None:
-        """Take in the records that a process has collected."""
+        """Add the records that a process has collected."""
         if process not in self._times:
             self._times[process] = _Times(process)
         self._times[process].take()
@@ -156,7 +156,7 @@ class Roofline(MapAnalysis):
         super().end(process)
 
     def merge(self, other: Roofline) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         _merge(self._kernels, other._kernels)
         self._cards |= other._cards
         self.merge_launches(other)
@@ -198,7 +198,7 @@ class Roofline(MapAnalysis):
         known = (pair for device, pair in peaks.items() if not is_simulated(self._cards.get(device, {})))
         unknown = any(peak.rate is None for pair in known for peak in pair)
         lines = [*_describe(peaks)]
-        lines += ["not known of all devices: --peak-flops and --peak-bytes say it"] if unknown else []
+        lines += ["not known for all devices: set it with --peak-flops and --peak-bytes"] if unknown else []
         yield make_answer("devices", DEVICES, devices, lines)
 
 
@@ -213,7 +213,7 @@ class _Times:
         self._firsts = FirstLaunches()
 
     def take(self) -> None:
-        """Take in the records that the process has collected."""
+        """Add the records that the process has collected."""
         import numpy as np
 
         process = self._process

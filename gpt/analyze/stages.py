@@ -5,14 +5,18 @@ The calls of the process that launches most tell the stages:
 - Initialization: from the first call to the first copy to the device, or, without one, the first loading of code.
 - Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,
   with less than 1 % of the bytes together, are the input and don't count.
-- Input Transfer: copies to the device after the weights.
+- Input Transfer: copies to the device between the weights and the first launch, and during the inference.
 - Kernel Compile: from the first loading of code after the weights, or the first launch if that comes earlier, until
-  every kernel has been launched once, except kernels that are launched only once, and the program has waited for them.
-  It's called Warmup if no code is loaded in that time.
+  every kernel has been launched once, except kernels that are launched only once, and the program has waited for them
+  (or, if it didn't wait before it launched again, until the last of these launches returned). It's called Warmup if no
+  code is loaded in that time. What a program copies or waits for in this time belongs to this stage.
 - Inference: from there to the last launch, or the end of the wait after it, except time that has a line of its own.
-- Sync: waits during the inference. Output Transfer: copies from the device after the first launch. A copy may wait for
+- Sync, Output Transfer: waits and copies from the device during the inference, and copies after it. A copy may wait for
   kernels that were launched before it; where GPU times say how long, that counts as waiting.
-- Other: the rest.
+- After Inference: from there to the last call, for example what a program does when it exits.
+- Other: the rest, between the stages.
+
+Calls that were only counted have no time, so no stage has them; a line says how many there are.
 
 A program that marks its stages with NVTX knows them better: if names of its outermost ranges contain one of the WORDS,
 the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a program.
@@ -20,14 +24,13 @@ the times of these ranges are shown. Ranges of LIBRARIES don't count: ncclCommIn
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
-from gpt.analyze.lib.locations import WHO, describe, tell_apart
+from gpt.analyze.lib.locations import PROGRAM, WHO, describe, name_program, tell_apart
 from gpt.screen.units import amount, human_time
-from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, GRAPHS, RANGES
 
 if TYPE_CHECKING:
     from gpt.analyze.lib.periods import Period
@@ -42,22 +45,25 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("category", "text", title="Category"),
     Column("part", "text?", shown="under"),
+    Column("begin", "u64?", "ns", "from", "any"),
     Column("time", "u64", "ns", "Time"),
     Column("share", "f64?", "%", "% Total"),
+    Column("in_calls", "u64?", "ns", "in calls", "any"),
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
-    Column("segment", "u64?", "ns", "time", "never"),  # the time of what adds up to the total
+    Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
-INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, OTHER = NAMES = (
+TIME = 3  # place of the time in a row
+INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
-    "Output Transfer", "Other",
+    "Output Transfer", "After Inference", "Other",
 )  # fmt: skip
-TOKEN, TOTAL = "Per token", "Total"
+ROUND, TOTAL = "Per round", "Total"
 PROCESSES = (  # the time of each stage, if several processes launched
-    Column("command", "text", title="process"),
+    *PROGRAM,
     *WHO,
-    *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, TOKEN)),
+    *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, ROUND)),
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name, "any") for name in NAMES if name != INFERENCE),
 )
 WORDS = (  # lower case, in names of NVTX ranges; the first match counts
@@ -67,9 +73,16 @@ WORDS = (  # lower case, in names of NVTX ranges; the first match counts
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
-LITTLE = 0.01  # share of the bytes before the first launch that is the input
+ALL = 0.98  # share of the launches that a unit which comes only twice must cover: anything less is chance
+LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
 COPIES = 0.05  # share of the time from which on copies are worth a remark
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
+BETWEEN = "Other: the time between the stages"
+UNTIMED = "counted but not timed, and in no stage"
+UNTIL = {
+    COMPILE: "from the first loading of code after the weights until every kernel that recurs had been launched once",
+    WARMUP: "from the first launch until every kernel that recurs had been launched once",
+}
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and stages are found by launches: "
     "'gpt-hook run' records launches unless --calls or ctl excludes them"
@@ -97,18 +110,18 @@ def stages(trace: TraceModel) -> Answers:
     _, one, _, rows, verdict = found[0]
     if len(found) > 1:
         verdict[0] += f"; {describe(one)}, of {len(found)} that launched: --pid chooses"
-    shown = [(*row, None if row[1] or row[0] == TOTAL else row[2]) for row in rows]
+    shown = [(*row, None if row[1] or row[0] == TOTAL else row[TIME]) for row in rows]
     yield make_answer("stages", COLUMNS, shown, verdict, plots=[plot("stack", "category", "segment", title="stages")])
     if len(found) > 1:
         yield make_answer("processes", PROCESSES, [
-            (shlex.join(header["argv"]), *where, *_times(rows)) for header, where, _, rows, _ in found
+            (*name_program(header), *where, *_times(rows)) for header, where, _, rows, _ in found
         ])  # fmt: skip
 
 
 def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
     """Return the columns PROCESSES from `total` on."""
-    times = {row[1] or row[0]: row[2] for row in rows}
-    return [times.get(name) for name in (TOTAL, INFERENCE, TOKEN, *(name for name in NAMES if name != INFERENCE))]
+    times = {row[1] or row[0]: row[TIME] for row in rows}
+    return [times.get(name) for name in (TOTAL, INFERENCE, ROUND, *(name for name in NAMES if name != INFERENCE))]
 
 
 def find_need(trace: TraceModel) -> str | None:
@@ -128,29 +141,72 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     inference = _find_inference(tapes)
     marked = _ranges(trace, number)
     rows, total = _marked_rows(marked, tapes.unrecorded) if marked else _rows(tapes, inference)
-    verdict = ["found by NVTX ranges" if marked else "found by the calls, as no NVTX range names a stage"]
+    verdict = [
+        "found by NVTX ranges"
+        if marked
+        else "found by the calls, as no NVTX range names a stage: the names are guesses"
+    ]
+    if not marked:
+        verdict += [f"{row[0]}: {UNTIL[row[0]]}" for row in rows if row[0] in UNTIL and row[TIME]]
+        verdict += [BETWEEN for row in rows if row[0] == OTHER and row[TIME] > LITTLE * total]
     if not marked and not tapes.copies_timed:
-        verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[2] > COPIES * total]
+        verdict += [COPIES_WAIT for row in rows if row[0] == OUTPUT and row[TIME] > COPIES * total]
     process = trace.processes[number]
     if off := process.unrecorded_until(tapes.last - process.machines.offset(process.header)):
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
     period = find_round(tapes.codes(first))
     if period and INFERENCE in (names := [row[0] for row in rows]):
-        took, waited = tapes.measure(first, period)
-        told = "per token: their median, waits included"
-        whole = sum(row[2] for row in rows if row[0] in (INFERENCE, SYNC))
-        if not marked and took * period.times < AHEAD * whole and waited < AHEAD:
-            took = whole / period.times
-            told = "launched ahead of the GPU: per token is the time of all and of the wait for them, by their number"
-        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, TOKEN, took, None, None, period.length, None))
-        verdict.append(f"{period.times:,} equal rounds of {amount(period.length, 'launch')}; {told}")
-    rows.append((TOTAL, None, total, 100.0, None, None, None))
+        whole = 0 if marked else sum(row[TIME] for row in rows if row[0] in (INFERENCE, SYNC))
+        took, told = _time_round(tapes, first, period, inference, whole)
+        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, ROUND, None, took, None, None, None, period.length, None))
+        verdict.append(f"{_describe_rounds(tapes, first, period)}; {told}")
+    if not marked and (counted := trace.counted(number)):
+        verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
+    rows.append((TOTAL, None, None, total, 100.0, None, None, None, None))
     return len(tapes.launches), rows, verdict
 
 
+def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole: int) -> tuple[float, str]:
+    """Return how long a round takes, and how that's known; `whole` is the time of the `inference`, or 0."""
+    took, waited = tapes.measure(first, period)
+    covers_all = period.covered >= ALL * (len(tapes.launches) - first)
+    if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
+        whole -= tapes.start(first + int(period.begins[0])) - inference  # what the program did before the first one
+        told = "launched ahead of the GPU: per round is the time of all and of the wait for them, by their number"
+        return whole / period.times, told
+    return took, "per round: their median, waits included"
+
+
+def _describe_rounds(tapes: Tapes, first: int, period: Period) -> str:
+    """Say how many rounds there are, and what repeats within each."""
+    told = f"{period.times:,} equal rounds of {amount(period.length, 'launch')}"
+    begin = first + int(period.begins[0])
+    inside = find_often(tapes.codes(begin, begin + period.length))
+    if inside and inside.length < period.length:
+        told += f" (within each, {inside.times:,} times {amount(inside.length, 'launch')})"
+    return told
+
+
 def find_round(kernels: Any) -> Period | None:
-    """Return the launches that repeat, if they are most of all."""
+    """Return the launches that repeat, if they are most of all.
+
+    That's the longest unit that covers them: two passes through a model are two rounds, although each has many equal
+    layers. If a unit comes only twice, which any two launches may do by chance, it has to cover everything.
+    """
+    from gpt.analyze.lib.periods import find_periods, split_units
+
+    often = find_often(kernels)
+    for period in find_periods(kernels, 2):
+        twice = split_units(kernels, period)[0]
+        longer = not often or (twice.length > often.length and twice.covered > often.covered)
+        if longer and twice.length > 1 and twice.covered >= ALL * len(kernels):
+            return twice
+    return often
+
+
+def find_often(kernels: Any) -> Period | None:
+    """Return the launches that come three times in a row or more, if they are most of all."""
     from gpt.analyze.lib.periods import SHARE, find_periods, split_units
 
     units = [unit for period in find_periods(kernels)[:1] for unit in split_units(kernels, period)[:1]]
@@ -158,17 +214,19 @@ def find_round(kernels: Any) -> Period | None:
 
 
 def _find_inference(tapes: Tapes) -> int:
-    """Return when every recurring kernel had been launched once and waited for, in ns."""
+    """Return when every recurring kernel had been launched once and waited for, in ns.
+
+    If no launch follows such a wait, that's when the last of these launches returned.
+    """
     from gpt.analyze.lib.sequence import OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    last, before = tapes.again  # not the last kernel of all: the program may launch a kernel once, at its end
+    last, returned, before = tapes.again  # not the very last kernel: it may run only once, at the end
     if before == len(tapes.launches) - 1:
         return tapes.begin
     ends = [end[((acts & (WAIT | OUT)) != 0) & (start >= last)] for start, end, _, acts in iter_scan(tapes)]
     waited = min((int(end.min()) for end in ends if len(end)), default=None)
-    # else no launch follows a wait for the kernel that came last
-    return waited if waited is not None and tapes.latest > waited else last
+    return waited if waited is not None and tapes.latest > waited else min(returned, tapes.latest)
 
 
 class _Part:
@@ -187,9 +245,9 @@ class _Part:
         self.launches += int((mask & ((acts & LAUNCH) != 0)).sum())
         self.bytes += float(sizes[mask & ((acts & (IN | OUT | LAUNCH)) != 0)].sum())
 
-    def row(self, name: str, time: int) -> tuple[Any, ...]:
+    def row(self, name: str, begin: int | None, time: int, in_calls: int) -> tuple[Any, ...]:
         """Return the columns of a stage."""
-        return name, None, time, None, self.calls, self.launches, self.bytes or None
+        return name, None, begin, time, None, in_calls, self.calls, self.launches, self.bytes or None
 
 
 class _Cover:
@@ -214,7 +272,7 @@ class _Cover:
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
     """Return the columns of each stage, and the total time."""
-    from gpt.analyze.lib.sequence import LOAD, WAIT
+    from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
     begin = tapes.begin
@@ -225,49 +283,62 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
         stop = max(stop, int(end[((acts & WAIT) != 0) & (start >= inference)].max(initial=stop)))
         loads = start[((acts & LOAD) != 0) & (start >= loaded[1])]
         code = int(loads[0]) if code is None and len(loads) else code
+    stop = stop if tapes.waited is None else max(tapes.launched, tapes.waited)
     warmup = begin if code is None else min(begin, code), inference
     compiled = COMPILE if code is not None and code < inference else WARMUP
-    windows = {INIT: (tapes.first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop)}
-    rows = _add_up(tapes, (loaded[1], begin, inference), windows)
+    windows = {INIT: (tapes.first, loaded[0]), WEIGHTS: loaded, compiled: warmup, INFERENCE: (inference, stop),
+               AFTER: (stop, tapes.last)}  # fmt: skip
+    alone = {INPUT: (IN, [(loaded[1], begin), (inference, tapes.last)]), OUTPUT: (OUT, [(inference, tapes.last)]),
+             SYNC: (WAIT, [(inference, stop)])}  # fmt: skip
+    rows = _add_up(tapes, alone, windows)
     total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
-    rest = total - sum(row[2] for row in rows.values())
-    rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None)
-    shown = [rows[name] for name in NAMES if name in rows and (name != OTHER or rows[name][2] > 0)]
-    return [(*row[:3], 100 * row[2] / (total or 1), *row[4:]) for row in shown], total
+    rest = total - sum(row[TIME] for row in rows.values())
+    rows[OTHER] = (OTHER, None, None, max(0, rest), None, None, None, None, None)
+    shown = [rows[name] for name in NAMES if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] > 0)]
+    return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], total
 
 
 def _add_up(
-    tapes: Tapes, since: tuple[int, int, int], windows: dict[str, tuple[int, int]]
+    tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]]
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the columns of stages: calls with a line of their own from `since` on, and the others in `windows`."""
+    """Return the columns of stages: calls that do some act in some times have a line of their own, `alone`, and all
+    others are in `windows`."""
     import numpy as np
 
-    from gpt.analyze.lib.sequence import IN, OUT, WAIT
     from gpt.analyze.lib.short_calls import iter_scan
 
-    alone = dict(zip((INPUT, OUTPUT, SYNC), zip((IN, OUT, WAIT), since, strict=True), strict=True))
     parts = {name: _Part() for name in (*alone, *windows)}
     covered, inside_of = _Cover(tapes.unrecorded), {name: _Cover(tapes.unrecorded) for name in windows}
+    calls_of, in_calls = {name: _Cover(tapes.unrecorded) for name in windows}, dict.fromkeys(windows, 0)
+
+    def add(cover: _Cover, start: Whole, end: Whole, window: tuple[int, int]) -> int:
+        """Add the part of calls that is in a window."""
+        reaches = (start < window[1]) & (end > window[0])
+        clipped = np.maximum(start[reaches], window[0]), np.minimum(end[reaches], window[1])
+        return int(cover.add(*clipped).sum())
+
     for start, end, sizes, acts in iter_scan(tapes):
         own, kinds = np.zeros(len(start), bool), {}
-        for name, (act, from_) in alone.items():
-            mask = ((acts & act) != 0) & (start >= from_)
+        for name, (act, times) in alone.items():
+            mask = np.zeros(len(start), bool)
+            for left, right in times:
+                mask |= ((acts & act) != 0) & (start >= left) & (start < right)
             parts[name].count(mask, sizes, acts)
             kinds[name] = mask & ~own
             own |= mask
         added = covered.add(start[own], end[own])
         for name, mask in kinds.items():
             parts[name].time += int(added[mask[own]].sum())
-        for name, (left, right) in windows.items():
-            inside = (start >= left) & (start < right)
+        for name, window in windows.items():
+            inside = (start >= window[0]) & (start < window[1]) if name != AFTER else start >= window[0]
             parts[name].count(inside & ~own, sizes, acts)
-            reaches = own & (start < right) & (end > left)
-            clipped = np.maximum(start[reaches], left), np.minimum(end[reaches], right)
-            parts[name].time += int(inside_of[name].add(*clipped).sum())
-    rows = {name: parts[name].row(name, parts[name].time) for name in alone}
+            parts[name].time += add(inside_of[name], start[own], end[own], window)
+            in_calls[name] += add(calls_of[name], start, end, window)
+    rows = {name: parts[name].row(name, None, parts[name].time, parts[name].time) for name in alone}
     for name, (left, right) in windows.items():
         known = max(0, right - left) - tapes.unrecorded.within_one(left, right)
-        rows[name] = parts[name].row(name, max(0, known - parts[name].time))
+        time, other = parts[name].time, max(0, in_calls[name] - parts[name].time)
+        rows[name] = parts[name].row(name, max(0, left), max(0, known - time), other)
     return rows
 
 
@@ -300,11 +371,13 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any
     """Return the columns of each stage that the program names, and the time from the first to the last."""
     edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
     total = edges[1] - edges[0] - unrecorded.within_one(*edges)
-    rows = [(name, None, marked[name].total) for name in NAMES if name in marked]
-    rest = total - sum(row[2] for row in rows)
-    rows += [(OTHER, None, rest)] if rest > 0 else []
-    return [(*row, 100 * row[2] / (total or 1), None, None, None) for row in rows], total
+    rows: list[tuple[Any, ...]] = [
+        (name, None, max(0, marked[name].first), marked[name].total) for name in NAMES if name in marked
+    ]
+    rest = total - sum(row[TIME] for row in rows)
+    rows += [(OTHER, None, None, rest)] if rest > 0 else []
+    return [(*row, 100 * row[TIME] / (total or 1), *[None] * 4) for row in rows], total
 
 
-ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | GRAPHS | GPU_TIMES | RANGES,
+ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,
                     need=find_need, drains=True)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.analyze.lib import base
 from gpt.analyze.lib.answer import Answers, Column, Record, Rows, make_answer, plot
 from gpt.analyze.lib.command import Analysis
-from gpt.analyze.lib.locations import WHO, tell_apart
+from gpt.analyze.lib.locations import PROGRAM, WHO, name_program, tell_apart
 from gpt.screen.units import amount, human_time
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 PROCESSES = (
-    Column("command", "text", title="process"),
+    *PROGRAM,
     *WHO,
     Column("start", "u64", "ns", shown="never"),
     Column("threads", "u64"),
@@ -30,18 +29,20 @@ PROCESSES = (
     Column("status", "u64?", "id", "exit"),
 )
 FUNCTIONS = (
-    Column("type", "text", title="type, function"),
+    Column("type", "text", "function", "type, function"),
     Column("op", "text?", shown="never"),
     Column("name", "text?", shown="under"),
     Column("calls", "u64"),
+    Column("timed", "u64?", shown="any"),  # if not all are
     Column("counted", "u64", shown="never"),
     Column("open", "u64", shown="never"),
     Column("failed", "u64", shown="any"),
+    Column("at_exit", "u64", shown="never"),
     *(Column(name, "u64?", "ns") for name in ("total", "mean", "p50", "p99", "slowest")),
     Column("slowest_start", "u64?", "ns", shown="never"),
     Column("slowest_pid", "u64?", "id", shown="never"),
     Column("slowest_thread", "u64?", "id", shown="never"),
-    Column("label", "text?", shown="never"),  # of the picture
+    Column("label", "text?", shown="never"),  # for the picture
 )
 COPIES = (
     Column("op", "text", title="copies"),
@@ -78,9 +79,9 @@ class Summary:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED
-        self._done = Totals()  # of processes that have ended
-        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # of these, and the columns after WHO
-        self._facts: list[InferenceFacts] = []  # of these
+        self._done = Totals()  # processes that have ended
+        self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
+        self._facts: list[InferenceFacts] = []  # facts about ended processes
         self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
 
     def take(self, process: Process) -> None:
@@ -89,7 +90,7 @@ class Summary:
 
         current = self._open.pop(process, None) or ProcessTotals(process)
         current.take()
-        self._open[process] = current  # not back if its rows make no sense: it doesn't count
+        self._open[process] = current  # gone if its rows make no sense: it doesn't count
 
     def end(self, process: Process) -> None:
         """Add the sums of a process that has ended."""
@@ -101,7 +102,7 @@ class Summary:
             self._processes.append(_process_row(current))
 
     def merge(self, other: Summary) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge a summary of later traces."""
         self._facts += other._facts
         self._done.merge(other._done)
         self._processes += other._processes
@@ -150,7 +151,7 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
     verdict = []
     processes = sorted(processes, key=lambda one: one[0].get("rank", -1))
     who = tell_apart(header for header, _ in processes)
-    rows = [(shlex.join(header["argv"]), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
+    rows = [(*name_program(header), *one, *row) for one, (header, row) in zip(who, processes, strict=True)]
     if any(row[-2] is not None for row in rows):
         verdict.append("not recorded all the time: calls, launches and GPU times are from the time 'recorded' only")
     return make_answer("processes", PROCESSES, rows, verdict)
@@ -160,26 +161,36 @@ def _make_functions(totals: Totals) -> Record:
     """Return each type, longest time first, followed by its functions."""
     types = totals.types()
     rows: list[tuple[Any, ...]] = []
+    partly = any(function.durations.count < function.calls + function.counted for function in types.values())
     for type_ in sorted(types, key=lambda t: (-types[t].durations.total, t)):
-        rows.append((type_, None, None, *_times(types[type_]), None))
+        rows.append((type_, None, None, *_times(types[type_], partly), None))
         inside = [api for api in totals.functions if api.type == type_]
         inside.sort(key=lambda api: (-totals.functions[api].durations.total, api))
         more = " (captured)" if type_ == "capture" else ""
-        rows += [(type_, api.op, api.name, *_times(totals.functions[api]), f"{api.name}{more}") for api in inside]
+        rows += [
+            (type_, api.op, api.name, *_times(totals.functions[api], partly), f"{api.name}{more}") for api in inside
+        ]
     counted = sum(function.counted for function in types.values())
     open_ = sum(function.calls - function.durations.count for function in types.values())
+    late = sum(function.at_exit for function in types.values())
     verdict = []
     if counted:
-        verdict.append(f"{amount(counted, 'call')} counted but not timed")
+        verdict.append(f"{amount(counted, 'call')} counted but not timed; times and means cover the others, 'timed'")
+    if late:
+        verdict.append(
+            f"{amount(late, 'call')} came after the driver had shut down at the program's exit, which is usual: "
+            "not 'failed'"
+        )
     if open_:
         verdict.append(f"{amount(open_, 'call')} did not return, without a time")
     return make_answer("functions", FUNCTIONS, rows, verdict, plots=[plot("bars", "label", "total")])
 
 
-def _times(function: FunctionTotals) -> tuple[Any, ...]:
-    """Return the columns from `calls` on."""
+def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
+    """Return the columns from `calls` on. `partly` tells whether any function has calls without times."""
     took, slowest = function.durations, function.slowest
-    counts = function.calls + function.counted, function.counted, function.calls - took.count, function.failed
+    all_, open_ = function.calls + function.counted, function.calls - took.count
+    counts = all_, took.count if partly else None, function.counted, open_, function.failed, function.at_exit
     if not took.count:
         return *counts, *[None] * 8
     times = took.total, took.total / took.count, took.percentile(0.5), took.percentile(0.99), took.largest

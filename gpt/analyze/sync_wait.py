@@ -34,7 +34,7 @@ PLACES = (
     Column("clocks", "u64", "cycles"),
 )
 TOP_PLACES = 16  # rows that a table shows
-MOST_WARPS = 64  # of a block that are counted separately
+MOST_WARPS = 64  # warps of a block that are counted separately
 LATE = 0.5  # others wait for a warp if it waits less than this share of their mean
 
 
@@ -71,7 +71,7 @@ class SyncWait(Ratios):
         self._spread[buffer.kernel] += (most - least)[several].sum(), most[several].sum()
 
     def merge(self, other: Self) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         super().merge(other)
         for mine, theirs in ((self._places, other._places), (self._spread, other._spread)):
             for name, sums in theirs.items():

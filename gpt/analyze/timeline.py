@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NAMED = 3  # processes, and reasons, that a line names
-LEVEL = 1  # of gzip: higher levels take two to five times as long to save a fifth to a quarter
+LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
 
 
 class TimelineFormat(StrEnum):
@@ -40,7 +40,7 @@ ENDINGS = {
     TimelineFormat.chrome: ".json.gz",
     TimelineFormat.perfetto: ".pftrace",
     TimelineFormat.html: ".html",
-}  # of all
+}  # all formats
 FORMS = {
     ".txt": TimelineFormat.ascii,
     ".json": TimelineFormat.chrome,

@@ -43,7 +43,7 @@ SIZES = (
 HALF = 65504.0  # the greatest number of half precision
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
 MOST_LAUNCHES = 100_000  # launches that are listed
-BINS, DRAWN = 20, 5  # of the histogram, and kernels in it
+BINS, DRAWN = 20, 5  # bins of the histogram, and kernels in it
 NAMED = 60  # width of a name in a sentence
 
 
@@ -56,8 +56,8 @@ class _Range:
         self.least: float | None = None
         self.greatest: float | None = None
         self.sums = Counter[str]()
-        self.sizes: Distribution = Distribution()  # of the largest result of each thread
-        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which of these
+        self.sizes: Distribution = Distribution()  # each thread's largest result
+        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which it was
 
     def add(self, slots: Any) -> None:
         """Add threads."""
@@ -83,7 +83,7 @@ class _Range:
             self.greatest = high if self.greatest is None else max(high, self.greatest)
 
     def merge(self, other: _Range, number: int) -> None:
-        """Take in the range of later launches, which come after the `number`th."""
+        """Merge the range of launches after the `number`th."""
         self.sums.update(other.sums)
         self.sizes.merge(other.sizes)
         if other.least is not None and other.greatest is not None:
@@ -110,7 +110,7 @@ class ValueRange(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in the threads of a launch."""
+        """Add the threads of a launch."""
         self._number += 1
         slots = saved.slots[saved.counts > 0]
         kernel, one = self._kernels.setdefault(buffer.kernel, _Range()), _Range()
@@ -124,7 +124,7 @@ class ValueRange(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
 
     def merge(self, other: ValueRange) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         for name, kernel in other._kernels.items():
             self._kernels.setdefault(name, _Range()).merge(kernel, self._number)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))

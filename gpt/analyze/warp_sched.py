@@ -70,11 +70,11 @@ class WarpSched(MapAnalysis):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds |= {"device"}  # whose UUIDs identify a GPU across processes
+        self.kinds |= {"device"}  # its UUID identifies a GPU across processes
         self._runs: list[_Run] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Take in the warps of a launch."""
+        """Add the warps of a launch."""
         import numpy as np
 
         from gpt.trace.durations import Durations
@@ -89,7 +89,7 @@ class WarpSched(MapAnalysis):
         self._runs.append(_Run(where, buffer.kernel, *edges, int((~here).sum()), times, row))
 
     def merge(self, other: WarpSched) -> None:
-        """Take in another one, which has read later traces."""
+        """Merge an analysis of later traces."""
         rows = [(run.row[0], run.row[1] + len(self._runs), *run.row[2:]) for run in other._runs]
         self._runs += [run._replace(row=row) for run, row in zip(other._runs, rows, strict=True)]
         self.merge_launches(other)
@@ -131,7 +131,7 @@ def _find_tail(start: Any, end: Any) -> int:
 def _find_shared(runs: list[_Run]) -> list[str]:
     """Return for each launch whether others ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
-    last: dict[Hashable, int] = {}  # by GPU, the launch that ends last of the ones before
+    last: dict[Hashable, int] = {}  # by GPU, the earlier launch that ends last
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
         run = runs[number]
         before = last.get(run.where)
@@ -165,7 +165,7 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
         both[how].merge(run.times)
     counts = np.stack([times.counts() for times in both.values()])
     within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)
-    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # its bins are equal from a time to its double
+    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # equal widths between a time and its double
     sums = np.add.reduceat(counts, starts, axis=1)
     here = np.flatnonzero(sums.any(axis=0))
     here = np.arange(here[0], here[-1] + 1) if len(here) else here

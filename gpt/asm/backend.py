@@ -12,7 +12,7 @@ from gpt.base.errors import MalformedError
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command line besides the targets; a back end ignores options that its tool doesn't have."""
+    """Command-line options besides the targets; a back end ignores options that its tool doesn't have."""
 
     level: int | None = None
     registers: int | None = None
@@ -76,7 +76,7 @@ T = TypeVar("T", bound=Target)
 class Backend(Protocol[T]):
     """A compiler from PTX to code; several threads may call it at once."""
 
-    kind: ClassVar[str]  # of the record that holds an image
+    kind: ClassVar[str]  # kind of the record that holds an image
 
     def __init__(self, options: Options) -> None:
         """Raises MissingError if its tool is not installed."""

@@ -23,7 +23,7 @@ WINDOW = 128 << 20  # bytes of queued records
 
 class _Entry(NamedTuple, Generic[T, R]):
     futures: list[Future[T]]
-    done: SimpleQueue[Future[T]]  # finished futures; a queue, as a signal can interrupt waiting for it
+    done: SimpleQueue[Future[T]]  # finished futures; a queue, because a signal can interrupt waiting for it
     finish: Callable[[list[Future[T]]], Iterable[R]]
     size: int
 

@@ -36,7 +36,7 @@ class Tool:
     path: str
     release: tuple[int, ...]
     identity: str
-    versions: frozenset[tuple[int, int]]  # of PTX; empty if it can't list them
+    versions: frozenset[tuple[int, int]]  # PTX versions; empty if it can't list them
     targets: frozenset[str]
 
     @property

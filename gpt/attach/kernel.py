@@ -27,7 +27,7 @@ WANTED = (  # the first of each tuple that exists
 IOCTLS = {"nvidia_unlocked_ioctl": "/dev/nvidia", "nvidia_ioctl": "/dev/nvidia"} | dict.fromkeys(
     ("uvm_unlocked_ioctl_entry", "uvm_unlocked_ioctl", "uvm_ioctl"), "/dev/nvidia-uvm"
 )
-ESCAPES = {0x29: "NV_ESC_RM_FREE", 0x2A: "NV_ESC_RM_CONTROL", 0x2B: "NV_ESC_RM_ALLOC"}  # by the number of the ioctl
+ESCAPES = {0x29: "NV_ESC_RM_FREE", 0x2A: "NV_ESC_RM_CONTROL", 0x2B: "NV_ESC_RM_ALLOC"}  # by ioctl number
 
 
 def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:

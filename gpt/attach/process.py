@@ -120,7 +120,7 @@ class WatchedProcess:
         self.calls += 1
 
     def settle(self, thread: int, start: int, duration: int) -> None:
-        """After a call of the driver returned, make it the parent of the ioctls during it."""
+        """After a call of the driver returned, make it the parent of the ioctls made during it."""
         for record in self.ioctls.get(thread, ()):
             if "parent" not in record and start <= record["start"] < start + duration:
                 record["parent"] = start

@@ -36,7 +36,7 @@ from typing import NamedTuple
 from gpt.attach.driver import WORD, DriverFunction
 from gpt.base.errors import UsageError
 
-PART_BYTES, PARTS = 63, 16  # of a name: bpftrace keeps strings on the 512-byte stack of BPF
+PART_BYTES, PARTS = 63, 16  # a name is read in parts: bpftrace keeps strings on BPF's 512-byte stack
 BEAT_MS = 500
 MAX_COMMAND = 1000  # bytes of a command line
 PLACE = re.compile(r"[\w./+-]+", re.ASCII)  # a colon would end the path of a file

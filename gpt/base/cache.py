@@ -21,7 +21,7 @@ from typing import Any
 
 from gpt.base import messages
 
-LIMIT = 1 << 30  # of all files together
+LIMIT = 1 << 30  # bytes of all files together
 LIBRARY = Path(__file__).parents[1] / "_runtime" / "libgptcache.so"
 PATH_MAX = 4096
 ADVICE = "no code is cached: set XDG_CACHE_HOME to a folder of your own"

@@ -171,7 +171,7 @@ def check_names(option: str, values: Iterable[str]) -> None:
 def split_parts(option: str, values: Iterable[str]) -> list[str]:
     """Return all parts of the values NAME:...
 
-    Of a repeatable option, as in gpt-hook. Raises UsageError for an empty value.
+    The option is repeatable, as in gpt-hook. Raises UsageError for an empty value.
     """
     found = []
     for value in values:

@@ -11,7 +11,7 @@ from types import FrameType
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LOOK_SECONDS = 0.25
-AGAIN_SECONDS = 1.0  # how long nothing interrupts the cleanup: a shell and a terminal may each send the signal
+AGAIN_SECONDS = 1.0  # ignore another signal for this long: a shell and a terminal may each send one
 
 _are_held = False
 _held: int | None = None  # signal that arrived in the meantime

@@ -17,7 +17,7 @@ from gpt.base.errors import GptError
 
 WINDOW = 64 << 20  # bytes of results that may wait for an earlier one
 _TOKEN = struct.Struct("<I")  # number of a task; written at once, so that one process reads all of it
-_FRAME = struct.Struct("<IBQ")  # number of a task, whether it failed, size of the pickle that follows
+_FRAME = struct.Struct("<IBQ")  # number of a task, 1 if it failed, size of the pickle that follows
 
 T = TypeVar("T")
 

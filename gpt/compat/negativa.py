@@ -110,15 +110,15 @@ def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
 
 
 class SpansFromFile:
-    """Uses somebody else's spans instead of searching."""
+    """Uses the spans of a file instead of searching."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
         self._folder = folder
-        self._elements: list[dict[str, Any]] = []  # of the current library
+        self._elements: list[dict[str, Any]] = []  # elements of the current library
 
     def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Pass a record on, and before the end of a library its spans, and tallies of what they cut."""
+        """Pass a record on; before a library's end, add its spans and tallies of what they cut."""
         match record["kind"]:
             case "library":
                 self._elements = []

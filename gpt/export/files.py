@@ -132,7 +132,7 @@ class ParquetFiles:
             self._types |= {f"i{size}": getattr(pyarrow, f"int{size}")(), f"u{size}": getattr(pyarrow, f"uint{size}")()}
         self._writers: dict[str, Any] = {}
         self._waiting: dict[str, list[Any]] = {}
-        self._rows: dict[str, int] = {}  # that wait
+        self._rows: dict[str, int] = {}  # rows that wait to be written
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

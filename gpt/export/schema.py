@@ -56,11 +56,11 @@ NAMES = "i64 demangledName shortName mangledName"
 WORK = "i64 start end; u32 deviceId contextId; u64 streamId; i64 correlationId globalPid"
 CALL = "i64 start end; u8 eventClass; i64 globalTid correlationId nameId; i32 returnValue"
 ENUM = make_fields("i64 id; text name label")
-DRIVER, OS_RUNTIME = 1, 27  # of ENUM_NSYS_EVENT_CLASS
-MARK, PUSHED, STARTED, DOMAIN = 34, 59, 60, 75  # of ENUM_NSYS_EVENT_TYPE
-WARNING, ERROR = 2, 3  # of ENUM_DIAGNOSTIC_SEVERITY_LEVEL
-COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # of ENUM_CUDA_MEMCPY_OPER; 0 for all others
-REGULAR, COOPERATIVE = 1, 2  # of ENUM_CUDA_KERNEL_LAUNCH_TYPE
+DRIVER, OS_RUNTIME = 1, 27  # from ENUM_NSYS_EVENT_CLASS
+MARK, PUSHED, STARTED, DOMAIN = 34, 59, 60, 75  # from ENUM_NSYS_EVENT_TYPE
+WARNING, ERROR = 2, 3  # from ENUM_DIAGNOSTIC_SEVERITY_LEVEL
+COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # from ENUM_CUDA_MEMCPY_OPER; 0 for all others
+REGULAR, COOPERATIVE = 1, 2  # from ENUM_CUDA_KERNEL_LAUNCH_TYPE
 
 RUNTIME = ExportTable("CUPTI_ACTIVITY_KIND_RUNTIME", make_fields(CALL))
 # Always NULL, but queries written for Nsight Systems ask for them.
@@ -162,4 +162,4 @@ TABLES = (
     CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, LAUNCH_COUNTS, GRAPH_WORK, CALL_COUNTS, PROBED, UNPROBED, TIMES,
     NEEDS, *ENUMS,
 )  # fmt: skip
-MAP = "u64 launchId; i64 globalPid; u64 block unit"  # of a table GPT_MAP_*, before the fields of its records
+MAP = "u64 launchId; i64 globalPid; u64 block unit"  # columns of a table GPT_MAP_*, before the fields of its records

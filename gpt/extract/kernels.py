@@ -163,7 +163,7 @@ def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
             kernels = [kernel["name"] for kernel in parse_names(_read(source, placed)).kernels]
             for kernel in kernels:
                 names.setdefault(kernel, []).append(placed)
-            if image.type != "ptx" and find_closed_kernel(kernels):  # anybody may name the kernels of a text so
+            if image.type != "ptx" and find_closed_kernel(kernels):  # any text may have kernels with these names
                 closed.add(placed.index)
     cubins = [placed for placed in found if placed.element.type == "cubin"]
     given = names or (cubins and wants_cubins)

@@ -15,7 +15,7 @@ HEADER = 60  # name 16, date 12, uid 6, gid 6, mode 8, size 10, end 2
 
 
 def iter_members(source: Source) -> Iterator[tuple[str, Source]]:
-    """Name and bytes of each member that is a file (symbol and name tables are not)."""
+    """Name and bytes of each member that is a file ; symbol and name tables are skipped."""
     names = b""
     offset = len(MAGIC)
     while offset + HEADER <= source.size:

@@ -1,14 +1,13 @@
 """Recognize NVIDIA's closed code, which is never disassembled or probed, before anything in it is decoded.
 
-A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So it's decided for
-each element by the names of its kernels, which a container's symbol table has, then by the file that holds it: its
+A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So we decide
+for each element by the names of its kernels, from the container's symbol table, then by the file that holds it: its
 name, the name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one
 closed kernel is refused as a whole: the others were compiled with it.
 
 closed.txt is the table of names: four kinds of lines, each with the beginning of a name. `make` generates the hook's
-list of files from it: those are never handed to a stage. What it can't tell are elements that only have names anybody
-may use, or templates of open libraries (CUB, CUTLASS) that a closed one instantiates, in a program that links such a
-library.
+list of files from it: those are never handed to a stage. In a program that links a closed library, it can't recognize
+elements whose names anybody may use, or templates of open libraries (CUB, CUTLASS) that the closed one instantiates.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REASON = "closed_library"  # the code of the reason in records
 TABLE = Path(__file__).with_name("closed.txt")
 SHT_DYNAMIC, DT_SONAME = 6, 14
 DYNAMIC = struct.Struct("<QQ")
-MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # bytes read of all tables, and of one name
+MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # limits in bytes: all tables together, and one name
 KINDS = ("file", "word", "kernel", "build-id")
 _MANGLED = r"_ZN?K?[0-9]+"
 

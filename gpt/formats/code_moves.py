@@ -10,8 +10,8 @@ such place. The tables that have offsets of code:
 - `.debug_frame`: the range of each function. It begins `ffffffff | u64 size | u64 CIE | u64 address | u64 range`, with
   a relocation for the address. Rows within a range keep their distances from its start.
 
-And what `check_understood` refuses since it isn't followed: jump tables (relative offsets in constant bank 2), line
-numbers and other debug information, and attributes that may be lists.
+Other tables aren't updated, so `check_understood` refuses a cubin that has them: jump tables (relative offsets in
+constant bank 2), line numbers and other debug information, and attributes that may be lists.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from gpt.formats.nvinfo import ENTRY, SIZED, Attribute, iter_attributes
 Place = Callable[[int], int]
 RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
 FRAME = struct.Struct("<IQQQQ")
-FRAME_ADDRESS = 20  # its offset in there
+FRAME_ADDRESS = 20  # its offset in the entry
 DWARF64 = 0xFFFFFFFF
 
-# Attributes of `.nv.info.K` by what they hold. cuobjdump prints these names with EIATTR_ in front.
+# Attributes of `.nv.info.K` by the format of their payload. cuobjdump prints these names with EIATTR_ in front.
 INDIRECT_BRANCH_TARGETS = 0x34  # {u32 offset, u16, u16, u32 count, u32 targets[count]} of each branch
 BRANCH = struct.Struct("<IHHI")
 INSTRUCTION_OFFSETS = {  # attribute -> bytes of an entry, which begins with a u32 offset
@@ -63,7 +63,7 @@ NO_OFFSETS = {
 
 def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
     """Raise CannotEdit if code of this section can't move: `info` is its kernel's `.nv.info.K`."""
-    for entry in iter_attributes(bytes(info)):  # no view of what the caller may go on to edit
+    for entry in iter_attributes(bytes(info)):  # a copy, because the caller may go on to edit the original
         if entry.kind == INDIRECT_BRANCH_TARGETS:
             raise CannotEdit("it has jump tables")
         if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS:
@@ -96,7 +96,7 @@ def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place: Place) -> None:
-    """Let relocations of the code, and lists of instructions in `.nv.info.K`, follow them."""
+    """Update relocations of the code, and the lists of instructions in `.nv.info.K`."""
     for number, _, table in iter_relocations(cubin, section):
         moved = table.copy()
         moved["offset"] = [place(offset) for offset in table["offset"].tolist()]
@@ -128,10 +128,10 @@ def _listed(entry: Attribute) -> Iterable[int]:
 
 
 def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Let what refers to the code by a symbol and a distance refer to the same instruction."""
+    """Make references by symbol and distance refer to the same instruction as before."""
     for number, _, table in iter_relocations(cubin):
         if not has_addends(table):
-            continue  # of frames, whose addresses resize_frames sets
+            continue  # for frames, resize_frames sets the addresses
         moved = table.copy()
         for index in _to(cubin, table, section).tolist():
             start = int(cubin.symbols["value"][table["symbol"][index]])
@@ -177,7 +177,7 @@ def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[
 
 
 def has_addends(table: np.ndarray) -> bool:
-    """Return whether relocations have addends of their own. Others add to what's in the place that they patch."""
+    """Return whether relocations have addends of their own. The others add to the value that they patch."""
     return "addend" in (table.dtype.names or ())
 
 

@@ -6,7 +6,7 @@ is STT_FUNC, whose st_other has bit 0x10 (STO_CUDA_ENTRY) and whose section is n
 some public cubins link wrongly. A function without the bit is a device function. From sm_100 on a second
 symbol table of type 0x70000085 describes Mercury code and is left alone.
 
-A large library has 600,000 symbols: the loop over them is what reading names costs.
+A large library has 600,000 symbols: reading names takes as long as the loop over them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpt.formats.symbols import SPACE, Contents, Symbol
 
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 
-FUNCTION = 256  # bytes of a cubin for each function, at least; 1,951 are the least ever seen
+FUNCTION = 256  # a cubin has at least this many bytes per function; the fewest ever seen are 1,951
 SECTION, SYMBOL = elftables.SECTION.struct, elftables.SYMBOL.struct
 
 Data = bytes | bytearray | memoryview
@@ -51,7 +51,7 @@ def section_headers(data: Data | Source) -> memoryview:
 def parse_cubin(data: Data | Source) -> Contents:
     """Return kernels, device functions and the number of variables of a cubin, in symbol table order.
 
-    Of a Source only the tables are read, some hundredths of it.
+    From a Source, only the tables are read: a few percent of it.
     """
     headers = section_headers(data)
     types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()

@@ -52,7 +52,7 @@ class CubinEditor:
         self._torn = ""
 
     def content(self, number: int) -> Data:
-        """Return the bytes of a section as they are by now; nothing if it has none in the file."""
+        """Return the bytes of a section including edits; empty if it has none in the file."""
         if number in self._contents:
             return self._contents[number]
         if not self.in_file[number]:
@@ -96,7 +96,7 @@ class CubinEditor:
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
-        """The number of each section by name, of the first if several have the same."""
+        """The number of each section by name; the first one's if several share a name."""
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
         if shstrndx >= len(self.original):
             raise CannotEdit("no names of sections")
@@ -122,7 +122,7 @@ class CubinEditor:
 
     @cached_property
     def undefined(self) -> dict[bytes, int]:
-        """The number of each symbol by name that another file, or the driver, has."""
+        """The number of each symbol by name that another file or the driver defines."""
         symbols = self.symbols
         numbers = np.flatnonzero((symbols["shndx"] == 0) & (symbols["name"] != 0))
         return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])

@@ -40,7 +40,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHT_NOBITS
 
 SECTION, SEGMENT = elftables.SECTION.dtype, elftables.SEGMENT.dtype
-Contents = Mapping[int, bytes | bytearray]  # of sections that were edited
+Contents = Mapping[int, bytes | bytearray]  # sections that were edited
 SHT_NULL = 0
 # `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` of relocatable code. Linked code has NOBITS.
 NO_BYTES = SHT_NULL, SHT_NOBITS, 0x70000007, 0x70000009, 0x7000000A, 0x70000015
@@ -63,7 +63,7 @@ def find_in_file(sections: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Part:
-    """A range of the original file and its range in the output; `sections` are the sections that are there."""
+    """A range of the original file and its range in the output; `sections` are the sections in it."""
 
     offset: int
     size: int
@@ -155,7 +155,7 @@ class Layout:
         return not part.sections and part is not self._headers and part is not self._program_headers
 
     def _align(self, part: _Part, sections: np.ndarray) -> int:
-        """Return the alignment of a part in the output: what its sections ask, where the original complied."""
+        """Return the alignment of a part in the output: what its sections ask for, if the original complied."""
         if not part.sections:
             return 1 if self._is_unnamed(part) or part.offset % HEADERS_ALIGN else HEADERS_ALIGN
         align = max(int(sections["align"][number]) for number in part.sections)
@@ -164,7 +164,7 @@ class Layout:
         return align if align and part.offset % align == 0 else 1
 
     def _content(self, part: _Part, contents: Contents) -> Data:
-        """Return the bytes of a part as they are by now."""
+        """Return the bytes of a part, including edits."""
         original = self.data[part.offset : part.old_end]
         edited = [contents[number] for number in part.sections if number in contents]
         if not edited:

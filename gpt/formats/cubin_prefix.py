@@ -26,21 +26,21 @@ from gpt.formats.cubin import STT_FUNC, STT_OBJECT, SYMBOL, contents_of
 from gpt.formats.elf import EHDR_SIZE, MACHINES, SHDR_SIZE, machine_of
 from gpt.formats.symbols import Contents
 
-LEAST = 1 << 17  # bytes of a cubin whose front is worth a look
-LEAST_NAMES = 4  # fewer may be something that only looks like a table of names
+LEAST = 1 << 17  # smaller cubins are unpacked as a whole
+LEAST_NAMES = 4  # with fewer, it may only look like a table of names
 STT_SECTION, STT_CUDA = 3, (10, 13)
 TYPES = {0, STT_OBJECT, STT_FUNC, STT_SECTION, *STT_CUDA}
 SHN_LORESERVE = 0xFF00
 
 NULL = bytes(SYMBOL.size)
 _ZEROS = re.compile(rb"\0*")
-_NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # as offsets of names: some 530,000
+_NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # about 530,000 as name offsets
 _MARKS = [  # bytes in the section after the symbols, and their offset in it
     *((b"\xff\xff\xff\xff%c\0\0\0\0\0\0\0\xff\xff\xff\xff" % size, 0) for size in (0x24, 0x2C)),
     (b"NVIDIA Corp\0", 12),
     *((mark, 0) for mark in _NV_INFO),
 ]
-MAX_PLACES = 64  # of the table of names that are tried
+MAX_PLACES = 64  # places tried for the table of names
 
 
 def find_contents(head: bytes, size: int) -> Contents | None:

@@ -1,7 +1,7 @@
 """Parse the sections and segments of the host's ELF files.
 
 Each table is read once, within limits. pyelftools would follow links between sections, read names again and again and
-believe a note's sizes, so that a hostile file of some megabytes keeps it busy for hours or fills the memory.
+believe a note's sizes, so a hostile file of a few megabytes would keep it busy for hours or fill the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MACHINES = {62: "x86_64", 183: "aarch64", 190: "cuda"}
 TYPES = {1: "object", 2: "program", 3: "shared"}
 MAX_NOTE = 1 << 12  # bytes of a note section that is read
 MAX_TABLE = 1 << 18  # sections; an object with one for each function has 100,000
-MAX_NAMES = 64 << 20  # bytes of their names, each counted with its end
+MAX_NAMES = 64 << 20  # bytes of their names, including the NULs
 EHDR_SIZE, SHDR_SIZE, PHDR_SIZE, NHDR_SIZE = (table.struct.size for table in (HEADER, SECTION, SEGMENT, NOTE))
 SHN_XINDEX = 0xFFFF
 

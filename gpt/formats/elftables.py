@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-_SIZES = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8"}  # of numpy
+_SIZES = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8"}  # numpy's names
 
 
 class Table:
@@ -25,7 +25,7 @@ class Table:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """The same for numpy, which takes long to import."""
+        """Return the dtype. Importing numpy takes long, so it's only done here."""
         import numpy as np
 
         return np.dtype([(name, _SIZES[type_]) for name, type_ in self._fields])

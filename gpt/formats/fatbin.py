@@ -41,10 +41,10 @@ CODECS = {0: "none", FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
 
 MAX_HEADER = 4096  # bytes of an element's header; 128 is the most ever seen
 MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; 128 MiB is the most ever seen (nccl)
-READ = 1 << 15  # bytes of a payload that are read at once for its first ones
-MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # of one file; 5,666 elements are the most ever seen
+READ = 1 << 15  # bytes to read at once when only the first ones are needed
+MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # in one file; the most elements ever seen are 5,666
 MAX_WINDOW = 128 << 20  # bytes of zstd's window
-HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # bytes of an element that are unpacked in the hope of all names
+HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # unpack this many bytes first: they usually have all names
 
 
 class Region(NamedTuple):
@@ -164,7 +164,7 @@ def with_codec(flags: int, codec: str) -> int:
 def dead_header(head: bytes) -> bytes:
     """Return the header that readers step over in place of `head`: same sizes of header and payload, same architecture.
 
-    cuobjdump wants an architecture that it knows of every element, of these too.
+    cuobjdump expects an architecture that it knows in every element, even in these.
     """
     _, mark, header_size, payload_size, *_, arch, _, _, _, _, _ = ELEMENT.unpack_from(head)
     dead = ELEMENT.pack(DEAD, mark, header_size, payload_size, 0, 0, 0, 0, arch, 0, 0, 0, 0, 0)
@@ -195,7 +195,7 @@ class _Room:
 class Unpacker:
     """Unpacks elements into one buffer that is used again: what `unpack` returned lives until the next call.
 
-    Raises MalformedError if the data is corrupt or its size a lie.
+    Raises MalformedError if the data is corrupt or has another size than it claims.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """Yield the first HEADS bytes of what an element unpacks to, one after the other, up to a half of it.
+        """Yield the first HEADS bytes of what an element unpacks to, one after the other, at most half of it.
 
         Reads no more of the payload than it needs. Ends where the payload is corrupt; `unpack` says how.
         """
@@ -292,7 +292,7 @@ class Unpacker:
 
 @cache
 def _liblz4() -> Any:
-    """The C library in python-lz4, whose Python functions can't unpack into a buffer; None if it isn't there.
+    """The C library in python-lz4, whose Python functions can't unpack into a buffer; None if it's missing.
 
     A new block for each element would be mapped anew, and zeroing its pages takes nearly as long as unpacking.
     """

@@ -28,7 +28,7 @@ _MARK, _ALWAYS, _MERCURY = 0x101, 0x11, 0x1000000
 _CUBIN_VERSION = (1, 8)
 _OPTIONS = struct.Struct("<II")
 _ARCH = re.compile(r"sm_(\d+)([af]?)")
-_LEVEL = 3  # of zstd, its own default
+_LEVEL = 3  # zstd's own default
 
 
 @dataclass(frozen=True)

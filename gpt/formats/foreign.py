@@ -28,12 +28,12 @@ def find_other(source: Source) -> str | None:
         (at,) = struct.unpack_from("<I", head, 60)
         is_pe = at + 4 <= source.size and source.pread(at, 4) == b"PE\0\0"
         return f"{'PE file (Windows)' if is_pe else 'DOS program'}: only ELF files are read"
-    # A universal binary has the number of its parts there, a Java class a version from 45 on.
+    # A universal binary has the number of its parts here; a Java class has a version, which is 45 or more.
     if head[:4] == b"\xca\xfe\xba\xbe" and 0 < int.from_bytes(head[4:8], "big") < 40:
         return "Mach-O file (macOS): only ELF files are read"
     return AMD.format("an ELF file of theirs") if elf.machine_of(head) == EM_AMDGPU else None
 
 
 def find_other_in(tables: elf.Elf | None) -> str | None:
-    """Return the same of an ELF file of the host by what lies in it."""
+    """Return which foreign GPU code an ELF file of the host contains, judging by its sections."""
     return AMD.format(f"section '{HIP_SECTIONS[0]}'") if tables and tables.named(*HIP_SECTIONS) else None

@@ -20,9 +20,9 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_HEADER = 18
 RAW, RLE, PACKED = range(3)
 CHECKSUM = 4  # bytes
-MAX_BLOCK = 1 << 17  # bytes that a block unpacks to, at most
-START, COST = 1 << 14, 1 << 8  # what an unpacker, and reading a block's header, take as long as: bytes
-MEAN_BLOCK = 8192  # bytes that a block unpacks to on the average, at least; 33,868 are the least ever seen
+MAX_BLOCK = 1 << 17  # a block unpacks to at most this many bytes
+START, COST = 1 << 14, 1 << 8  # starting an unpacker, and reading a block's header, cost as much as this many bytes
+MEAN_BLOCK = 8192  # blocks unpack to at least this many bytes on average; the fewest ever seen are 33,868
 
 
 class FrameHeader(NamedTuple):
@@ -59,7 +59,7 @@ def find_frame(source: Source, offset: int) -> FrameHeader | None:
 
 
 def parse_cubin(source: Source, offset: int, frame: FrameHeader) -> fatbin.Element:
-    """Return the cubin in a frame. Raises MalformedError if none is in it, or the frame does not end."""
+    """Return the cubin in a frame. Raises MalformedError if it has none, or if the frame has no end."""
     packed = _end(source, offset, frame) - offset
     head = _unpack_head(source.sub(offset, packed))
     is_cubin = len(head) == elf.EHDR_SIZE and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda"

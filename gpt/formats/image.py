@@ -30,11 +30,11 @@ from gpt.formats.foreign import find_other
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-MAX_RATIO = 64  # bytes that a file unpacks to for each of its own, beside MAX_UNPACKED; 14 are the most ever seen
-HEAD = 1 << 16  # bytes in which the .version of PTX text must begin
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes, beside the size of the file, that a scan may read and find nothing in
+MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED and this many times its size; the most ever seen is 14
+HEAD = 1 << 16  # PTX text must have its .version within this many bytes
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read in vain, in addition to the size of the file
 MAX_NESTED = 8  # archives in archives
-MIN_WASTE = 4096  # how many of them it counts for trying a magic number or reading a header
+MIN_WASTE = 4096  # trying a magic number or reading a header counts as this many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Image:
             yield replace(placed, index=index)
 
     def find_foreign(self) -> list[offload.OffloadImage]:
-        """Return the images of offload binaries in it that are neither cubin nor PTX. Raises MalformedError."""
+        """Return the images in its offload binaries that are neither cubin nor PTX. Raises MalformedError."""
         source = self.source
         ranges = [(0, source.size)] if self.type == "offload" else []
         if self.elf:
@@ -212,7 +212,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
                 here += [element] if element else []
                 size += read
         except MalformedError:
-            wasted += size + MIN_WASTE  # the magic number was there by chance
+            wasted += size + MIN_WASTE  # the magic number occurred by chance
             if wasted > WASTE + source.size:
                 raise MalformedError("too many places that only begin like GPU code", source.at(offset)) from None
             continue
@@ -224,7 +224,7 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
 
 
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """Yield the elements of what begins at `offset`, each with what it cost; None with what the next will cost.
+    """Yield the elements of the image at `offset`, each with its cost; None with the cost of the next one.
 
     What lies before `done` belongs to others.
     """

@@ -18,8 +18,8 @@ Three ways to add code, by what they move:
   that place is the caller's to correct. Refused where something may hold an offset that we can't find.
 
 From sm_100 on a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` have the same kernels for a finalizer
-in the driver (Mercury). Parameters are added to both, as ptxas does. Code and registers there stay as they were; what
-the driver makes of the difference was never tried, so `has_mercury` lets a caller refuse.
+in the driver (Mercury). Parameters are added to both, as ptxas does. Code and registers there stay as they were.
+We haven't tried how the driver deals with the difference, so `has_mercury` lets a caller refuse.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpt.formats.nvinfo import ENTRY, iter_attributes
 
 WORD = 16  # bytes of an instruction
 CODE_ALIGN = 128
-NOP = bytes.fromhex("18790000000000000000000000c00f00")  # as ptxas pads with it on sm_80, 90, 100 and 120
+NOP = bytes.fromhex("18790000000000000000000000c00f00")  # the NOP that ptxas pads with on sm_80, 90, 100 and 120
 MAX_REGISTERS = 255
 MAXREG_COUNT = 0x1B  # an attribute of `.nv.info.K`
 
@@ -86,7 +86,7 @@ class KernelEditor:
         self._add(at, code)
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """Let tables follow instructions to other offsets: `moved` has the new offset of each that has one."""
+        """Update tables after instructions moved to other offsets: `moved` has the new offset of each that has one."""
         if any(not 0 <= offset < len(self.code) for offset in moved.values()):
             raise CannotEdit("an instruction moves beyond the code")
 
@@ -151,7 +151,7 @@ class KernelEditor:
         last = end + len(code) + len(padding)
 
         def place(offset: int, is_entry: bool = True) -> int:
-            """Return where an offset is now. The old end is the new end, so what reached it still does."""
+            """Return where an offset is now. The old end becomes the new end, so ranges that reached it still do."""
             if not 0 <= offset <= end:
                 raise CannotEdit("something refers to a place beyond the code")
             if offset == end:
@@ -159,7 +159,7 @@ class KernelEditor:
             return offset if offset < at or (is_entry and not offset) else offset + len(code)
 
         def place_instruction(offset: int) -> int:
-            """Return the same for an instruction. The first one moves as others do, and the entry isn't its."""
+            """Return where an instruction is now. The first one moves like others: the entry point isn't part of it."""
             return place(offset, is_entry=False)
 
         with self.cubin.whole_edit():

@@ -43,7 +43,7 @@ BANK = struct.Struct("<IHH")
 KPARAM = struct.Struct("<IHHI")
 FLAGS, SIZE_SHIFT = 0x1F000, 18
 MAX_V1 = 4352
-MAX_BYTES = 32764  # what ptxas allows for sm_70 and later
+MAX_BYTES = 32764  # the limit of ptxas for sm_70 and later
 STT_SECTION = 3
 
 Entry = tuple[int, int, int, bytes]  # format, attribute, value, payload
@@ -119,7 +119,7 @@ def _is_parameter(entry: Entry) -> bool:
 
 
 def _with_parameter(entries: list[Entry], new: Parameter) -> list[Entry]:
-    """Return the attributes with one more parameter, all of the version that this asks for."""
+    """Return the attributes with one more parameter, all in the version that this needs."""
     is_v2 = new.offset + SIZE > MAX_V1 or any(kind == KPARAM_INFO_V2 for _, kind, _, _ in entries)
     version = KPARAM_INFO_V2 if is_v2 else KPARAM_INFO
     out = list(entries)
@@ -149,7 +149,7 @@ def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> l
 
 
 def _start(entries: list[Entry]) -> int:
-    """Return the index of what follows the attributes that come before parameters."""
+    """Return the index after the attributes that come before parameters."""
     return max((index + 1 for index, entry in enumerate(entries) if entry[1] in BEFORE), default=0)
 
 

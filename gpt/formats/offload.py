@@ -34,11 +34,11 @@ MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = (
     1 << 12,
     1 << 6,
     1 << 8,
-)  # in a range, in an entry, and bytes of them: strings may overlap
+)  # limits: entries of a range, strings of an entry, and their bytes, since strings may overlap
 
 
 class OffloadImage(NamedTuple):
-    """An image at `offset` of the source that was read, and what its entry says of it."""
+    """An image at `offset` of the source that was read, and what its entry says about it."""
 
     kind: str
     producer: str

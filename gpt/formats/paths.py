@@ -15,7 +15,7 @@ from gpt.formats.source import BLOCK
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
     """Return a regular file, open for reading. Raises MissingError on anything else, OSError if it cannot be opened.
 
-    Opening a pipe would wait for a writer that may never come, a device has no end. A link is not a regular file
+    Opening a pipe would wait for a writer that may never come, and a device has no end. A link is not a regular file
     without `follow`.
     """
     try:

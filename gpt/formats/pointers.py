@@ -25,9 +25,9 @@ from gpt.formats.source import BLOCK, Source
 
 SHN_ABS = 0xFFF1
 STT_SECTION = 3
-MAX_POINTERS = fatbin.MAX_REGIONS  # of one section
+MAX_POINTERS = fatbin.MAX_REGIONS  # in one section
 MAX_ADDRESS = 1 << 62  # no process has memory there, and what code adds to an address still fits into 64 bits
-OVERLAP = 16  # bytes of code that two blocks share: more than a displacement and what follows it
+OVERLAP = 16  # blocks overlap by this many bytes, so that an instruction's tail always fits into one of them
 RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
 
@@ -96,7 +96,7 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
 
 
 def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
-    """Return the regions, of those without a wrapper, that nothing else in a library refers to either, in file order.
+    """Return the regions that no wrapper and nothing else in a library refers to, in file order.
 
     All are file offsets. For a program at a fixed address the list is empty, as any of its words may be an address.
     """
@@ -197,7 +197,7 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 def _iter_relr(source: Source, section: Section) -> Iterator[int]:
     """Addresses of relocated words. RELR: an even entry is an address, an odd one a bitmap of the 63 words that follow.
 
-    Addresses ascend, so that there are no more of them than words in the file.
+    Addresses ascend, so there can't be more of them than words in the file.
     """
     address = 0
     for entry in _read(source, section, np.dtype("<u8")).tolist():

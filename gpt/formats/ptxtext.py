@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gpt.base.patterns import compiled
 from gpt.formats.source import Source
 
-_LINE = rb'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # as a preprocessor leaves it
+_LINE = rb'#[ \t]*+(?:line\b)?+[ \t]*+\d++[ \t]++"[^"\n]*+"(?:[ \t]++\d++)*+'  # left by a preprocessor
 _BLANKS = rb"(?>\s++|//[^\n]*+|/\*.*?\*/|%b)*+" % _LINE
 _HEAD = compiled(
     rb"%b\.version\s++(\d{1,4})\.(\d{1,4})(?!\w)(?:%b\.target(?!\w)%b(sm_\d{1,4}[af]?))?+" % ((_BLANKS,) * 3),
@@ -55,9 +55,9 @@ _ITEM = compiled(
     rb"\.(?:entry|func|global|const|shared|extern|visible|weak|common|section|pragma|alias|(?:tex|sampler|surf)ref)(?!\w)"
 )
 _MARK = compiled(rb'//[^\n]*+|/\*(?s:.*?)\*/|"[^"\n]*+"|[{};]')
-_NO_MODULE = b".section", b".pragma"  # which make no module by themselves
+_NO_MODULE = b".section", b".pragma"  # directives that don't make a module by themselves
 FIRST, MOST = 1 << 12, 1 << 20  # bytes that are read at once: little at first, as most modules are small
-MAX_COMMENT = 1 << 12  # bytes before a head in which its comments are looked for
+MAX_COMMENT = 1 << 12  # look for comments this far before a head
 
 
 class Text(NamedTuple):

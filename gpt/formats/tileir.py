@@ -10,9 +10,9 @@ LEB128. Two kinds are read here:
 - 2, functions: a count, and for each: name (number of a string), signature, a byte of flags (2 a kernel, 4 hints
   follow), a location, attributes, the size of its body, the body; then padding.
 
-Attributes are of many types, and which there are depends on the version: NVIDIA's public reader knows of none but
-hints, nvcc 13.5 writes two that are empty. So either is tried, and what fits to the last byte is believed; a module
-that neither fits, or both, or that has hints, is a module whose kernels aren't known.
+Attributes have many types, which depend on the version. NVIDIA's public reader only knows hints; nvcc 13.5 writes two
+attributes that are empty. So we read a module both ways, and believe the way that fits to the last byte. If neither or
+both do, or if a module has hints, its kernels aren't known.
 
 Sources: the chapter "Binary format" of NVIDIA's Tile IR, and modules that nvcc 13.5 makes. nvcc -enable-tile puts them
 into fatbins of their own (kind 128), whose wrappers lie in the section `.nvFatBinSegmentAlt`.
@@ -30,7 +30,7 @@ MAGIC = b"\x7fTileIR\0"
 HEAD = 12  # bytes before the first section
 STRINGS, FUNCTIONS = 1, 2
 KERNEL, HINTS = 2, 4  # flags of a function
-ATTRIBUTES = (b"", b"\x0b\0\x06\0")  # that a function may have
+ATTRIBUTES = (b"", b"\x0b\0\x06\0")  # attributes that a function may have
 PADDING = 0xCB
 MAX_SECTIONS = 64
 MAX_NAMES = 1 << 16  # functions of a module, and as many texts

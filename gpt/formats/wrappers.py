@@ -3,7 +3,7 @@
 nvcc and clang make one for each region, in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data,
 u64 other}`. The program's constructors register their addresses, and the driver follows `data`, nothing else. A tool
 that moves a fatbin section without its wrappers (patchelf 0.14 does, if the section stands where it needs room) leaves
-a file that looks whole: its regions parse, but no launch finds its code. So each wrapper is followed here as the
+a file that looks intact: its regions parse, but no launch finds its code. So each wrapper is followed here as the
 loader and the driver would: through the relocation of `data`, to the bytes there.
 
 In a library or program relocations are found as the loader does, through PT_DYNAMIC, whether or not there are
@@ -29,7 +29,7 @@ WRAPPER = struct.Struct("<IIQQ")
 MAGIC = 0x466243B1
 VERSIONS = (1, 2)  # plain or relocatable code; linked by the device linker
 DATA = 8  # offset of `data` in a wrapper
-NONE = 0  # of all machines: a relocation that was taken away
+NONE = 0  # on every machine: a relocation that was removed
 RELATIVE = {"x86_64": 8, "aarch64": 1027}  # types of relocations: load address plus addend
 ABSOLUTE = {"x86_64": 1, "aarch64": 257}  # symbol plus addend
 DT_SYMTAB, DT_RELA, DT_RELASZ, DT_RELRSZ, DT_RELR = 6, 7, 8, 35, 36
@@ -38,7 +38,7 @@ MAX_WRAPPERS = fatbin.MAX_REGIONS
 
 class Wrapper(NamedTuple):
     """A wrapper at `place`, and the `value` that its `data` has once it's relocated: addresses, but offsets in the file
-    and in the section `where` in an object. `target` is the file offset of that, None if it's not in the file.
+    and in the section `where` in an object. `target` is the file offset of the fatbin, None if it's not in the file.
     """
 
     place: int
@@ -63,7 +63,7 @@ def _leads_to_fatbin(source: Source, sections: list[Section], regions: Collectio
     if target in regions:
         return True
     if any(section.offset <= target < section.end for section in sections):
-        return False  # the middle of one
+        return False  # in the middle of a region
     with suppress(MalformedError):  # some libraries keep fatbins elsewhere, and an image may be a cubin
         if source.pread(target, 4) == fatbin.MAGIC_BYTES:
             return next(fatbin.iter_regions(source, target, source.size), None) is not None

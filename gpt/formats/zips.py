@@ -107,7 +107,7 @@ class Zip:
     def verify(self, info: ZipInfo) -> None:
         """Compare a member with its checksum. Does nothing if it's in a form that `open` doesn't read.
 
-        An installer may read what we don't. Its own checksum will tell it.
+        An installer may read members that we don't; it checks their checksums itself.
         """
         if info.compress_type not in METHODS or info.flag_bits & ENCRYPTED:
             return

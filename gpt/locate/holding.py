@@ -44,7 +44,7 @@ class Holding(Stage):
         """Hold all output back until `release`, a sync, or the end of the stream."""
         self._held = self._held or SpooledTemporaryFile(SPOOL)
 
-    def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, for it never changes
+    def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, it never changes
         """Write the faults, then all held records except those for bad targets."""
         held, self._held = self._held, None
         if held is None:

@@ -18,7 +18,7 @@ from gpt.screen.demangle import demangle
 
 SHOWN, NAME_LENGTH = 3, 100  # names in a message, characters of each
 MAX_FUNCTIONS = 1 << 16  # to remember as suggestions
-PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # of a mangled name, before its first identifier
+PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # the part of a mangled name before its first identifier
 LENGTH = re.compile(r"L?(\d{1,4})")
 ANONYMOUS = "(anonymous namespace)::"
 

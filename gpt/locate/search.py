@@ -32,7 +32,7 @@ class LocateOptions:
     keep_ptx: bool
     by_kernel: bool
     allow_missing: bool
-    write_spans: Callable[[str, Spans], None] | None  # what writes the spans of a library to a file of its own
+    write_spans: Callable[[str, Spans], None] | None  # writes the spans of a library to a separate file
     everything: bool = False  # all kernels count as used
 
     @cached_property

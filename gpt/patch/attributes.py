@@ -12,7 +12,7 @@ import os
 import stat
 from contextlib import suppress
 
-SIGNATURES = ("security.ima", "security.evm")  # of the kernel's integrity subsystem
+SIGNATURES = ("security.ima", "security.evm")  # used by the kernel's integrity subsystem
 FS_IOC_GETFLAGS, FS_VERITY_FL = 0x80086601, 0x00100000
 ACL = "system.posix_acl_access"
 SET_IDS = {"its set-user-ID bit": stat.S_ISUID, "its set-group-ID bit": stat.S_ISGID}

@@ -21,7 +21,7 @@ from gpt.formats.fatbin import Element
 from gpt.formats.source import Source
 
 MAGIC = b"gpt-cut\0"
-MOST = 512  # of a block
+MOST = 512  # bytes of a block
 _HEAD = struct.Struct("<8sII")
 
 

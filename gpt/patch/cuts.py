@@ -57,7 +57,7 @@ class Cuts:
         self.blocks = sorted(blocks, key=attrgetter("start"))
         self.table_block: Block | None = None
         self.table_offset = 0
-        self._cuts: dict[int, Cut] = {}  # by start of their block
+        self._cuts: dict[int, Cut] = {}  # by start of the block
         worth = [block for block in self.blocks if _cut(block, block.free, page)]
         worth = sorted(worth, key=lambda block: block.free - block.end)
         fit = (worth[0].end - worth[0].free - page) // PHDR_SIZE if worth else 0  # headers in the largest

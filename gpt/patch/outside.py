@@ -41,7 +41,7 @@ def find_gone(source: Source, tables: Elf, doomed: Doomed) -> Gone:
         return Gone([], [])
     edges = _edges(tables)
     loaded = [s for s in tables.segments if s.type == elf.PT_LOAD and s.filesz]
-    dead: dict[int, tuple[Span, bool]] = {}  # by address
+    dead: dict[int, tuple[Span, bool]] = {}  # spans by address
     for start, end, bare in _dead_regions(tables, doomed):
         segment = next((s for s in loaded if s.offset <= start and end <= s.offset + s.filesz), None)
         if segment and bisect_right(edges, start) == bisect_left(edges, end):

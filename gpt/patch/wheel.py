@@ -69,7 +69,7 @@ class Wheels:
         self._lock = -1  # held on the folder while this process lives
         self._count = 0
         self._replaced: dict[Path, dict[str, Path]] = {}
-        self._status: dict[Path, tuple[int, ...]] = {}  # of each wheel, when its first member was unpacked
+        self._status: dict[Path, tuple[int, ...]] = {}  # each wheel's, when its first member was unpacked
 
     def add(self, wheel: Path, member: str, near: Path) -> tuple[Path, Path]:
         """Unpack a member. Returns its path, and the path for the patched one. `near` is a folder on a large disk.

@@ -16,15 +16,15 @@ from gpt.ptx.types import SIZES, SPECIAL
 MAX_LINES = 512  # statements of a snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram")
-OPS = ("min", "max", "last")  # what a total may do with the values of a field instead of adding them up
-LEADERS = ("active", "lane0", "all")  # who saves for a warp: its lowest active lane, lane 0 if active, all
+OPS = ("min", "max", "last")  # ways for a total to combine a field's values other than adding them up
+LEADERS = ("active", "lane0", "all")  # which lane saves for a warp: the lowest active one, lane 0 if active, all
 HELPERS = {  # name: type, None for the operand's own type
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
     "BYTES": "u32",  # moved by one lane
     "FLOPS": "u32",  # one lane's share of the arithmetic
     "ACTIVE": "u32",  # number of active lanes
-    "PRED": "pred",  # whether the instruction's guard held; true if it has none
+    "PRED": "pred",  # the instruction's guard; true if it has none
     "CLOCK": "u64",  # clocks of this SM
     "TIME": "u64",  # ns, the same on all SMs
     "SMID": "u32",
@@ -32,7 +32,7 @@ HELPERS = {  # name: type, None for the operand's own type
     "LANEID": "u32",
     "BLOCK": "u64",  # index of the block in the grid, x first
 }
-SECTOR = 32  # bytes that a GPU writes to memory at least
+SECTOR = 32  # the smallest write to memory that a GPU makes
 NO_OPS: Mapping[str, str] = {}
 COUNTS = {"BYTES", "FLOPS"}  # mostly constants, so they can be used as u64 too
 OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they need an instruction
@@ -87,7 +87,7 @@ class Map:
     line: int = 0
     type: str = "array"
     counts: bool = True
-    scale: Scale | None = None  # of a histogram
+    scale: Scale | None = None  # a histogram's bins
 
     @property
     def stride(self) -> int:
@@ -202,7 +202,7 @@ class ProbeFile:
     second: bool = field(default=True, compare=False)
 
     def replaces(self, map_: Map) -> bool:
-        """Return whether each record saved to a map replaces the one before."""
+        """Return whether each record saved to a map replaces the previous one."""
         kinds = {
             position.kind
             for probe in self.probes

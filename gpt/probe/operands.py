@@ -1,8 +1,8 @@
 """Helpers bound to an instruction: what OUT, IN1, ADDR, BYTES, FLOPS mean at it.
 
 The first operand is OUT, its result, or the memory that it writes; then IN1 is the second, and so on: IN1 of a store
-is the value, IN2 of `cp.async` the size. An instruction with neither, as a barrier, has its first operand in IN1.
-`before` an instruction OUT is not there yet.
+is the value, IN2 of `cp.async` the size. An instruction with neither, such as a barrier, has its first operand in IN1.
+There's no OUT yet `before` an instruction.
 
 BYTES and FLOPS are one lane's share, so that their sum over lanes is the whole: `ldmatrix.x4` moves 16 bytes a lane,
 `mma.m16n8k16` makes 2 * 16 * 8 * 16 / 32 operations a lane, `wgmma` spreads over 128 lanes, `tcgen05.mma` is one
@@ -34,7 +34,7 @@ _RESULT = {
 # cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st,
 # clusterlaunchcontrol.try_cancel.
 _PENDING = {"wgmma.mma_async": "wgmma.wait_group", "tcgen05.ld": "tcgen05.wait::ld"}
-_FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # whose registers hold several elements
+_FRAGMENTS = {"ldmatrix", "stmatrix", "movmatrix", "mma", "wmma", "wgmma"}  # their registers hold several elements
 PARTS = (".x", ".y", ".z", ".w")
 _SPACES = ("global", "shared", "local", "const", "param")
 _TYPE = re.compile(
@@ -51,7 +51,7 @@ _BITS = {
     "b1": 1,
 }
 _TENSOR_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
-_TYPED = {  # whose operands have the types that types_of returns
+_TYPED = {  # their operands have the types that types_of returns
     *("ld", "st", "atom", "red", "add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "abs", "neg", "and"),
     *("or", "xor", "not", "shl", "shr", "setp", "set", "selp", "slct", "cvt", "mov", "popc", "clz", "bfe", "bfi"),
     *("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "lop3", "prmt", "brev", "bfind", "copysign"),

@@ -49,7 +49,7 @@ class Edit(NamedTuple):
 
 
 class _Product(NamedTuple):
-    number: int  # of its statement
+    number: int  # its statement's number
     factors: tuple[str, str]
     written: tuple[int | None, ...]  # the statement that wrote each factor
     kind: tuple[str, bool]  # type and .ftz
@@ -151,7 +151,7 @@ def _move(type_: str) -> str:
 
 # Pairs
 
-_Uses = dict[int, list["tuple[int, int] | None"]]  # by product: the sums that read it, and as which operand; None: else
+_Uses = dict[int, list["tuple[int, int] | None"]]  # by product: sums that read it, as which operand; None: other use
 
 
 def _read(

@@ -44,7 +44,7 @@ class PtxLexer(Lexer):
     __future_interface__ = 2  # lex gets the state of the parser
 
     def __init__(self, conf: LexerConf) -> None:
-        terminals: defaultdict[str, list[str]] = defaultdict(list)  # by text
+        terminals: defaultdict[str, list[str]] = defaultdict(list)  # names by text
         for terminal in conf.terminals:
             terminals[terminal.pattern.value].append(terminal.name)
         for name, texts in ("UNARY", _UNARY), ("OP", _BINARY):

@@ -19,7 +19,7 @@ from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, 
 
 FUNCTION = 64  # bytes of text for each function, at least, beyond SPACE
 MAX_STRINGS = 1 << 16  # checked one by one
-MAX_DIRECTIVES = 1 << 18  # that define functions and variables; 2,600 are the most ever seen
+MAX_DIRECTIVES = 1 << 18  # definitions in a module; the most ever seen is 2,600
 
 _WORDS = r"\.(?:entry|func|global|const)(?=[\s(/#])"
 _DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: nothing is captured
@@ -90,7 +90,7 @@ def _iter_directives(text: bytes, blanked: bool) -> Iterator[int]:
     Raises _HiddenNameError if one may be in a string of its line.
     """
     line = done = 0  # start of the line; end of the search for comments
-    comment = False  # whether one began on it
+    comment = False  # True if one began on this line
     for count, found in enumerate(_DIRECTIVE.finditer(text)):
         if count >= MAX_DIRECTIVES:
             raise MalformedError(f"PTX: over {MAX_DIRECTIVES} functions and variables")

@@ -18,7 +18,7 @@ from gpt.ptx.scan import Item, Module, find_name
 from gpt.ptx.types import STORED, integer
 
 LIMIT, LIMIT_BEFORE_8_1 = 32764, 4352  # bytes of parameters
-SPACES = ("global", "const", "shared", "local")  # that a pointer may name
+SPACES = ("global", "const", "shared", "local")  # spaces that a pointer may name
 _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes in front of the parameters, by first target
 
 

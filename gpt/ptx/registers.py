@@ -21,7 +21,7 @@ class Registers(dict[str, str | None]):
         """Raises MalformedError."""
         self._plain: dict[str, str] = {}
         self._counted: dict[str, list[tuple[int, str]]] = {}
-        places: dict[str, int] = {}  # of each text: inlined assembly has the same ones again and again
+        places: dict[str, int] = {}  # texts seen: inlined assembly repeats the same ones
         for statement in declarations:
             places.setdefault(module.skeleton[statement.start : statement.end], statement.start)
         for text, place in places.items():

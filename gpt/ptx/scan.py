@@ -27,7 +27,7 @@ from gpt.ptx import tokens
 from gpt.ptx.types import integer
 
 MAX_NESTING = 32  # braces; compilers use a handful
-MAX_ITEMS = 1 << 18  # of a module: functions, variables, directives; 2,600 are the most ever seen
+MAX_ITEMS = 1 << 18  # functions, variables and directives in a module; the most ever seen is 2,600
 
 NAME = compiled(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
 _NAME, _WORD = tokens.NAME, tokens.WORD

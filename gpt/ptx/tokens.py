@@ -28,7 +28,7 @@ NUMBER = (
 FRACTION = r"\.\d++[eE][-+]\d++(?![\w$])"
 DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one is allowed
 STRING = r'"[^"]*+"'
-ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"  # of a specifier
+ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"  # a specifier's
 RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # a function's results
 DWARF = r"@@DWARF[^\n]*+"
 MARK = r"<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^?:!~=@,;(){}\[\]]"

@@ -16,13 +16,13 @@ class SassArch:
     """Facts about the machine code of one architecture."""
 
     name: str
-    parameters: int  # where they begin in constant bank 0
-    descriptor: int  # of global memory, 64 bits in constant bank 0
+    parameters: int  # their offset in constant bank 0
+    descriptor: int  # offset of global memory's descriptor in constant bank 0, 64 bits
     stack_pointer: int  # its initial value in constant bank 0
-    entry: str  # what loads it, the first instruction of a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
-    uniform_bits: int  # of a uniform register number; all bits set mean URZ
+    entry: str  # loads it, as the first instruction of a kernel; sm_80 to sm_89 have IMAD (IMAD.MOV) or MOV
+    uniform_bits: int  # bits of a uniform register number; all bits set mean URZ
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
-    proven: bool  # whether woven code has run on hardware
+    proven: bool  # True if woven code has run on hardware
 
     @property
     def register_bits(self) -> dict[str, int]:

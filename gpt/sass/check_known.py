@@ -15,7 +15,7 @@ from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER
 from gpt.sass.woven import Declaration
 
-KERNEL = -1  # the part of what the kernel itself wrote
+KERNEL = -1  # the part that the kernel itself wrote
 GENERAL = (1 << 255) - 1
 
 
@@ -29,7 +29,7 @@ class State(NamedTuple):
     ours: InFlight
     pending: frozenset[tuple[int, int, int]]  # registers, cycles left, part
     meetings: tuple[int, ...]  # barriers of BSSYs whose BSYNC is still to come
-    part: int  # of the instruction before; KERNEL at the beginning
+    part: int  # part of the previous instruction; KERNEL at the beginning
 
 
 def join(one: State | None, other: State) -> State | None:
@@ -58,7 +58,7 @@ class Surroundings:
     new: Code
     declaration: Declaration
     flight: list[InFlight | None]  # the kernel's, with its amended instructions
-    predecessors: list[list[int]]  # of blocks
+    predecessors: list[list[int]]  # blocks that lead to each block
 
     @property
     def usable(self) -> int:

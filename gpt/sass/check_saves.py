@@ -21,7 +21,7 @@ from gpt.sass.words import bits
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value is there
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # of these, in the upper half: [R1+offset], with the usual cache policy or none
+_WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
 def is_slot(one: Instruction, stack: int) -> bool:

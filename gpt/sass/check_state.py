@@ -39,8 +39,8 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
 _PREDICATES = 127 << STARTS.P
-_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # by the lanes of a warp
-_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # meanwhile other lanes of the warp may run
+_SHARED = EVERY_REGISTER & ~(GENERAL | _PREDICATES)  # shared by the lanes of a warp
+_WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lanes of the warp may run in the meantime
 
 Fault = tuple[int, str, str]  # instruction, rule, detail
 
@@ -52,7 +52,7 @@ class TrampolineCheck:
         self.around = around
         self.trampoline = trampoline
         self.code = around.new
-        self.parts: dict[int, int] = {}  # by instruction: its part
+        self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
         self.reads = self.saved = 0

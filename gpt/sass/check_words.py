@@ -38,7 +38,7 @@ from gpt.sass.woven import Inserted
 NOP = int.from_bytes(PADDING, "little")
 BRANCH = 0x947 | PT << 12 | PT << 87
 _GUARD_FIELD = 12
-_SECOND_FIELD = 15 << 87  # of EXIT and BRA: a further predicate and its sign
+_SECOND_FIELD = 15 << 87  # in EXIT and BRA: a second predicate and its sign
 LAST_PLAIN_STALL = 11  # from 12 on ptxas clears the hint
 
 # Not in a snippet. The first three release lanes that wait at a BSYNC of the kernel (docs/sass-rules.md). Others end

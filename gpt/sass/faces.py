@@ -41,15 +41,15 @@ from gpt.sass.code import Instruction
 from gpt.sass.words import CONTROL, PT, bits
 
 ARCH = "sm_90"
-OPERATION = 0x1FF  # of an opcode
+OPERATION = 0x1FF  # the bits of an opcode
 RZ = 255
 _WIDTHS = ("u8", "s8", "u16", "s16", "b32", "b64", "v4.b32")
 _INTEGERS = ("u32", "s32", "u64", "s64")
 _FLOATS = {0: "noftz.f16x2", 3: "noftz.bf16x2", 9: "f32", 15: "f64"}
 _ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch")
 _COUNT = 11  # ATOMS.POPC.INC: add 1, which ptxas lets a warp do at once
-_INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # of IGMMA
-_UNTYPED = {"and", "or", "xor", "exch", "cas"}  # which PTX has for b32 and b64
+_INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))  # columns of IGMMA
+_UNTYPED = {"and", "or", "xor", "exch", "cas"}  # PTX has these for b32 and b64
 
 
 def _access(opcode: str) -> Callable[[int], str | None]:

@@ -51,7 +51,7 @@ __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pac
 def live_before(code: Code, graph: Graph) -> list[int]:
     """Return for each instruction the registers whose values may still be read, by it or later."""
     masks = code.masks
-    reads, keeps = [], []  # by a block: what it reads of before, and what it doesn't overwrite
+    reads, keeps = [], []  # per block: the earlier values it reads, and the registers it doesn't overwrite
     for number, block in enumerate(graph.blocks):
         live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
@@ -80,7 +80,7 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
             live = live & keep | read
             found.append(live)
-    if graph.calls_out:  # what's called can't expect anything in registers that this code never names
+    if graph.calls_out:  # a called function can't expect anything in registers that this code never names
         named = 0
         for read, written, *_ in set(masks):
             named |= read | written

@@ -136,7 +136,7 @@ class _Builder:
         self._add_returns(successors)
         made = tuple(tuple(sorted(one)) for one in successors)
         graph = Graph(tuple(self.blocks), made, frozenset(self.calls_out))
-        if past := self.past_end & graph.reachable():  # what pads the code is never reached
+        if past := self.past_end & graph.reachable():  # the padding is never reached
             offset = SIZE * (self.blocks[min(past)].end - 1)
             raise UnboundedError(f"the code runs past its end at {offset:#x}", self.where)
         return graph
@@ -160,7 +160,7 @@ class _Builder:
             yield self._target(one)
         elif one.name == "WARPSYNC" and one.target is not None:
             target = self._target(one)
-            if self.code[self.blocks[target].start - 1].name != _COLLECT:  # else the block before leads there
+            if self.code[self.blocks[target].start - 1].name != _COLLECT:  # otherwise the block before leads there
                 yield target
         elif one.name in _INDIRECT:
             if not self.tables.get(one.offset):
@@ -170,7 +170,7 @@ class _Builder:
     def _add_returns(self, successors: list[set[int]]) -> None:
         returns = {number for end, number in self.ends.items() if self.code[end].name == "RET"}
         calls = [index for index in self.ending if self.code[index].name in _CALLS and index + 1 in self.at]
-        backs: dict[int, set[int]] = defaultdict(set)  # by function: where it goes back to
+        backs: dict[int, set[int]] = defaultdict(set)  # function -> blocks that it returns to
         for index in calls:
             if self.code[index].target is not None:
                 backs[self._target(self.code[index])].add(self.at[index + 1])

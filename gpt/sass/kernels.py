@@ -29,9 +29,9 @@ from gpt.sass.words import bits
 
 RESERVED = 2  # registers of a kernel's count that the hardware keeps
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
-FRAME, STACK = 0x11, 0x12  # of the module's, with a symbol: bytes of its own frame; and of all that it calls, too
+FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of all that it calls, too
 _USETMAXREG = 0x9C8  # with a number in the word, at bit 32
-_NO_CODE = {b"__assertfail", b".nv.reservedSmem.offset0"}  # undefined symbols behind which nothing runs that returns
+_NO_CODE = {b"__assertfail", b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
 _JUMP = struct.Struct("<III")
 
 
@@ -42,7 +42,7 @@ class Kernel:
     name: str
     code: Code
     registers: int
-    jump_tables: Mapping[int, frozenset[int]]  # by the offset of an indirect branch: the offsets of its targets
+    jump_tables: Mapping[int, frozenset[int]]  # offset of an indirect branch -> offsets of its targets
     elsewhere: int = EVERY_REGISTER  # registers that code which it may call in other sections names
 
     @property
@@ -99,7 +99,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
     code = Code(editor.code, table)
-    elsewhere = _named_elsewhere(cubin, table) if code.find({"CALL"}) else EVERY_REGISTER  # which takes time
+    elsewhere = _named_elsewhere(cubin, table) if code.find({"CALL"}) else EVERY_REGISTER  # this takes time
     return Kernel(name, code, registers, _jump_tables(editor.info), elsewhere)
 
 
@@ -134,14 +134,14 @@ class Relocation(NamedTuple):
 class Facts:
     """Numbers that the file has for a kernel's code."""
 
-    registers: int  # as the file has it: the highest register + 3
+    registers: int  # the number in the file: the highest register + 3
     in_section: int  # the same number in the section's header, up to ELF ABI 7; 0 if it isn't there
     bound: int | None  # on it, if there's one
     exits: tuple[int, ...]  # offsets of EXITs
     barriers: int
     frame: int
     stack: int
-    flags: int  # of the section
+    flags: int  # the section's flags
     relocations: tuple[Relocation, ...]  # in order
 
 

@@ -81,7 +81,7 @@ class _Shape(NamedTuple):
     """
 
     fields: tuple[tuple[int, int, int, int, int, int, int], ...]
-    sets: tuple[tuple[int, int, int, int], ...]  # of predicates: lowest bit, first bit in a mask, is written, is read
+    sets: tuple[tuple[int, int, int, int], ...]  # for predicates: lowest bit, first bit in a mask, is written, is read
     writes: int  # whatever the operands are
     reads: int
     exact: bool

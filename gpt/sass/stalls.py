@@ -21,7 +21,7 @@ _GENERAL = (1 << STARTS.UR) - 1
 _SLOW = {"DADD", "DFMA", "DMUL", "DSETP", "HFMA2"}
 _TENSOR = {"HMMA", "IMMA", "BMMA", "DMMA"}
 LONGEST = 36
-LATE_GUARD = 5  # of the cycles below, the most that may be left when a guard is read; ptxas leaves 13 between
+LATE_GUARD = 5  # at most this many of the cycles below may be left when a guard is read; ptxas leaves 13 between
 
 
 def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:

@@ -30,8 +30,9 @@ from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # limits of a table
 COLUMNS = 64  # limit of a table
-INDENT = "    "  # before a text that has lines of its own
+INDENT = "    "  # indents a text that goes on lines of its own
 TITLE = 32  # columns of a title
+LEAST_FUNCTION = 22  # columns that the name of a driver function keeps: many begin and end alike
 TOLD = 16  # most values of a single row to list below its table
 MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits of rows, tried in this order until all answers fit
 MARKDOWN_SIZE = 8000  # limit in bytes for all answers
@@ -56,6 +57,9 @@ class AnswerTable:
         shown = shown[:COLUMNS]
         lines = [column for column in shown if column[2].get("shown") == "line" and column[1].type == packed.TEXT]
         self.folded = [[row[at] for at, _, _ in lines if row[at]] for row in first]
+        shared = len(first) > 1 and self.folded[0] and all(texts == self.folded[0] for texts in self.folded)
+        self.shared = self.folded[0] if shared else []  # said once, not below each row
+        self.folded = [[] for _ in first] if shared else self.folded
         shown = [column for column in shown if column not in lines]
         texts = [column for column in shown if column[1].type == packed.TEXT]
         under = next((at for at, _, told in texts[1:] if told.get("shown") == "under"), None)
@@ -67,6 +71,7 @@ class AnswerTable:
         self.titles = [shorten(printable(title), TITLE, middle=False) for title in titles]
         self._ids = {at for at, (_, _, told) in enumerate(texts + numbers) if told.get("unit") == "id"}
         self._kernels = {at for at, (_, _, told) in enumerate(texts) if told.get("unit") == "kernel"}
+        self._functions = {at for at, (_, _, told) in enumerate(texts) if told.get("unit") == "function"}
         self.bold = [under is not None and row[under] is None for row in first]
         cells = [_cells(field, told, [row[at] for row in first]) for at, field, told in texts + numbers]
         if under is not None:
@@ -95,15 +100,20 @@ class AnswerTable:
         if equal:
             told = ", ".join(f"{self.titles[at]} {value}" for at in equal if (value := self.rows[0][at].strip()) != "-")
             yield from (Text(line.plain, style="dim") for line in fold(f"all rows: {told}", width) if told)
+        yield from (Text(line.plain, style="dim") for text in self.shared for line in fold(f"all rows: {text}", width))
         columns = [at for at in range(len(self.titles)) if at not in equal]
         heads = [self.titles]
         if self._total(columns, heads) > width:
             heads = self._split_titles(columns, width) or heads
         room = self._count_fitting(columns, width, heads)
+        last, next_ = (self.titles[columns[at]] if 0 < at < len(columns) else "" for at in (room - 1, room))
+        if last.endswith(" A") and next_ == last[:-1] + "B":
+            room -= 1  # don't show A's number if B's doesn't fit
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
         kernels = [place for place, at in enumerate(columns) if at in self._kernels]
-        grid = Grid(*(heads[0][at] for at in columns), texts=count, kernels=kernels)
+        functions = [place for place, at in enumerate(columns) if at in self._functions]
+        grid = Grid(*(heads[0][at] for at in columns), texts=count, kernels=kernels, functions=functions)
         for head in heads[1:]:
             grid.add(*(head[at] for at in columns), style="dim")
         for row, bold in zip(self.rows, self.bold, strict=True):
@@ -137,7 +147,10 @@ class AnswerTable:
     def _count_fitting(self, columns: Sequence[int], width: int, heads: Sequence[Sequence[str]]) -> int:
         """Return how many of these columns fit if texts are shortened to the minimum."""
         sizes = zip(columns, self._widths(columns, heads), strict=True)
-        least = [min(LEAST, size) if at < self.texts else size for at, size in sizes]
+        least = [
+            min(LEAST_FUNCTION if at in self._functions else LEAST, size) if at < self.texts else size
+            for at, size in sizes
+        ]
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
 
     def _split_titles(self, columns: Sequence[int], width: int) -> list[list[str]] | None:
@@ -172,6 +185,9 @@ class AnswerTable:
         for row, bold in zip(map(list, zip(*columns, strict=True)), self.bold, strict=True):
             cells = [_code(cell, bold) if at < self.texts else cell for at, cell in enumerate(row)]
             yield f"| {' | '.join(cells)} |"
+        for text in self.shared:
+            yield ""
+            yield _escape(f"all rows: {text}")
         for row, texts in zip(self.rows, self.folded, strict=True):
             if texts:
                 yield ""
@@ -215,7 +231,7 @@ def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], un
     """Return the line about further rows: how many there are, and the sum of their first count, without sums."""
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
-        return f"{answer['name']}: {hidden}, which only CSV and JSON have"
+        return f"{answer['name']}: {hidden}, only in CSV and JSON"
     import numpy as np
 
     stride, rows = answer["stride"], memoryview(answer["rows"])[first * answer["stride"] :]

@@ -12,7 +12,7 @@ import resource
 from collections.abc import Sequence
 
 MEMORY = 256 << 20  # bytes on top of current usage
-SECONDS = 2  # of CPU time
+SECONDS = 2  # CPU time
 MAX_TEXT = 1 << 16  # bytes of a name that's worth the effort
 
 

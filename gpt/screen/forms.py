@@ -25,13 +25,13 @@ from gpt.screen.marks import (
 FILLED = 0.35  # opacity of a histogram
 GROWS, WIDE = 8, 1000  # a histogram gets a logarithmic axis above these ratios of column widths and heights
 BARS = 30  # limit
-SEEN = 1 / 500  # of the longest bar; shorter bars are invisible
+SEEN = 1 / 500  # share of the longest bar; shorter bars are invisible
 SIDE = 5  # margin of a histogram with a single column, in columns
 ROOM = 0.1  # space for text on the right of the longest bar
 LABELS = 40  # limit of row labels
 NUMBER = 16  # columns of the text at a bar
 MANY = 20_000  # above this, spans in an .svg are a bitmap instead of shapes
-BAR = 0.9  # height of all bars in a row
+BAR = 0.9  # total height of a row's bars
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges if the median is longer than this share of the time
 LARGEST, TICKS = 4096, 16  # limit of columns in a heat map; limit of row labels
 FEW = 20  # colors are logarithmic above this number of accesses

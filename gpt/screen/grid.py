@@ -63,10 +63,18 @@ def _cut(text: str) -> str:
 class Grid:
     """A table with a header. The first `texts` columns are text; with `paths`, the very first one has paths."""
 
-    def __init__(self, *columns: str, texts: int = 1, paths: bool = False, kernels: Collection[int] = ()) -> None:
-        """Make a table with these columns; `kernels` are the numbers of columns with names of kernels."""
+    def __init__(
+        self, *columns: str, texts: int = 1, paths: bool = False, kernels: Collection[int] = (),
+        functions: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """Make a table with these columns.
+
+        `kernels` and `functions` are the numbers of columns with names of kernels, and of functions of the driver. The
+        latter are cut in the middle, since many begin alike.
+        """
         self._texts = texts
         self._kernels = kernels
+        self._functions = functions
         self._paths = paths
         self._rows = [[printable(_cut(column)) for column in columns]]
         self._styles = ["dim"]
@@ -104,9 +112,10 @@ class Grid:
             for at in shortened:
                 columns[at] = fit_names(columns[at], widths[at])
             rows = [[*cells] for cells in zip(*columns, strict=True)]
-        if self._paths:
-            firsts = fit_paths([row[0] for row in rows], widths[0])
-            rows = [[first, *row[1:]] for first, row in zip(firsts, rows, strict=True)]
+        middle = {*self._functions, 0} if self._paths else self._functions
+        for at in (at for at in middle if widths[at] < _widths(rows)[at]):
+            texts = fit_paths([row[at] for row in rows], widths[at])
+            rows = [[*row[:at], text, *row[at + 1 :]] for text, row in zip(texts, rows, strict=True)]
         for cells, style in zip(rows, self._styles, strict=True):
             fitted = (self._fit(at, *it) for at, it in enumerate(zip(cells, widths, strict=True)))
             yield Text((" " * GAP).join(fitted).rstrip(), style=style)

@@ -242,7 +242,7 @@ class LibraryTables:
             left = f" with {self._left[reason]:,} unused kernels" if self._left[reason] else ""
             yield from fold(f"elements kept whole: {count:,}{left} ({reason})", width)
         for reason, count in self._zeroed.items():
-            yield from fold(f"elements of which code is zeroed, and no kernel dropped: {count:,} ({reason})", width)
+            yield from fold(f"elements with zeroed code, but no kernel dropped: {count:,} ({reason})", width)
         for row in self._repacked:  # not shortened, so that it can be copied
             sizes = f"{human(row['size_before'])} before, {human(row['size_after'])} after"
             yield Text(f"wheel written: {printable(row['output'])}  ({sizes})")

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 class _Commands(Mapping[str, Callable[..., int]]):
-    """The commands by name, each loaded when it's asked for: to load them all takes as long as the rest of a start."""
+    """The commands by name, each loaded when it's asked for: loading all of them would double the start-up time."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

@@ -14,7 +14,7 @@ from gpt.base.outputs import make_folder
 from gpt.stream.stage import ELEMENT, Stage
 
 TOOL = "gpt-patch"
-JOBS = min(4, len(os.sched_getaffinity(0)))  # as gpt-extract
+JOBS = min(4, len(os.sched_getaffinity(0)))  # the same as gpt-extract
 
 
 class UnusedKernels(StrEnum):

@@ -21,7 +21,7 @@ def main() -> int:
 def sass_probe(
     files: Annotated[list[Path] | None, Argument(metavar="[STREAM]...", help="Standard input by default.")] = None,
     explain: Annotated[
-        bool, Option("--explain", help="Say where probes could go, and what would be left alone.")
+        bool, Option("--explain", help="Show where probes could go, and what would be left alone.")
     ] = False,
     probe: cli.Probes = None,
     kernel: cli.Kernels = None,

@@ -22,7 +22,7 @@ from gpt.base.errors import MalformedError
 from gpt.stream import records
 
 MAX_FIELDS = 1024  # in a row
-TYPES = {  # as struct and numpy name them, after `<`
+TYPES = {  # the names in struct and numpy, after `<`
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
     "f16": "e", "f32": "f", "f64": "d",
 }  # fmt: skip
@@ -130,7 +130,7 @@ class Packer:
             self._fields.append(_parse_field(self._columns[-1], True))
             self._stride = self._fields[-1].end
         self._row = struct.Struct("<" + "".join(field.code for field in self._fields))
-        self._numbers: dict[str, int] = {}  # of texts
+        self._numbers: dict[str, int] = {}  # numbers of texts
         self._packed = bytearray()
 
     def add(self, row: Sequence[Any]) -> None:

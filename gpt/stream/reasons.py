@@ -19,7 +19,7 @@ OTHER = "other"
 _README = "(README, Kernels without PTX)"
 _MEMORY = "--max-memory gives more"
 _KEEP = "GPT_KEEP=DIR keeps what the pipeline made of each kernel"
-_NODE = "-k or --filter can leave some of its kernels out, and the others may get probes"
+_NODE = "leave some of its kernels out with -k or --filter, so that the others may get probes"
 _REBUILD = "instantiate the graph again in place of the change or update"
 _LIMITS = "gpt-sass-probe(1), LIMITS, says for which architectures it can have some"
 _REPORT = "report it with the cubin, which gpt-extract --save keeps"
@@ -31,28 +31,28 @@ TABLE: dict[str, tuple[str, str]] = {
     # The kernel's image
     "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
     "closed_library": (
-        "it is a library of NVIDIA's whose code is closed",
-        f"torch.compile makes kernels of its own for much of it {_README}",
+        "it belongs to one of NVIDIA's closed libraries",
+        f"torch.compile generates its own kernels for many of these operations {_README}",
     ),
-    "linked": ("the driver linked it from something other than one PTX module", f"link it when it is built {_README}"),
+    "linked": ("the driver linked it from something other than one PTX module", f"link it when you build it {_README}"),
     "file_changed": ("its file was changed since it was loaded", "start the program again"),
     "image_unreadable": ("its image cannot be read", "check the file that the program loads it from"),
     "image_too_large": ("its image is too large", "load it from a file, or as several modules"),
     "unknown_source": (
         "the source of its code is unknown",
-        "start the program with gpt-hook run -p or --control, so that its loads are seen",
+        "start the program with gpt-hook run -p or --control, so that gpt-hook sees what it loads",
     ),
     "no_memory": ("memory ran out", "give the process more memory"),
     # The pipeline and what it makes
     "not_ready": (
         "it was not looked up by name, or is still being compiled",
-        "--wait waits longer, and another run finds kernels made since",
+        "use a longer --wait, or run again: by then the kernel is in the cache",
     ),
     "pipeline_failed": ("the pipeline failed", _KEEP),
     "pipeline_empty": ("the pipeline returned no kernel for it", _KEEP),
     "pipeline_wrong": ("the pipeline's answer makes no sense", f"check its last stage; {_KEEP}"),
     "stage_error": ("a stage of the pipeline reports an error", _KEEP),
-    "supervisor": ("gpt-hook's supervisor did not serve it", _SERVED),  # of earlier versions
+    "supervisor": ("gpt-hook's supervisor did not serve it", _SERVED),  # written by earlier versions
     "no_supervisor": ("gpt-hook has no supervisor", _SERVED),
     "supervisor_gone": ("gpt-hook's supervisor is gone, or out of reach", _SERVED),
     "supervisor_untrusted": ("gpt-hook's supervisor cannot be trusted", _SERVED),
@@ -75,11 +75,11 @@ TABLE: dict[str, tuple[str, str]] = {
     "old_ptx": ("its PTX is too old", "build it with a newer CUDA, or for a newer architecture"),
     "undefined": (
         "it needs a function that is defined elsewhere",
-        "link it when it is built, or weave it with gpt-ptx-probe -c for gpt-asm -c",
+        "link it when you build it, or weave it with gpt-ptx-probe -c for gpt-asm -c",
     ),
     "not_alone": (
         "it cannot be loaded alone",
-        "gpt-ptx-probe(1), Kernels that are left alone, says what code has to do without",
+        "gpt-ptx-probe(1), Kernels that are left alone, lists what such code must not use",
     ),
     "variables": (
         "its variables are used in a way that gpt-ptx-probe cannot follow",
@@ -90,7 +90,7 @@ TABLE: dict[str, tuple[str, str]] = {
     # Machine code
     "no_table": ("there is no instruction table for its architecture", _LIMITS),
     "not_proven": ("probes in machine code for its architecture have not been proven on hardware", _LIMITS),
-    "unknown_opcode": ("the instruction table of its architecture lacks one of its instructions", _REPORT),
+    "unknown_opcode": ("one of its instructions is not in the instruction table of its architecture", _REPORT),
     "unbounded": ("its instructions do not show where it jumps", _REPORT),
     "unknown_entry": ("it does not begin like a kernel made by ptxas", _REPORT),
     "no_registers": ("it has no registers to spare for its probes", _LESS),
@@ -141,7 +141,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "call cuLaunchKernel in place of cuLaunch, cuLaunchGrid and cuLaunchGridAsync",
     ),
     "launch_refused": ("the driver refused the launch with probes", _KEEP),
-    "benchmark": ("--benchmark cannot measure it", "without --benchmark it has probes"),
+    "benchmark": ("--benchmark cannot measure it", "run without --benchmark to probe it"),
     # Buffers
     "no_buffer": ("no buffer was free within --max-memory", f"{_MEMORY}, --complete waits"),
     "buffers_over_limit": ("its buffers are larger than --max-memory", _MEMORY),
@@ -177,11 +177,11 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "node_unknown": ("the driver does not say which kernel its node launches", "install a newer driver"),
     "writes_constant": (
-        "its graph writes a constant that the kernel with probes has a copy of",
+        "its graph writes a constant, of which the kernel with probes has a copy",
         "write constants outside of the graph",
     ),
     "may_write_constant": (
-        "its graph may come to write a constant that the kernel with probes has a copy of",
+        "its graph may later write a constant, of which the kernel with probes has a copy",
         "keep nodes that copy or set memory out of child and conditional graphs",
     ),
     # Saved data that is missing
@@ -191,12 +191,12 @@ TABLE: dict[str, tuple[str, str]] = {
         "destroy a stream after its capture has ended",
     ),
     "device_failed": ("the device failed", "the program's own calls say how"),
-    "not_saved": ("--benchmark saves no buffers", "without --benchmark they are saved"),
+    "not_saved": ("--benchmark saves no buffers", "run without --benchmark to save it"),
     "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
     "max_disk": ("--max-disk was reached", "a larger --max-disk, or --launch-count or --sample, leave room"),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
-# Texts that were worded differently when traces had texts and no codes.
+# Earlier texts of codes, which old traces and folders have in place of the code.
 FORMER = {
     "its graph was set of a node inside of a conditional one": "graph_conditional",
     "it was linked, and not of one PTX module": "linked",
@@ -225,8 +225,12 @@ FORMER = {
     "it was changed too often to buffers that are larger": "graph_outgrown",
     "its graph writes a constant of which it has a copy": "writes_constant",
     "its graph may come to write a constant of which it has a copy": "may_write_constant",
+    "its graph writes a constant that the kernel with probes has a copy of": "writes_constant",
+    "its graph may come to write a constant that the kernel with probes has a copy of": "may_write_constant",
+    "it is a library of NVIDIA's whose code is closed": "closed_library",
+    "the instruction table of its architecture lacks one of its instructions": "unknown_opcode",
 }
-# What earlier versions wrote differently: how their sentence begins -> code. What follows is the detail.
+# Beginnings of sentences in old traces -> code; the rest of the sentence is the detail.
 EARLIER = {
     "with probes a block": "registers",
     "its stream is": "stream_context",

@@ -197,7 +197,7 @@ CODE: dict[str, Keys] = {
     "cubin": {
         "id": (
             "u64",
-            "id of the ptx record that it was assembled from; made of machine code, a number of its own",
+            "id of the ptx record that it was assembled from; a new number if it was made from machine code",
         ),
         "module": ("str", "as in the ptx record"),
         "arch": ("str", "compute capability, such as sm_90a"),

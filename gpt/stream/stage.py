@@ -21,7 +21,7 @@ from gpt.base.errors import EmptyPipeError, GptError, MalformedError, UsageError
 from gpt.stream import records, wire
 
 STDIN, STDOUT = "<stdin>", "<stdout>"
-DASH = Path("-")  # as an output, this means standard output
+DASH = Path("-")  # as an output: standard output
 FLUSH_BYTES = 1 << 18
 
 # The kind of record that a filter works on, and its message if the stream has none.
@@ -67,10 +67,10 @@ class Stage:
         self._counts = [0]  # records of each segment
         self._turn = -1  # index of the current segment in it, from the end
         self.told = False  # an earlier stage has reported an error
-        self.header: dict[str, Any] = {}  # of the current segment
+        self.header: dict[str, Any] = {}  # header of the current segment
         self._quiet = quiet  # print no messages
         self._said: set[tuple[str, ...]] = set()
-        self._facts: set[str] = set()  # of errors
+        self._facts: set[str] = set()  # facts that were reported as errors
 
     # Messages
 

@@ -5,7 +5,7 @@
     with gpt.tensors.trace():            # tensors in variables of all functions that run in here
         out = attention(q, k, v)
 
-    @gpt.tensors.trace()                 # the same while a function runs
+    @gpt.tensors.trace()                 # while this function runs
     def step(batch): ...
 
     gpt.tensors.record(dict(model.named_parameters()), batch=batch)  # with names that you choose

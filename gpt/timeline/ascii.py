@@ -83,14 +83,14 @@ def _iter_tracks(timeline: Timeline, width: int) -> Iterator[str]:
                 used |= set(drawn.upper())
                 yield f"  {name}{drawn}\n"
     yield f"{'':{label}}{_draw_axis(cells, edges)}\n"
-    yield from (f"{line.plain}\n" for line in fold(f"0ns: {begin / 1e9:.6f} s in the time of --time", width))
+    yield from (f"{line.plain}\n" for line in fold(f"0ns is {begin / 1e9:.6f} s for --time", width))
     legend = [f"{letter} {about}" for letter, about in LETTERS.items() if letter in used]
     legend += [f"{OPEN} not over"] if timeline.spans["open"].any() else []
     legend += [f"{MARK} mark"] if timeline.marks else []
     yield from _fold(["small letters: less than half of the time", *legend], width)
     if tops:
         told = ", ".join(f"{name} {_human(most, unit)}" for (name, unit), most in tops.items())
-        yield from (f"{line.plain}\n" for line in fold(f"digits: ninths of the most: {told}", width))
+        yield from (f"{line.plain}\n" for line in fold(f"digits: ninths of the maximum: {told}", width))
 
 
 def _pad(text: str, width: int) -> str:

@@ -76,7 +76,7 @@ class _Writer:
     def _iter_rows(self) -> Iterator[tuple[int, int]]:
         """Yield `pid` and `tid` of each track. Tracks other than streams and threads get a `tid` above any thread's."""
         others = count(OTHERS)
-        streams: dict[tuple[int, int], dict[int, int]] = {}  # of each process and GPU: numbers by stream
+        streams: dict[tuple[int, int], dict[int, int]] = {}  # per process and GPU: numbers by stream
         for track in self._timeline.tracks:
             if track.kind == STREAM:
                 own = streams.setdefault((track.process, track.device), {})
@@ -163,7 +163,7 @@ class _Writer:
         known = ("" if device == NO_DEVICE else f',"device":{device}' for device in devices)
         same = [f'{device},"stream":{stream}' for device in known]
         told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
-        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto computes it
+        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as in Kineto
         return [
             same,
             _tell("correlation", np.where(callers >= 0, callers + CORRELATION, 0)),

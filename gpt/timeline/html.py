@@ -20,7 +20,7 @@ from gpt.base.printable import printable
 from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 
-LEVEL = 6  # of zlib
+LEVEL = 6  # zlib's
 MARK = "<!--data-->"  # placeholder for the data in the page
 OPEN = 128  # a bit of the category: the span has no end in the trace
 TOLD = ("bytes", "result", "shared", *SHAPE)  # about calls, and about the GPU work that they started
@@ -102,7 +102,7 @@ def _find_links(timeline: Timeline, spans: Spans) -> Whole:
     """For GPU work, return the index of its call's span; -1 for all other spans."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
-    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # of calls, and one for the call -1
+    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # for each call, and for the call -1
     host = ~work & (spans["category"] != RANGE)
     places[spans["source"][host]] = np.flatnonzero(host)
     links = np.full(len(spans), -1, np.int64)

@@ -38,7 +38,7 @@ from gpt.timeline.tracks import (
 from gpt.timeline.wire import Columns
 
 WINDOW = 1 << 13  # packets that are encoded at once
-SEQUENCE = 1  # of packets: interned names hold for a whole sequence
+SEQUENCE = 1  # id of our sequence of packets; interned names are valid throughout it
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
 LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
 ARROWS = 1000  # most arrows of a call
@@ -62,7 +62,7 @@ class _Writer:
         self._timeline = timeline
         self._schema = schema
         self._hosts, self._gpus = number_processes(timeline)
-        self._zero = min(0, timeline.bounds[0])  # spans may precede the first process's known begin, packets not
+        self._zero = min(0, timeline.bounds[0])  # spans may precede the first process, but packets may not
         are_streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
         self._work = np.flatnonzero(are_streams[timeline.spans["track"]]) if len(are_streams) else are_streams
         streams = sorted({title(track) for track in timeline.tracks if track.kind == STREAM})

@@ -30,7 +30,7 @@ Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
 MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
-CORRELATION = 1 << 16  # of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these take
+CORRELATION = 1 << 16  # the first call's. HTA 0.5 with pandas 3 stores row numbers in as few bits as these take
 TOGETHER = 4  # threads whose calls may begin in the same nanosecond
 
 # `source` is an index into the calls, GPU times or ranges. An `open` span has no end in the trace, and is drawn
@@ -49,7 +49,7 @@ SPAN = np.dtype(
 )
 CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
-KINDS = ("recording", "range", "thread", "stream")  # of tracks, in drawing order
+KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in drawing order
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -338,7 +338,7 @@ def _work(api: Api) -> tuple[int, str]:
 
 
 def count_over(begins: Whole, ends: Whole) -> Whole:
-    """Return for each span how many earlier ones are over when it begins. Spans must be sorted, outer ones first."""
+    """Return for each span how many earlier ones have ended when it begins. Spans must be sorted, outer ones first."""
     short = np.append(0, np.cumsum(begins == ends))  # earlier spans of no length, which end as they begin
     group = np.searchsorted(begins, begins, side="right")
     over: Whole = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[: len(begins)])

@@ -37,7 +37,7 @@ BATCH = 16 << 20  # bytes of buffers that are collected before `full`
 MOST = 1000  # buffers that are collected before `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log", "histogram")
-MOST_COPIES = 1 << 16  # of a histogram
+MOST_COPIES = 1 << 16  # limit for a histogram
 
 
 class SavedBuffer(NamedTuple):
@@ -81,7 +81,7 @@ class MapLayout:
         self.copies: int | None = record.get("copies")
         if (self.type == "histogram") != (self.copies is not None) or not 0 < (self.copies or 1) <= MOST_COPIES:
             raise MalformedError(f"map: {self.copies} copies")
-        self.low, self.step = record.get("low", 0), record.get("step", 0)  # of bins
+        self.low, self.step = record.get("low", 0), record.get("step", 0)  # where bins begin, and their width
         bins = self.stride // COUNT
         fits = self.low + self.step * bins < 1 << 64 if self.step else bins <= 65
         if self.copies and (self.stride % COUNT or bins < 2 or self.head or self.capacity > 1 or not fits):
@@ -327,7 +327,7 @@ class Probes:
         self._begun: dict[tuple[int, int], Parts] = {}  # incomplete buffers, by launch and map
         self._buffers: list[Record] = []
         self._size = 0  # bytes of buffers since the last `take`
-        self._fresh = 0  # how many buffers that is
+        self._fresh = 0  # number of these buffers
 
     @property
     def full(self) -> bool:
@@ -343,7 +343,7 @@ class Probes:
         return sum(self._is_of_chosen(launch.function) for launch in chosen)
 
     def add(self, record: Record) -> None:
-        """Take in a record of a known kind. Raises MalformedError if it makes no sense."""
+        """Add a record of a known kind. Raises MalformedError if it makes no sense."""
         match record["kind"]:
             case "map":
                 self.maps[record["id"]] = MapLayout(record)

@@ -24,6 +24,7 @@ GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4")
 NO_DEVICE = (1 << 32) - 1  # for a row that doesn't say where it ran
 WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
 BLOCK = 1 << 16  # rows per read
+LAST_STAMP = np.uint64((1 << 64) - 1)
 
 Fill = Callable[[Array, Threads, Rows, Process], None]
 
@@ -45,10 +46,10 @@ class _Batch(NamedTuple):
     In the file, the threads of calls precede their rows. `device` is None if GPU times don't name it.
     """
 
-    number: int  # of the process
+    number: int  # the process's number
     process: Process
     layout: np.dtype[np.void]
-    offset: int  # of the rows, in the file
+    offset: int  # where the rows are in the file
     rows: int
     first: int  # time stamp
     threads: bool
@@ -68,10 +69,13 @@ class Kept:
         self._calls: list[_Batch] = []
         self._gpu_times: list[_Batch] = []
         self._firsts: dict[int, FirstLaunches] = {}
+        self._last: dict[int, tuple[int, Process]] = {}  # time stamp of the end of the last call, by process
 
     def take(self, number: int, process: Process) -> None:
         """Store what a process has collected. Raises OutputError."""
         for threads, rows in process.calls.take():
+            ends = rows["start"] + np.minimum(rows["duration"], LAST_STAMP - rows["start"])
+            self._last[number] = max(int(ends.max()), self._last.get(number, (0,))[0]), process
             if self._types is not None:
                 threads, rows = _choose_types(threads, rows, process, self._types)
             if len(rows):
@@ -117,6 +121,11 @@ class Kept:
         return found
 
     # Calls
+
+    def last(self, number: int) -> int:
+        """Return when the last call of a process ended, even if calls of its type aren't kept; it began without one."""
+        stamp, process = self._last[number]
+        return int(times_of(process, np.array([stamp], np.uint64))[0])
 
     def count_calls(self) -> int:
         """Return the number of calls."""

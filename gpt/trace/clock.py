@@ -36,7 +36,7 @@ class Clock:
         self.ns_per_tick = 1e9 / header["tsc_hz"] if self._ticks else 1.0
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in a `clock` record."""
+        """Add a `clock` record."""
         if fault := records.check(record):
             raise MalformedError(fault)
         ns, ticks = record["monotonic"] - self.monotonic, record["tsc"] - self._tsc

@@ -13,7 +13,7 @@ import numpy.typing as npt
 BITS = 7
 BINS = 64 << BITS  # 1 ns to 2^64 ns
 _SHIFT = np.uint64(52 - BITS)
-_ONE = 1023 << BITS  # the bin of 1.0, were there no offset
+_ONE = 1023 << BITS  # 1.0 would be in this bin without an offset
 
 Floats = npt.NDArray[np.float64]
 

@@ -52,7 +52,7 @@ class Trace:
         self.children: list[Child] = []
         self.missing: list[str] = []
         self._read = read
-        self._pids: list[int] = []  # of each segment
+        self._pids: list[int] = []  # the pid of each segment
         self._started: dict[int, set[int]] = {}  # by pid: segments with more than a header and an end
 
     def __iter__(self) -> Iterator[Record]:

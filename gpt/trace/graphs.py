@@ -17,7 +17,7 @@ from gpt.base.errors import MalformedError
 from gpt.stream import records
 from gpt.trace.rows import Rows
 
-MOST = (1 << 63) - 1  # launches: more make no sense
+MOST = (1 << 63) - 1  # a graph with more launches makes no sense
 GRAPH_LAUNCH = ("graph", "launch")  # type and op of a function that launches graphs
 Column = npt.NDArray[np.uint64]
 
@@ -63,7 +63,7 @@ class Graphs:
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
 
     def add_graph(self, record: dict[str, Any]) -> None:
-        """Take in a `graph` record."""
+        """Add a `graph` record."""
         if fault := records.check(record):
             raise MalformedError(fault)
         functions, launches = record["functions"], record["launches"]
@@ -77,7 +77,7 @@ class Graphs:
         self._graphs.setdefault(record["exec"], []).append(GraphContents(record["at"], record["nodes"], kernels, *more))
 
     def add_calls(self, api: int, calls: Rows) -> None:
-        """Take in calls with an `object`, which is a handle if the function launches graphs."""
+        """Add calls with an `object`, which is a handle if the function launches graphs."""
         good = (calls["result"] == 0) & (calls["duration"] != 0)
         self._calls.setdefault(api, []).append((calls["object"][good], calls["start"][good]))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 CALLS = frozenset(
     ("api", "calls", "call", "clock", "dropped", "function", "ioctl", "recording")
 )  # records about calls and their functions
-RUNS = CALLS | {"counts", "count", "gpu_times", "gpu_time", "graph", "launches", "launch"}  # and their work
+COUNTED = frozenset(("counts", "count"))  # calls without times
+RUNS = CALLS | COUNTED | {"gpu_times", "gpu_time", "graph", "launches", "launch"}  # calls and their work
 LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # loaded code
 COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
 SAVES = COVERED | {"buffer", "kernel", "map"}  # and the data that probes saved

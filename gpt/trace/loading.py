@@ -63,7 +63,7 @@ class FirstLaunches:
         self._batches = 0
 
     def add(self, rows: Array) -> None:
-        """Take in a batch of GPU times."""
+        """Add a batch of GPU times."""
         names = set(rows.dtype.names or ())
         if "call" in names:
             places = find_firsts(rows)
@@ -72,7 +72,7 @@ class FirstLaunches:
                 part[name] = rows[name][places]
             part["batch"], part["row"] = self._batches, places
             found = np.concatenate([self.rows, part])
-            found = found[np.argsort(found["begin"], kind="stable")]  # of several in a call, the earliest counts
+            found = found[np.argsort(found["begin"], kind="stable")]  # if a call has several, the earliest counts
             self.rows = found[find_firsts(found)]
         self._batches += 1
 

@@ -12,6 +12,7 @@ any length, in chunks, oldest first. Buffers of probes are bytes of the trace or
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ class TraceModel:
         self._kept = Kept(types)
         self._ranges: list[KeptRanges] | None = [] if drains else None
         self._numbers: dict[Process, int] = {}
+        self._counted = Counter[int]()
         self._by_id: dict[tuple[int, int], Launch] = {}
 
     # Filling
@@ -116,6 +118,8 @@ class TraceModel:
             if self._ranges is not None:
                 self._ranges.append(KeptRanges())
         self._kept.take(number, process)
+        for _, rows in process.counts.take():
+            self._counted[number] += int(rows["count"].sum())
         if self._ranges is not None:
             self._ranges[number].add(process.take_ranges())
         for buffer in process.probes.take():
@@ -132,12 +136,20 @@ class TraceModel:
     # Asking
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Convert time stamps of a process to ns since the first process began, whether that is chosen or not."""
+        """Convert time stamps of a process to ns since the first process began, selected or not."""
         return times_of(process, stamps)
 
     def began(self, process: Process) -> int:
         """Return when a process began, in ns since the first process began."""
         return process.clock.monotonic + process.machines.offset(process.header)
+
+    def last(self, number: int) -> int:
+        """Return when the last call of a process ended, whatever its type, in ns since the first process began."""
+        return self._kept.last(number)
+
+    def counted(self, number: int) -> int:
+        """Return how many calls of a process were only counted, so that it isn't known when they were made."""
+        return self._counted[number]
 
     def unrecorded(self, process: Process) -> Unrecorded:
         """Return when recording of a process was off, in ns since the first process began."""

@@ -178,7 +178,7 @@ class Process:
             case "gpu_times" | "gpu_time":
                 self.gpu_times.add(record)
             case "launches" | "launch":
-                if not self.is_narrow:  # else they are counted from the calls
+                if not self.is_narrow:  # a narrow selection counts them from the calls
                     self.launches.add(record)
             case "counts" | "count":
                 self.counts.add(record)
@@ -265,9 +265,14 @@ class Process:
         found, self._details = self.ioctls, []
         return found
 
+    @property
+    def last_api(self) -> int:
+        """Return the largest number of a function that isn't an ioctl."""
+        return LAST_IOCTL - len(self._ioctls)
+
     def is_ioctl(self, api: int) -> bool:
         """Tell whether a function's number stands for an ioctl."""
-        return api > LAST_IOCTL - len(self._ioctls)
+        return api > self.last_api
 
     def api(self, id_: int) -> Api:
         """Return the function with an id. Without a record, the name is the number."""

@@ -55,7 +55,7 @@ class Sites:
         return len(self._calls)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in a checked `stack` or `call_site` record."""
+        """Add a checked `stack` or `call_site` record."""
         if record["kind"] == "stack":
             self._stacks[record["id"]] = [CallFrame(one.get("path"), one["offset"]) for one in record["frames"]]
         else:

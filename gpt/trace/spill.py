@@ -63,7 +63,7 @@ class Tape:
     def __init__(self, aside: Aside, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
         self._aside = aside
-        self._blocks: list[int] = []  # where blocks of BATCH rows begin
+        self._blocks: list[int] = []  # beginnings of blocks of BATCH rows
         self._last: list[Array] = []  # the rows after the blocks
         self._pending = 0
 

@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NEVER = (1 << 64) - 1
-MOST_LATER = 500  # how many of the next tensors are considered
+MOST_LATER = 500  # search at most this many of the next tensors
 WORD = "(?:(?!  ).)*"  # up to the next two blanks, so that an odd line can't be matched in thousands of ways
 LINE = re.compile(
     r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  "
@@ -88,7 +88,7 @@ class Tensors:
         self._columns: tuple[Addresses, Addresses, Addresses, Addresses] | None = None
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in a checked `tensor` or `tensor_end` record. Raises MalformedError if it makes no sense."""
+        """Add a checked `tensor` or `tensor_end` record. Raises MalformedError if it makes no sense."""
         self._tensors = self._columns = None
         if record["kind"] == "tensor_end":
             self._ends[record["id"]] = record["at"]

@@ -1,4 +1,4 @@
-// What the runtime knows of the ABI of CUDA's driver, so that no CUDA header is needed to build it.
+// The parts of the CUDA driver's ABI that the runtime needs, so that it builds without CUDA's headers.
 // tests/runtime/test_abi.py compares every value with cuda.h.
 
 #ifndef GPT_ABI_CUDA_H
@@ -202,7 +202,7 @@ enum {
     CU_EVENT_DISABLE_TIMING = 2,
 };
 
-// By what the macros of cuda.h stand for.
+// The numbers that cuda.h's macros stand for.
 #define CU_STREAM_LEGACY_HANDLE 1
 #define CU_STREAM_PER_THREAD_HANDLE 2
 
@@ -488,7 +488,7 @@ typedef struct {
     unsigned char from_port, to_port, type, reserved[5];
 } CUgraphEdgeData;
 
-// What stands for a fatbin where it is handed over: a wrapper. It leads to a region.
+// A wrapper: programs pass it in place of a fatbin. It leads to a region.
 #define FATBIN_WRAPPER_MAGIC 0x466243b1u
 #define FATBIN_WRAPPER_LINKED 2 // its version, where `more` lists the fatbins that nvlink made `data` of
 #define FATBIN_MAGIC 0xba55ed50u

@@ -5,7 +5,7 @@
 //   P(name, suffix, since, thread, words)  two: with the suffix `thread` too, whose default stream is the
 //   thread's
 //
-// A function's name is what cuGetProcAddress is asked for; its symbol is the name and the suffix. `since` is
+// cuGetProcAddress takes a function's name; its symbol is the name and the suffix. `since` is
 // the version of CUDA that brought this variant. `words` is how many arguments there are beyond the sixth,
 // made an even number: words on the stack of x86-64; 32 stands for a function with arguments in vector
 // registers. Types, operations and handlers are in hook/entry/table.h, by name.

@@ -41,7 +41,7 @@ enum {
 enum { NVTX_MESSAGE_TYPE_ASCII = 1, NVTX_MESSAGE_TYPE_UNICODE = 2, NVTX_MESSAGE_TYPE_REGISTERED = 3 };
 
 typedef struct {
-    uint16_t version, size; // bytes of what the program knows of this struct
+    uint16_t version, size; // bytes of this struct that the program knows
     uint32_t category;
     int32_t colorType;
     uint32_t color;
@@ -93,7 +93,7 @@ enum {
     NVTX3EXT_CBID_nvtxDomainIsEnabled = 7,
 };
 
-// Of an event whose payload is nvtxPayloadData_t[reserved0].
+// The type of an event whose payload is nvtxPayloadData_t[reserved0].
 #define NVTX_PAYLOAD_TYPE_EXT ((int32_t)0xDFBD0009)
 
 enum {

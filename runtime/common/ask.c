@@ -2,7 +2,7 @@
 // through a pipeline of our own.
 //
 // The supervisor must be this user's: its answers are code that will run. A program that has become another
-// user's runs pipelines of its own. While a client waits, it checks now and then that the supervisor is
+// user's runs its own pipelines. While a client waits, it checks now and then that the supervisor is
 // alive, since it may have been stopped; a kernel that takes long proves nothing. A client that got no answer
 // to this does not ask that supervisor again.
 

@@ -7,14 +7,14 @@
 //   ask.c           what a program does: the request, whom it is sent to, what the answer says
 //   request.c       the same for a program that doesn't wait for the answer
 //   run_pipeline.c  a pipeline of the program's own, for one request
-//   pipeline.c      which pipelines there are, and how one begins
+//   pipeline.c      the kinds of pipelines, and how one begins
 //   records.c       the records of requests and answers
 //   fd_passing.c    messages between a client and the supervisor, with descriptors
-//   peers.c         whom the two trust
+//   peers.c         which processes the two trust
 //   folder.c        the private folder with the supervisor's socket
 //   registry.c      pipelines that weave probes, by their digests
 //   daemonize.c     a helper process of gpt-hook's
-//   supervisor.c    the broker's supervisor: its socket, its clients, whose turn it is
+//   supervisor.c    the broker's supervisor: its socket, its clients, and which one is next
 //   worker.c        a pipeline that it keeps
 //
 // A client connects for each request. Between requests nothing stays open that a program could close or a
@@ -70,11 +70,11 @@ char *gpt_make_room(struct gpt_bytes *bytes, size_t size); // room for this many
 void gpt_empty(struct gpt_bytes *bytes);
 
 struct gpt_asked {         // a request
-    const char *type;      // of the image
+    const char *type;      // the image's type
     const void *image;     // NULL: the image is in a file sent with the request
     uint64_t offset, size; // where in that file; bytes of it
     const char *kernel;    // NULL: the whole image
-    const char *want;      // what to make: one of the following; NULL: code
+    const char *want;      // the result: one of the following; NULL: code
     const char *arch;      // the device's architecture; NULL: not given
     unsigned registers;    // limit per thread; 0: no limit
     uint32_t module;       // its id in the trace of this process; 0: it has none
@@ -131,7 +131,7 @@ char **gpt_make_environment(void);
 
 // A pipeline that is to begin.
 struct gpt_plan {
-    char **words, **environment; // of the shell
+    char **words, **environment; // the shell's
     int input, output, errors;
 };
 
@@ -144,7 +144,7 @@ struct gpt_outcome {
     struct gpt_bytes outline; // the last `outline` record
     char fault[1024];         // why nothing was made
     char note[256];           // a message about the supervisor for the user, given once
-    int status;               // of a pipeline that has ended
+    int status;               // exit status of a pipeline that has ended
 };
 
 // Ask GPT_HOST about an image in memory. The outcome has a fault if nothing was made. If the supervisor
@@ -209,7 +209,7 @@ enum { GPT_DIGEST_BYTES = 65 };
 struct gpt_question {
     uint32_t pipeline;
     char arch[GPT_ARCH_BYTES];     // for GPT_PROBE: sm_90, or host
-    char digest[GPT_DIGEST_BYTES]; // of GPT_PROBE and GPT_REGISTER
+    char digest[GPT_DIGEST_BYTES]; // for GPT_PROBE and GPT_REGISTER
 };
 enum { GPT_REGISTER = GPT_PIPELINES };
 
@@ -218,7 +218,7 @@ enum { GPT_THERE = 1 };
 
 struct gpt_reply {
     int32_t status; // 0: a file comes with the message
-    char code[32];  // of a fault: why there is no answer, as in struct gpt_fault
+    char code[32];  // a fault's code: why there is no answer, as in struct gpt_fault
     char fault[1024];
 };
 

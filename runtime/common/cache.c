@@ -2,7 +2,7 @@
 // probed kernels, the simulated device host code, and gpt-asm (gpt/base/cache.py calls this) cubins.
 //
 // Any number of processes use a folder at once, without locks. A file is named by its key, the digest of
-// whatever led to the result. It's written under another name and renamed, so it's whole or not there, and
+// whatever led to the result. It's written under another name and renamed, so it's complete or absent, and
 // begins with the digest of key and result: a file that was torn, altered, or moved to another key is noticed
 // and made anew. A process looks at the folder before it has written a sixteenth of the limit; if there is
 // too much, the least recently used files go, down to 7/8. Reading a file marks it as used.

@@ -32,7 +32,7 @@ enum { OWN = 2, MOST_LINKS = 40 };
 
 struct walk {
     int at;                  // the current folder
-    struct stat status;      // of it
+    struct stat status;      // its status
     int links;               // followed so far
     bool make;               // make folders that aren't there
     char text[PATH_MAX];     // where we are, for messages

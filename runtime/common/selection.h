@@ -11,7 +11,7 @@
 bool gpt_has_part(const char *name, size_t size, const char *parts);
 
 void gpt_selection_setup(void);
-bool gpt_is_choosing(void);  // whether -k or --filter was given
+bool gpt_is_choosing(void);  // true if -k or --filter was given
 bool gpt_is_selecting(void); // the run was started with probes
 void gpt_add_kernel(const char *name, size_t size);
 

@@ -22,7 +22,7 @@
 #include "worker.h"
 
 enum {
-    MOST_WORKERS = 8,    // of a pipeline, and no more than there are processors
+    MOST_WORKERS = 8,    // per pipeline, and no more than there are processors
     MOST_CLIENTS = 1024, // beyond these, a new client replaces a silent one or waits to be accepted
     LEAST_FILES = 256,
     SEARCH = 100,       // ms between scans of all processes, at first and
@@ -377,7 +377,7 @@ static void supervise(pid_t root, int root_file) {
     cpu_set_t processors;
     getrlimit(RLIMIT_NOFILE, &files);
     most_clients =
-        files.rlim_cur > 4 * MOST_CLIENTS ? MOST_CLIENTS : files.rlim_cur / 4; // of three files each
+        files.rlim_cur > 4 * MOST_CLIENTS ? MOST_CLIENTS : files.rlim_cur / 4; // each client has three files
     most_workers = sched_getaffinity(0, sizeof(processors), &processors) ? 1 : (size_t)CPU_COUNT(&processors);
     most_workers = most_workers < MOST_WORKERS ? most_workers : MOST_WORKERS;
     for (size_t i = 0; i < most_clients; i++)

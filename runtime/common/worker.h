@@ -6,7 +6,7 @@
 #include "broker.h"
 
 struct worker {
-    pid_t pid;           // of its shell, which leads a group; 0: it has ended
+    pid_t pid;           // its shell, which leads a group; 0: it has ended
     int in, out, errors; // -1: closed
     char said[4096];     // the end of what it wrote to standard error
     size_t said_size;

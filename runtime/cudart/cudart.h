@@ -69,7 +69,7 @@ bool cudart_is_forked(void);
 int cudart_context(void **context); // the current one
 int cudart_end(int status);         // the status again
 int cudart_last_error(void);
-int cudart_device(void);                 // of this thread
+int cudart_device(void);                 // this thread's
 extern void (*cudart_after_reset)(void); // set by images.c: a device that was reset has a new context
 
 // images.c: what nvcc's code has registered, by the address that stands for it in the program.

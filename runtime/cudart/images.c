@@ -7,7 +7,7 @@
 
 #include "cudart.h"
 
-struct wrapper { // of nvcc: fatbinary_section.h
+struct wrapper { // nvcc's, in fatbinary_section.h
     int magic, version;
     const void *data;
     void *more;
@@ -25,7 +25,7 @@ struct image {
 struct named {
     const void *symbol; // the key: an address in the program, or a kernel handle that the program got
     struct image *image;
-    struct named *next; // of the image
+    struct named *next; // in the same image
     const char *name;
     void **managed; // where the program keeps the address of a managed variable
     size_t size;

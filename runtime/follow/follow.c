@@ -28,8 +28,8 @@
 #include "follow.h"
 #include "hook/write/folder.h"
 
-#define TICK 50    // ms between two looks at the files
-#define SEARCH 100 // ms between two looks at all processes
+#define TICK 50    // ms between checks of the files
+#define SEARCH 100 // ms between checks of all processes
 
 static const struct follow *self;
 static int folder = -1;
@@ -69,12 +69,12 @@ struct trace {
     struct trace *next;
     struct segment *segment;
     uint64_t begun;   // position of its header among all headers in the stream; 0: not written yet
-    uint64_t records; // that were passed on
+    uint64_t records; // records passed on so far
     char name[NAME_MAX + 1];
 };
 
 static struct trace *traces;        // in the order in which they began
-static struct trace *current;       // whose records came last
+static struct trace *current;       // the trace whose records came last
 static uint64_t headers;            // in the stream
 static uint64_t until = UINT64_MAX; // CLOCK_MONOTONIC: traces that begin later are not passed on
 

@@ -20,12 +20,12 @@
 struct follow {
     const char *folder;  // absolute; the helper removes it when it ends
     int file;            // the folder, open: in a shared TMPDIR somebody could replace it with a link
-    const char *where;   // of the output, for messages
+    const char *where;   // the output's name, for messages
     int output;          // where the stream goes
-    int lock;            // of the folder, held while the helper lives; -1: none
+    int lock;            // a lock on the folder, held while the helper lives; -1: none
     bool ends_with_root; // end with the command, even if it leaves processes behind
     bool quiet;          // no warning for a stream without records
-    char **argv;         // of the command that is watched
+    char **argv;         // the command that is watched
 };
 
 // Starts the helper, which is not a child of this process. Returns false with errno set.
@@ -40,7 +40,7 @@ struct output {
     int file;
     struct bytes bytes;
     uint64_t flushed; // bytes
-    uint64_t records; // of the segment
+    uint64_t records; // in the segment
 };
 
 bool output_flush(struct output *output); // false with errno set: the reader is gone, or writing failed

@@ -13,14 +13,14 @@ struct place {
     uint32_t size;   // bytes; 0: none
 };
 
-struct rows { // of one record
+struct rows { // one record's rows
     struct rows *next;
     const unsigned char *at;       // in the file, to which the program keeps writing
     uint64_t count, stride, first; // the first row that wasn't passed on yet
     enum { CALLS, COUNTS, OTHER } way;
     bool at_once; // rows are complete as soon as they start
     struct place start, duration, number;
-    uint64_t *passed; // for each row: whether it was passed on, or with which count
+    uint64_t *passed; // per row: 1 if it was passed on, or the count that was
     size_t head_size;
     unsigned char head[]; // the record's bytes before the length of the rows
 };

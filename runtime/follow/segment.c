@@ -52,7 +52,7 @@ struct segment {
     uint64_t row_records; // in it
     bool ended;
     uint64_t status;
-    bool failed; // for want of memory
+    bool failed; // out of memory
 };
 
 static unsigned all_mapped; // chunks, of all segments
@@ -230,7 +230,7 @@ static void find_chunks(struct segment *segment, bool dead) {
 static void drop_chunk(struct segment *segment, struct chunk *chunk) {
     rows_free(chunk->rows);
     munmap(chunk->data, chunk->size);
-    if (chunk->at) // its blocks are of use to others now; the first has the tail
+    if (chunk->at) // reuse its blocks; the first chunk has the tail
         fallocate(segment->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk->at, chunk->size);
     segment->mapped--;
     all_mapped--;
@@ -312,7 +312,7 @@ static enum step finish(struct segment *segment, struct output *output, bool dea
             output->records += rows_take(&chunk->rows, &output->bytes, true, &segment->failed);
             if (output->bytes.size > MAX_WAITING && !output_flush(output))
                 return STEP_FAILED;
-            if (chunk != first) // which has the tail
+            if (chunk != first) // the first has the tail
                 drop_chunk(segment, chunk);
             first->next = chunk != first ? next : first->next;
         }

@@ -26,7 +26,7 @@ enum {
     FLAG_abs = 32,
     FLAG_xorsign = 64,
     FLAG_oob = 128,
-    FLAG_payload = 256, // no modifier's: a NaN keeps its upper bits
+    FLAG_payload = 256, // belongs to no modifier: a NaN keeps its upper bits
 };
 
 // The bits of registers

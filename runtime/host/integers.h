@@ -118,7 +118,7 @@ INLINE uint32_t bfind_shift(uint64_t bits, uint32_t size) {
 INLINE uint32_t fns(uint32_t mask, uint32_t base, int32_t offset) {
     if (offset == 0)
         return base < 32 && mask >> base & 1 ? base : ~0u;
-    if (offset == INT32_MIN) // what an H200 makes of it
+    if (offset == INT32_MIN) // as on an H200
         return 0;
     int64_t count = (offset > 0 ? (int64_t)offset : -(int64_t)offset) - 1;
     for (int64_t at = base; at >= 0 && at < 32; at += offset > 0 ? 1 : -1)

@@ -34,9 +34,9 @@ struct host_shape {
     uint8_t m, n;
     uint16_t k;
     uint8_t layout, a, b, c, d;                 // types
-    bool column_a, column_b;                    // of quarters
+    bool column_a, column_b;                    // layouts of quarters
     bool clamps, conjunction;                   // .satfinite; .and instead of .xor on bits
-    uint8_t elements_a, elements_b, elements_c; // of a lane's fragment
+    uint8_t elements_a, elements_b, elements_c; // elements in a lane's fragment
 };
 
 struct host_product {

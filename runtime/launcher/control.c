@@ -35,8 +35,8 @@ struct asking {
         struct gpt_order order;
         char texts[GPT_MOST_ORDER];
     } message;
-    size_t size;          // of the texts
-    const char *pipeline; // named by the order; NULL: none
+    size_t size;          // bytes of the texts
+    const char *pipeline; // the pipeline that the order names; NULL: none
     struct probing probing;
     bool all, json, tells;
     pid_t pid;
@@ -184,7 +184,7 @@ static void find_run(struct asking *asking, pid_t pid, const char *name, const c
     snprintf(asking->run, sizeof(asking->run), "%s", run);
 }
 
-// Asks a listening process if its pid was given or, with --all, if it belongs to the run.
+// Asks a listening process whose pid was given or, with --all, that belongs to the run.
 static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
     if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
         ask(asking, pid, name);

@@ -30,12 +30,12 @@ __attribute__((format(printf, 3, 4), noreturn)) void fail(int status, const char
 // find.c
 bool find_runtime(const char *name, char path[PATH_MAX]);
 bool find_neighbour(const char *name, char path[PATH_MAX]);
-bool is_command(const char *name, char path[PATH_MAX]);   // whether execvp would run a file
+bool is_command(const char *name, char path[PATH_MAX]);   // true if execvp would run such a file
 void find_command(const char *name, char path[PATH_MAX]); // fails if it isn't found
 const char *absolute(const char *path);                   // valid until the next call
 
 // calls.c
-void check_calls(const char *option, const char *calls); // fails for a word that means nothing
+void check_calls(const char *option, const char *calls); // fails for an unknown word
 
 // output.c
 

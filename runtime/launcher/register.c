@@ -36,7 +36,7 @@ bool register_pipeline(const char *folder, uid_t owner, const char *digest, cons
                    exchange(server, &message, &reply);
     close(server);
     gpt_empty(&message);
-    snprintf(fault, FAULT_BYTES, "%s%.900s", // which has no end if it's not ours
+    snprintf(fault, FAULT_BYTES, "%s%.900s", // not terminated if it isn't ours
              reply.status == GPT_REFUSED ? "gpt-hook's supervisor refuses " : "", reply.fault);
     return reached;
 }

@@ -12,7 +12,7 @@
 #include "arch_elf.h"
 #include "folder.h"
 
-#define MAX_DEPTH 32      // of subfolders
+#define MAX_DEPTH 32      // nesting of subfolders
 #define MAX_SEGMENTS 1024 // gpt-patch makes up to 1000
 #define MAX_NOTES 4096    // bytes that are looked into
 

@@ -1,4 +1,4 @@
-// The files that stand for libraries.
+// The files that replace libraries.
 
 #ifndef GPT_REPLACE_FOLDER_H
 #define GPT_REPLACE_FOLDER_H
@@ -13,11 +13,11 @@
 struct identity {
     dev_t device;
     ino_t inode;
-    unsigned size; // of the build id; 0: none
+    unsigned size; // bytes of the build id; 0: none
     unsigned char build_id[GPT_BUILD_ID];
 };
 
-struct file { // of the folder
+struct file { // a file in the folder
     const char *path, *name;
     size_t stem; // bytes of the name before a version
     enum { UNREAD, GOOD, BAD } state;

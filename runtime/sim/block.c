@@ -92,7 +92,7 @@ uint32_t sim_barrier(struct host_thread *thread, uint32_t site, enum host_barrie
     struct barrier *barrier = &block->barriers[id];
     unsigned number = (unsigned)(warp - block->warps);
     uint32_t own = 1u << thread->laneid;
-    if (!barrier->come[number]) // lanes that are not there count as if they had come with it
+    if (!barrier->come[number]) // missing lanes count as if they had arrived with it
         barrier->counted += HOST_WARP - (uint32_t)__builtin_popcount(warp->all & ~warp->exited);
     barrier->come[number] |= own;
     barrier->arrivals++;

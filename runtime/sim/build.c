@@ -133,7 +133,7 @@ static CUresult finish(struct entry *entry, CUresult status, void *object) {
     entry->object = object;
     entry->fault = status || entry->kernel ? status : CUDA_ERROR_INVALID_IMAGE;
     entry->state = !entry->fault                                 ? MADE
-                   : entry->fault == CUDA_ERROR_OPERATING_SYSTEM ? NOT_MADE // it may be another time
+                   : entry->fault == CUDA_ERROR_OPERATING_SYSTEM ? NOT_MADE // a later attempt may succeed
                                                                  : NOT_MAKEABLE;
     if (entry->kernel)
         sim_describe_entry(entry);

@@ -195,7 +195,7 @@ bool sim_is_captured(const struct event *event) { return event->capture && find(
 
 // Beginning and end
 
-// Return whether these are nodes of a graph.
+// Return whether all of these nodes belong to the graph.
 static bool are_of(void *const *nodes, size_t count, const struct graph *graph) {
     for (size_t i = 0; i < count; i++)
         if (!nodes || !is_kind(nodes[i], NODE) || ((struct object *)nodes[i])->owner != &graph->object)
@@ -251,7 +251,7 @@ static bool are_marked(const struct nodes *nodes) {
     return i == nodes->count;
 }
 
-// Return whether all that other streams captured is what the first one waits for.
+// Return whether the first stream waits for everything that the other streams captured.
 static bool is_joined(const struct capture *capture) {
     const struct graph *graph = capture->graph;
     for (size_t i = 0; i < graph->count; i++)

@@ -11,7 +11,7 @@ struct block {
     _Alignas(16) char bytes[];
 };
 
-void *sim_new_block(struct code *code, size_t size) { // zero, with a byte more than asked for
+void *sim_new_block(struct code *code, size_t size) { // zeroed, with one extra byte
     struct block *made = size < SIZE_MAX / 2 ? calloc(1, sizeof(*made) + size + 1) : NULL;
     if (!made)
         return NULL;

@@ -62,7 +62,7 @@ bool sim_note_fault(CUresult status) {
     }
 }
 
-// Return whether flags of a context are such: one way to wait at most.
+// Return whether a context's flags are valid: at most one way to wait.
 static bool are_flags(unsigned flags) {
     enum { SCHEDULING = 7, ALL = 255 };
     unsigned way = flags & SCHEDULING;

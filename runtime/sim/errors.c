@@ -1,4 +1,4 @@
-// What the codes of errors are called, and mean.
+// Names of the error codes, and what they mean.
 
 #include "sim.h"
 

@@ -48,7 +48,7 @@ static struct work *pending(struct event *event) {
     return event->pending;
 }
 
-// Make the event stand for the last work in the stream.
+// Record the event: it stands for the last work in the stream.
 void sim_record(struct event *event, struct stream *stream) {
     if (event->pending)
         sim_release_work(event->pending);
@@ -68,7 +68,7 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
     struct event *event = find_event(handle);
     struct stream *stream = sim_stream(context, stream_handle);
     if (!event || !stream || event->object.owner != stream->object.owner)
-        return CUDA_ERROR_INVALID_HANDLE; // one of another context among them
+        return CUDA_ERROR_INVALID_HANDLE; // one of them belongs to another context
     if (flags & ~1u)
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture && !(flags & 1))
@@ -96,7 +96,7 @@ API cuStreamWaitEvent(void *stream_handle, void *handle, unsigned flags) {
     if (stream->capture || sim_is_captured(event))
         return sim_capture_wait(stream, event);
     if (event->capture)
-        return CUDA_ERROR_INVALID_VALUE; // of a capture that has ended
+        return CUDA_ERROR_INVALID_VALUE; // the event belongs to a capture that has ended
     CUresult status = sim_implicit(stream);
     return status ? status : sim_wait_event(stream, event);
 }

@@ -174,7 +174,7 @@ API cuGraphNodeGetEnabled(void *exec, void *handle, unsigned *enabled) {
     return CUDA_SUCCESS;
 }
 
-// Return whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they have not.
+// Return whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they differ.
 static int compare(const struct graph *graph, const struct graph *with, void **error, void **from) {
     if (graph->count != with->count)
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -265,7 +265,7 @@ struct operations {
     struct operation *all; // or NULL: only count them
     size_t count;
     struct graph *held; // with the user objects of all graphs
-    bool failed;        // for want of memory
+    bool failed;        // out of memory
     bool endless;
 };
 
@@ -292,8 +292,8 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// An executable graph runs once at a time. What waits for events inside a graph waits before it begins, and
-// its events are reached when it ends. Takes the list over.
+// An executable graph runs once at a time. Work that waits for an event inside a graph waits before it
+// begins, and its events are reached when it ends. Takes the list over.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))
@@ -325,7 +325,8 @@ static CUresult launch(struct exec *exec, struct stream *stream, const struct op
 static CUresult list_operations(struct exec *exec, struct operations *list) {
     flatten(exec->graph, list);
     if (list->endless) {
-        sim_say("a loop in a graph whose condition holds: no kernel can set it, see gpt-sim(7)");
+        sim_say(
+            "a loop in a graph never ends: its condition is true, and no kernel can set it, see gpt-sim(7)");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     if (!(list->all = calloc(list->count + 1, sizeof(*list->all))) || !(list->held = sim_new(GRAPH, NULL))) {

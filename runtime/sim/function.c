@@ -6,7 +6,7 @@
 
 static struct function *find(void *handle, enum kind kind) {
     if (sim_strict && handle && !is_kind(handle, FUNCTION) && !is_kind(handle, KERNEL)) {
-        sim_say("a function is asked for that is gone: a real driver may crash here");
+        sim_say("the program uses a function that was unloaded: a real driver may crash here");
         abort();
     }
     return is_kind(handle, kind) || (kind == FUNCTION && is_kind(handle, KERNEL)) ? handle : NULL;

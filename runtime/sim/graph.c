@@ -306,7 +306,7 @@ API cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, c
             return CUDA_ERROR_INVALID_VALUE;
         for (size_t j = 0; j < second->count; j++)
             if (second->before[j] == first)
-                return CUDA_ERROR_INVALID_VALUE; // it does so already
+                return CUDA_ERROR_INVALID_VALUE; // there already is such an edge
         if (!depend(second, first))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -199,7 +199,7 @@ void sim_note_launch(struct operation *all, size_t count) {
         if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_FREE)
             set_freed(allocation, sim_next_work() - 1, true);
         else if (all[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-                 !allocation->live) { // else it was freed first
+                 !allocation->live) { // otherwise it was freed first
             set_live(allocation);
             allocation->references++;
             allocation->launches++;

@@ -13,14 +13,14 @@ enum {
     PAGE = 64 << 10,
     LEAST = 4,                // logarithms: of the smallest block,
     MOST = 15,                // and of the largest that shares a page
-    SIZES = MOST - LEAST + 2, // the last is for blocks with a page of their own
+    SIZES = MOST - LEAST + 2, // the last is for blocks that fill a page
     WAITING = 64 << 20,
 };
 
 struct page {
     uint64_t start, size;
     uint64_t block;  // bytes of each
-    size_t used;     // blocks that were given out at least once
+    size_t used;     // blocks allocated at least once
     uint64_t *sizes; // by block: twice the requested size, plus 1 if it is free
 };
 

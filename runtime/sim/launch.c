@@ -161,7 +161,7 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *params, void *handle, bool
     }
     struct object *function = operation.kernel.function.object;
     if (function->kind == FUNCTION && function->owner->owner != stream->object.owner)
-        status = CUDA_ERROR_INVALID_HANDLE; // of another context
+        status = CUDA_ERROR_INVALID_HANDLE; // it belongs to another context
     if (status)
         sim_end_operation(&operation);
     operation.kernel.cooperative = cooperative;

@@ -42,7 +42,7 @@ void sim_end_link(struct object *object) {
 struct text { // PTX that is read
     const char *at, *end;
     const char *token;
-    size_t size; // of the token
+    size_t size; // bytes of the token
 };
 
 static bool is_word(char c) {
@@ -88,7 +88,7 @@ struct symbol {
     const char *name;
     size_t size;
     const struct part *part;
-    const char *start, *end; // of its declaration
+    const char *start, *end; // its declaration
     enum { LOCAL, EXTERN, WEAK, VISIBLE } linkage;
 };
 

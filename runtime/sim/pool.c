@@ -16,7 +16,7 @@ struct pool {
 
 _Static_assert(sizeof(struct pool) <= OBJECT_SIZE, "fit");
 
-static struct pool *default_pools[2], *current_pools[2]; // of the device, of the host
+static struct pool *default_pools[2], *current_pools[2]; // the device's, the host's
 
 static struct pool *find(void *pool) { return is_kind(pool, POOL) ? pool : NULL; }
 

@@ -14,7 +14,8 @@
 static struct range *ranges; // by start
 static size_t count, room;
 static uint64_t serial;
-static pthread_rwlock_t change = PTHREAD_RWLOCK_INITIALIZER; // of them: kernels read without sim_lock
+static pthread_rwlock_t change =
+    PTHREAD_RWLOCK_INITIALIZER; // for the ranges: kernels read them without sim_lock
 
 // Freed ranges, the oldest first.
 enum { FREED = 256, FREED_BYTES = 64 << 20 };

@@ -169,7 +169,7 @@ static void retire(struct worker *worker) {
     worker->residents[worker->count] = done;
 }
 
-// Return whether nothing has happened for too long: no lane has exited, met or passed a barrier.
+// Return true if for too long no lane has exited, met another one or passed a barrier.
 static bool is_late(struct worker *worker) {
     if (!sim_timeout || ++worker->looks % LOOKS)
         return false;

@@ -20,7 +20,7 @@
 #include "sim.h"
 
 enum {
-    MOST_THREADS = 1024, // of a block
+    MOST_THREADS = 1024, // threads of a block
     MOST_WARPS = MOST_THREADS / HOST_WARP,
     SIM_PATIENCE = 4096, // backward branches until a lane first takes its turn
 };
@@ -45,15 +45,15 @@ struct warp { // sets of lanes
     uint32_t meeting; // wait in meet for the lanes in their mask
     uint32_t active;  // wait in meet until no other one can advance
     unsigned last;    // that was chosen
-    unsigned turns;   // of others since one became active
+    unsigned turns;   // turns of other lanes since one became active
 };
 
 struct barrier {
     uint32_t threads;  // that it waits for; 0: all
-    uint32_t arrivals; // of lanes
-    uint32_t gone;     // of which have exited
+    uint32_t arrivals; // lanes that have arrived
+    uint32_t gone;     // lanes among them that have exited
     uint32_t counted;  // arrivals, and what their warps lack
-    uint32_t count;    // of values that are not 0
+    uint32_t count;    // values that are not 0
     bool reduces;
     uint32_t come[MOST_WARPS], waiting[MOST_WARPS]; // sets of lanes
 };
@@ -100,7 +100,7 @@ struct run {          // a launch
     const uint64_t *variables;
     uint64_t constant;
     uint32_t constant_size;
-    uint64_t number; // of its work
+    uint64_t number; // number of its work
     const unsigned char *parameters;
     uint32_t grid[3], block[3], dynamic;
     uint64_t id, blocks, begun, most; // at once on a worker, unless it is cooperative
@@ -119,7 +119,7 @@ CUresult sim_run_blocks(struct run *run); // with the lock, which it releases me
 
 // lanes.c
 void sim_size_stacks(struct worker *worker, size_t local);     // while no lane has one
-void sim_collect_stacks(struct worker *worker);                // of lanes that were abandoned
+void sim_collect_stacks(struct worker *worker);                // abandoned lanes' stacks
 void sim_enter_lane(struct worker *worker, struct lane *lane); // from home; returns when one goes there
 void sim_leave(struct lane *lane);                             // another one runs; returns when this one may
 void sim_go_home(struct lane *lane);
@@ -154,7 +154,7 @@ bool sim_may_access(const struct lane *lane, uint64_t address, uint64_t size);
 void sim_read_text(struct lane *lane, uint32_t site, uint64_t address, char *to, size_t room);
 void sim_fault(struct host_thread *thread, uint32_t site, enum host_fault fault, uint64_t address)
     __attribute__((noreturn));
-void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // of a launch that has failed
+void sim_end_lane(struct lane *lane) __attribute__((noreturn)); // when its launch has failed
 // Says why a launch ends, unless it has failed already.
 void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult status, const char *format,
               ...) __attribute__((format(printf, 5, 6)));

@@ -163,7 +163,7 @@ API cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 
 API cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice device, CUdevice peer) {
     (void)attribute, (void)device, (void)peer;
-    return value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE; // of a device with itself
+    return value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE; // a device isn't its own peer
 }
 
 API cuCtxEnablePeerAccess(void *peer, unsigned flags) {

@@ -117,11 +117,11 @@ void sim_end_graph(struct object *object), sim_end_node(struct object *object);
 void sim_end_link(struct object *object), sim_end_held(struct object *object);
 
 // device.c
-extern int sim_major, sim_minor; // of the compute capability
+extern int sim_major, sim_minor; // the compute capability
 extern bool sim_strict;          // queries about deleted functions end the program
 extern unsigned sim_load_delay;  // minimum microseconds to load
 extern uint64_t sim_delay;       // minimum ns per operation
-extern uint64_t sim_memory;      // of the device, in bytes; 0: as much as the machine has
+extern uint64_t sim_memory;      // bytes of device memory; 0: as much as the machine has
 extern bool sim_runs;            // run kernels; otherwise launches are accepted and do nothing
 extern unsigned sim_timeout;     // seconds without progress until a launch is ended; 0: never
 bool sim_read_environment(void); // sets these; false, with a message the first time, if a value is invalid
@@ -149,7 +149,7 @@ struct context {
     struct object object;
     CUresult error;        // the error that broke it
     unsigned busy;         // streams with work to do
-    unsigned references;   // of the primary one
+    unsigned references;   // references to the primary context
     struct stream *legacy; // its default stream
     unsigned flags;
     uint64_t limits[CU_LIMIT_MAX]; // 0: not set
@@ -202,7 +202,7 @@ bool sim_is_gone(uint64_t address); // it was freed, or no graph has allocated i
 void sim_set_until(uint64_t start, uint64_t until, bool frees_itself);
 uint64_t sim_used(const void *pool); // bytes
 void sim_free_all(const void *owner);
-bool sim_wait_for_free(void); // for a free in a stream; false: none is pending
+bool sim_wait_for_free(void); // waits for a free in a stream; false: none is pending
 void sim_trim_memory(void);   // frees memory that no pending work may use any more
 // Find memory that work of this number may use, including memory freed since. Call it without the lock.
 bool sim_find_memory(uint64_t address, uint64_t size, uint64_t number, uint64_t *start, uint64_t *room);
@@ -213,7 +213,7 @@ void sim_describe(uint64_t address, char text[256]); // for a message; without t
 CUresult sim_allocate(CUdeviceptr *memory, size_t size, void *owner);
 CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *pool);
 CUresult sim_free(CUdeviceptr memory);
-bool sim_take_memory(uint64_t size); // of the device; false: not enough left
+bool sim_take_memory(uint64_t size); // device memory; false: not enough left
 void sim_give_memory(uint64_t size);
 size_t sim_total_memory(void);
 
@@ -242,7 +242,7 @@ struct entry { // a kernel of an image
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     const char *text; // the PTX that contains it, or NULL
     size_t text_size;
-    enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // of its host code
+    enum { NOT_MADE, BEING_MADE, MADE, NOT_MAKEABLE } state; // state of its host code
     CUresult fault;                                          // why it can't be compiled
     void *object;                                            // its own object, or NULL: the image's
     const struct host_module *module;
@@ -266,12 +266,12 @@ struct code {
     struct block *blocks; // memory for all of this
     const char *text;     // if the image is PTX, or NULL
     size_t text_size;
-    const char *outline; // of the last PTX that was read: what gpt-asm says of it
+    const char *outline; // gpt-asm's outline of the last PTX that was read
     size_t outline_size;
     void *object; // if the image is host code
 };
 void sim_release_code(struct code *code);
-void sim_set_sizes(struct entry *entry, size_t shared, size_t local); // of its static memory
+void sim_set_sizes(struct entry *entry, size_t shared, size_t local); // sets the sizes of its static memory
 void sim_set_registers(struct entry *entry, unsigned long registers);
 
 // image.c
@@ -295,7 +295,8 @@ CUresult sim_make_kernel(struct code *code, struct entry *entry);
 CUresult sim_check_text(struct code *code);
 
 // outline.c
-CUresult sim_check_target(const struct code *code); // whether the PTX is for this device and a known version
+CUresult
+sim_check_target(const struct code *code); // checks that the PTX is for this device, and of a known version
 
 // Decompress the PTX in an element of a fatbin, to be freed. With GPT_WANT_OUTLINE, its outline goes into the
 // cache, else `want` is GPT_WANT_TEXT. Call it without the lock.
@@ -319,7 +320,7 @@ struct bound { // addresses of the variables of an object
     const struct host_module *module;
     uint64_t addresses[];
 };
-struct variables {       // of a module
+struct variables {       // a module's variables
     uint64_t *addresses; // generic addresses, by number in its code; NULL: not needed yet
     uint64_t constant;   // the start of the window
     uint32_t constant_size;
@@ -349,7 +350,7 @@ struct library { // also a module
     struct object object;
     struct code *code;
     struct library *from;    // the library that this is the module of, or NULL
-    struct library *modules; // of this library, newest first
+    struct library *modules; // the library's modules, newest first
     struct library *next;    // in the list of `from`
     struct variables variables;
 };
@@ -378,7 +379,7 @@ struct operation {
         CUDA_MEMCPY3D copy;
         CUDA_MEMSET_NODE_PARAMS_v2 set;
         struct {          // a graph launch
-            size_t count; // of operations in `owned`
+            size_t count; // operations in `owned`
             void *held;   // a graph, for its user objects
         };
         struct {
@@ -404,10 +405,10 @@ struct nodes { // during capture: the nodes that the next one depends on
     size_t count;
 };
 struct stream {
-    struct object object; // of its context
+    struct object object; // its context
     unsigned flags;
     int priority;
-    struct queue *queue; // of its work
+    struct queue *queue; // its work
     bool of_thread;      // it's the default stream of `thread`
     pthread_t thread;
     struct capture *capture;
@@ -478,7 +479,7 @@ CUresult sim_make_graph_memory(struct operation *operation, size_t size, const C
                                struct context *context); // an operation that allocates it
 void sim_hold_graph_memory(const struct operation *operation),
     sim_release_graph_memory(const struct operation *);
-bool sim_is_graph_memory(uint64_t start, uint64_t size);   // whether a launch has allocated it or not
+bool sim_is_graph_memory(uint64_t start, uint64_t size);   // even if no launch has allocated it
 bool sim_begin_free(CUdeviceptr memory, CUresult *status); // is issued; false: not memory of graphs
 bool sim_free_graph_memory(CUdeviceptr memory);            // is run; false: not memory of graphs
 void sim_end_graph_memory(const struct context *context);

@@ -46,8 +46,7 @@ struct stream *sim_stream(struct context *context, void *handle) {
         return own_stream(context);
     if ((uintptr_t)handle <= CU_STREAM_LEGACY_HANDLE)
         return context->legacy;
-    return is_kind(handle, STREAM) ? handle
-                                   : NULL; // of any context, whose streams are used like the current one's
+    return is_kind(handle, STREAM) ? handle : NULL; // in any context: its streams work like the current one's
 }
 
 static struct context *context_of(const struct stream *stream) {

@@ -13,12 +13,12 @@ struct physical {
     size_t size;
     CUmemAllocationProp props;
     unsigned held;       // by the program, as often as it may release it
-    unsigned references; // of the program, of mappings
+    unsigned references; // by the program and by mappings
 };
 
 _Static_assert(sizeof(struct physical) <= OBJECT_SIZE, "fit");
 
-struct piece { // of addresses: reserved, or mapped
+struct piece { // a range of addresses: reserved, or mapped
     uint64_t start, size;
     struct physical *memory;
     int access; // CU_MEM_ACCESS_FLAGS_PROT_*

@@ -1,4 +1,4 @@
-"""gpt-analyze, asked by tests: the answers as rows, whatever form they came in."""
+"""Ask gpt-analyze from tests: its answers as rows, whatever form they came in."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Answers:
 
 
 def ask(name: str, *segments: list[dict], args: tuple[Any, ...] = (), status: int = 0, errors: int = 0) -> Answers:
-    """What it says of a stream."""
+    """Return its answer about a stream."""
     done = run(name, "--json", *args, data=forge.pack(*segments))
     assert (done.returncode, len(done.stderr.splitlines())) == (status, errors), done.stderr
     return Answers(done.stdout)
 
 
 def answers(name: str, *segments: list[dict], **options: Any) -> Answers:
-    """The same of one that takes the whole of the traces, in this process: a hundred times as fast."""
+    """Run an analysis that takes whole traces in this process, which is a hundred times as fast."""
     from gpt.trace.process import iter_processes
 
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS.make(**options)

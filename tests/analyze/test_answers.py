@@ -1,4 +1,4 @@
-"""What every analysis of gpt-analyze shares: filters, scripts, pictures, traces that grow, and what is missing."""
+"""The features that all analyses share: filters, scripts, pictures, growing traces, reports of missing data."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_options_that_make_no_sense(options, fact):
     assert (done.returncode, done.stderr.decode()) == (2, f"gpt-analyze: error: {fact}\n")
 
 
-# What is missing
+# Missing data
 
 
 @pytest.mark.full
@@ -244,7 +244,7 @@ with open(sys.argv[1], "ab", 0) as file:
 
 @pytest.fixture
 def growing(tmp_path):
-    """A trace whose process lives until a file is there, and then writes the rest of it."""
+    """A trace whose process lives until a file appears, and then writes the rest."""
     path = tmp_path / "t.mp"
     path.touch()
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -278,12 +278,12 @@ def test_follow_ends_when_a_trace_is_removed(growing):
 
 
 def has_ended(path):
-    """What --follow asks after a look."""
+    """Return the answer that decides whether --follow looks again."""
     return base.read(Stage("gpt-analyze", stream=True, quiet=True), live.Nothing(), [path])
 
 
 def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary):
-    monkeypatch.setattr(live, "FRESH", 0.0)  # it was not written just now
+    monkeypatch.setattr(live, "FRESH", 0.0)  # it wasn't written recently
     whole, path = forge.pack(process()), tmp_path / "cut.mp"
     chunk = wire.pack({"kind": "chunk", "used": len(whole), "data": whole})
     for size in [*range(40), *range(40, len(chunk), 397), len(chunk) - 1]:
@@ -293,7 +293,7 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
             assert not has_ended(path), size  # it is being written
         with open(path, "rb"):
             assert has_ended(path), size  # it is being read
-    for size in (len(chunk), len(chunk) + 1):  # also one that was cut behind a whole segment
+    for size in (len(chunk), len(chunk) + 1):  # even if it was cut after a whole segment
         path.write_bytes((chunk + chunk)[:size])
         assert has_ended(path), size
         with open(path, "r+b"):
@@ -301,7 +301,7 @@ def test_follow_ends_for_a_trace_that_was_cut(tmp_path, monkeypatch, capfdbinary
 
 
 def test_follow_waits_for_the_rest_of_a_stream_whose_process_has_ended(tmp_path):
-    """A helper, or a copy, still writes it: the answer was that the process had been killed."""
+    """A helper or a copy is still writing it; the answer used to be that the process had been killed."""
     whole, path = forge.pack(process()), tmp_path / "t.mp"
     for size in (len(whole) // 2, whole.rindex(b"kind") - 2):  # within a record, and before the end
         path.write_bytes(whole[:size])
@@ -329,7 +329,7 @@ def test_follow_of_a_cut_trace_has_its_error_in_the_end(tmp_path, name):
 
 
 def read_until(terminal, wanted=None):
-    """What is written to a terminal until something is, or until it is closed."""
+    """Read from a terminal until there's output, or until it's closed."""
     text = b""
     try:
         while (wanted is None or wanted not in text) and (data := os.read(terminal, 65536)):

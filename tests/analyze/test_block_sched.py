@@ -100,7 +100,7 @@ def test_times_across_sms_are_those_of_the_common_clock():
 
 
 def test_a_short_launch_has_the_clock_of_its_device():
-    """Warps of an H200 end within a few steps of the timer, 32 ns: their slope is off by a factor of up to 15."""
+    """An H200's warps end within a few steps of the timer (32 ns), so their slope is off by a factor of up to 15."""
     rng = np.random.default_rng(1)
     for blocks, warps in (([(1000, 2000, 0)], 4), ([(1000 + 90 * sm, 7500, sm) for sm in range(96)], 4)):
         data = np.frombuffer(saved(blocks, warps), SLOT).copy()
@@ -114,7 +114,7 @@ def test_a_short_launch_has_the_clock_of_its_device():
         data["end"] = EPOCH  # all in one step
         one = make_schedule(MapLayout(MAP).read(data.tobytes(), len(blocks), 32 * warps), {"clock_hz": 1_980_000_000})
         assert one.ns_per_clock == pytest.approx(1 / 1.98)
-        for clock in (None, 0, 1, (1 << 64) - 1):  # nonsense is not taken
+        for clock in (None, 0, 1, (1 << 64) - 1):  # nonsense is refused
             make_schedule(read, {"clock_hz": clock})
 
 
@@ -140,7 +140,7 @@ def test_warps_that_saved_nothing_do_not_count():
     data = np.frombuffer(saved(BLOCKS, 2), SLOT).copy().reshape(5, 2)
     data[0, 0] = 0  # its other warp began one clock later
     data[3] = 0
-    data["count"][1, 1] = 3  # in groups: the record is that of the last one
+    data["count"][1, 1] = 3  # in groups: the last one wrote the record
     found = make_schedule(MapLayout(MAP).read(data.tobytes(), 5, 64))
     assert found.silent == 1 and sorted(found.block) == [0, 1, 2, 4]
     assert found.running.tolist() == [199, 100]
@@ -190,7 +190,7 @@ def test_what_ran_without_probes_and_what_was_lost_is_said():
         forge.buffer(2, bytes(5 * 32), path="nowhere"),
     ]
     segment = trace(BLOCKS)
-    found = ask("block_sched", [*segment[:-1], *more])  # it has no end
+    found = ask("block_sched", [*segment[:-1], *more])  # no end record
     assert found.verdicts["kernels"][1:] == [
         f"4 launches ran with probes, 18 without: {UNKNOWN} (10), no PTX (7), late (1)",
         "1 launch lost what it saved: the disk is full",
@@ -292,12 +292,12 @@ def test_a_plot(tmp_path, form):
 
 @pytest.mark.full
 def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
-    """A third of the time is a light colour, not a pattern of bars and gaps that are none."""
+    """A third of the time is a light color; there used to be a pattern of bars and false gaps."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     blocks = [(93 * number, 31, 0) for number in range(5000)]
     done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(trace(blocks)))
     assert done.returncode == 0
-    row = pyplot.imread(tmp_path / "p.png")[210, 200:1400, :3].min(axis=1)  # of the one SM
+    row = pyplot.imread(tmp_path / "p.png")[210, 200:1400, :3].min(axis=1)  # the only SM's row
     assert row.max() < 0.99
 
 

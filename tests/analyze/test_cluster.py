@@ -1,4 +1,4 @@
-"""--engine dask: what is merged of parts is what one process says of all, and what cannot be merged is refused."""
+"""--engine dask gives the same answer as one process, and refuses analyses that can't be merged."""
 
 import io
 import os
@@ -29,7 +29,7 @@ BLOCKS, THREADS = 3, 64
 
 
 def saved(number, made, random):
-    """A map as an analysis wants it, and what a launch saved to it."""
+    """Make a map that an analysis accepts, and a launch's data for it."""
     types = dict.fromkeys((*made.fields, *made.optional), "u64") | dict.fromkeys(made.floats, "f32")
     units, capacity = (BLOCKS * THREADS, 50) if made.log else (BLOCKS * THREADS // 32, 1)
     level = "thread" if made.log else "warp"
@@ -88,7 +88,7 @@ SEGMENTS = [rank(number, number) for number in range(1, 4)]
 
 
 def run(*args):
-    """As a user does: Dask has threads and processes of its own."""
+    """Run it like a user would: Dask has threads and processes of its own."""
     command = ["gpt-analyze", *map(str, args)]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
 
@@ -117,7 +117,7 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
 
 
 def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
-    """Records of the trace that are passed on have tables of their own elsewhere."""
+    """Records of the trace are passed on; other tools print tables of them."""
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
     assert (done.returncode, done.stdout) == (1, b"") and b"leaves out everything" in done.stderr
@@ -158,7 +158,7 @@ def cluster():
 
 
 def both(name, cluster, *args):
-    """What an analysis says without and with a cluster."""
+    """Return an analysis's answers without and with a cluster."""
     plain = run(name, *args)
     done = run(name, *args, "--engine", "dask", "--scheduler", cluster)
     return [(one.returncode, one.stdout.decode(), one.stderr.decode()) for one in (plain, done)]
@@ -177,7 +177,7 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
 
 @pytest.mark.full
 def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
-    """A trace that names others, one of them absent, a copy of it, one that is cut, one that is not there."""
+    """A trace that names others (one is absent), a copy of it, a truncated trace, and a missing one."""
     children = [records.make("child", pid=7, how="fork", path="child.mp"),
                 records.make("child", pid=8, how="fork", path="absent.mp")]  # fmt: skip
     named = {"a.mp": rank(1, 1, extra=children), "child.mp": rank(2, 2), "b.mp": rank(3, 3), "copy.mp": rank(1, 1)}
@@ -217,7 +217,7 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 @pytest.mark.full
 def test_another_service_is_no_scheduler(tmp_path):
-    """As the dashboard: Dask takes the first words of HTTP for a length, of exabytes."""
+    """The address is the dashboard's: Dask reads the first bytes of HTTP as a length of exabytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -286,7 +286,7 @@ def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
 
         def nthreads(self):
             Waiting.threads += 1
-            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one came, and went
+            return {"tcp://a": 1} if Waiting.threads == 2 else {}  # one came and went
 
     with pytest.raises(GptError, match=r"^the scheduler of the cluster has no workers any more$"):
         _wait(distributed, Waiting(), Waiting())

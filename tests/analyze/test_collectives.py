@@ -1,4 +1,4 @@
-"""gpt-analyze collectives: who waits for whom, on ranks that were made by hand."""
+"""gpt-analyze collectives: which rank waits for which, on hand-made ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ REDUCE = "_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageI
 GATHER, SENDRECV = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_SendRecv(x)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
 NAMES = [REDUCE, GATHER, SENDRECV, "gemm", BROADCAST]
-TOOK = 50 * US  # from when the last begins
+TOOK = 50 * US  # once the last one has begun
 
 
 def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_host=8, said=True, **header):
@@ -22,7 +22,7 @@ def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_hos
     found += [records.make("function", id=n, name=name) for n, name in enumerate(NAMES, 1)]
     found.append(records.make("device", index=number % per_host, name="H200", arch="sm_90",
                               uuid=f"GPU-{number:08x}", runs="sass"))  # fmt: skip
-    zero = ZERO * (host + 1)  # of CLOCK_MONOTONIC at the beginning
+    zero = ZERO * (host + 1)  # CLOCK_MONOTONIC at the beginning
     kernels = [1] * len(begins) if kernels is None else kernels
     rows = [
         (zero + b + shift, e - b, zero + b, stream, 1, kernel, 1, 0)
@@ -34,7 +34,7 @@ def rank(number, begins, ends, kernels=None, stream=7, more=(), shift=0, per_hos
 
 
 def lockstep(ranks, count, late, seed=0):
-    """When each rank begins and ends `count` collectives, a millisecond apart; `late` says by how many ns of which."""
+    """Return when ranks begin and end `count` collectives, 1 ms apart; `late` has by how many ns they are late."""
     begins = np.tile(np.arange(1, count + 1) * 1000 * US, (ranks, 1))
     for (who, step), ns in late.items():
         begins[who, step] += ns

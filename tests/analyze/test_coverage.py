@@ -1,4 +1,4 @@
-"""Which launches ran without probes: each counts once, whatever is known of it."""
+"""Launches without probes: each counts once, no matter how much is known about it."""
 
 import io
 

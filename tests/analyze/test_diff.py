@@ -14,6 +14,7 @@ from tests.trace import forge
 
 NAMES = ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuInit")
 APIS = [forge.api(number, name) for number, name in enumerate(NAMES, 1)]
+MS = 10**6
 ALLOC, COPY, LAUNCH, SYNC, INIT = range(1, 6)
 KERNELS = {1: "_Z2k1v", 2: "_Z2k2v", 3: "_Z5only_v", 4: "_Z3newv"}
 
@@ -63,7 +64,8 @@ FAST = [1000.0] * 995
     [
         ([FAST + [1000.0] * 5], [FAST + [1e9] * 5], 5e9, "slowest"),  # five of 1,000 calls take a second
         ([FAST + [1000.0] * 5], [FAST + [1e5] * 5], 5e9, "noise"),  # which nobody notices
-        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 5e9, "noise"),  # slow calls on both sides
+        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 5e9, "unsure"),  # slow calls on both sides
+        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 1e12, "noise"),  # of no weight
         ([[1000.0, 1e6] * 500], [[1500.0] * 600 + [1e6] * 400], 5e8, "time"),
         ([[990.0] * 900 + [1e7] * 100], [[1990.0] * 900 + [1e7] * 100], 1e9, "median"),  # hidden by slow ones
         ([FAST] * 3, [[1100.0] * 995] * 3, 1e6, "time"),
@@ -125,14 +127,29 @@ def test_what_changed_most_comes_first(two):
                                          ("_Z2k1v", "noise")] or rows[1][0] == "_Z3newv"  # fmt: skip
     assert rows[0][2:] == (pytest.approx(400, abs=5), pytest.approx(300, abs=5))
     verdict = found.verdicts["whole"]
-    assert verdict[0].startswith("A: before: 408 calls") and verdict[1].startswith("B: after: 409 calls")
-    assert verdict[2].startswith("B took ") and "folders of 3 runs or more" in verdict[2]
-    assert verdict[3].startswith("most of it: cuStreamSynchronize, ") and verdict[3].endswith("us longer")
-    assert verdict[4] == f"most of it: kernel k2, {human_time(-found.rows['kernels'][0]['change'])} less"
+    assert [(row["side"], row["command"], row["calls"]) for row in found.rows["sides"]] == [
+        ("A", "before", 408), ("B", "after", 409),
+    ]  # fmt: skip
+    assert found.verdicts["sides"] == ["A and B ran different commands, which may do different work"]
+    assert verdict[0].startswith("B took ") and "folders of 3 runs or more" in verdict[0]
+    assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith("us longer")
+    change = human_time(-found.rows["kernels"][0]["change"])
+    assert verdict[-1] == f"on the GPU, most of it: kernel k2, {change} less"
     assert found.verdicts["functions"][0] == "functions: 1 differs in count, 1 differs in time; 1 by no more than noise"
     assert (
         found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 by no more than noise"
     )
+
+
+def test_the_largest_change_is_named_even_if_it_is_of_a_single_call(tmp_path):
+    for name, took in (("a.mp", 1320), ("b.mp", 1)):
+        calls = [(1, took * MS, INIT, 0), *((3000 * MS + n * MS, (took + n % 5) * 99, SYNC, 0) for n in range(100))]
+        (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=took)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.verdicts["whole"][-1] == (
+        "in calls, most of it: cuInit, 1.32s less, in 1 call: too few to tell whether that's noise"
+    )
+    assert (found.rows["functions"][0]["name"], found.rows["functions"][0]["differs"]) == ("cuInit", "few times")
 
 
 @pytest.mark.full
@@ -250,10 +267,38 @@ def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
     assert (row["differs"], row["change"]) == ("slowest", 5 * (10**9 - 1000))
     assert (row["median_a"], row["longest_a"], row["longest_b"]) == (pytest.approx(1000, rel=0.01), 1000, 10**9)
     assert found.verdicts["functions"][0] == "functions: 1 differs in slowest calls"
-    assert found.verdicts["whole"][2].startswith("B took 5.00s longer than A (2,50")
-    assert found.verdicts["whole"][3] == (
-        "most of it: cuStreamSynchronize, 5.00s longer, in few calls: the longest took 1.00us in A, 1.00s in B"
+    assert found.verdicts["sides"] == []
+    assert found.verdicts["whole"][0].startswith("B took 5.00s longer than A (2,50")
+    assert found.verdicts["whole"][1:] == [
+        "of that, 5.00s (100.0 %) in CUDA calls, and 0ns (0.0 %) outside of CUDA calls, in host code",
+        "in calls, most of it: cuStreamSynchronize, 5.00s longer, in few calls: the longest took 1.00us in A, "
+        "1.00s in B",
+    ]
+
+
+def test_a_difference_of_host_code_is_told_as_one(tmp_path):
+    """B is 18 s shorter: 17.9 s of that are host code, and 0.1 s are 31 calls of the same function."""
+    for name, pause, took, args, probe in (("a.mp", 20_000, 5, "3", "block_sched"), ("b.mp", 2_100, 2, "1", "dmat")):
+        calls = [(1 + (MS * (n * (took + n) + (pause if n > 15 else 0))), MS * (took + n), SYNC, 0) for n in range(31)]
+        calls += [(MS * (pause - 50 + n), 2 * MS, ALLOC, 0) for n in range(2 if took == 5 else 1)]
+        segment = forge.trace(*APIS, forge.probe_map(probe, n="u64"), forge.calls(calls), pid=took, argv=["llm", args])
+        (tmp_path / name).write_bytes(forge.pack(segment))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert found.verdicts["sides"] == [
+        "A and B ran different commands, which may do different work",
+        "A and B ran with different probes, which take time of their own: block_sched in A, dmat in B",
+    ]
+    whole = {row["what"]: row["change"] for row in found.rows["whole"]}
+    assert whole["all of it"] == pytest.approx(whole["outside of calls"] + whole["CUDA calls"])
+    assert whole["CUDA calls"] == -(31 * 3 + 2) * MS
+    told = found.verdicts["whole"]
+    assert told[1].startswith("of that, 17.9s (99.5 %) outside of CUDA calls, in host code, and 95.0ms (0.5 %) in CUDA")
+    assert told[2] == (
+        "in calls, most of it: cuStreamSynchronize, 93.0ms less, which may be noise: its calls vary by as much"
     )
+    assert [(row["name"], row["differs"]) for row in found.rows["functions"]] == [
+        ("cuStreamSynchronize", "unsure"), ("cuMemAlloc", "count"),
+    ]  # fmt: skip
 
 
 def test_numbers_that_tell_kernels_apart_on_both_sides_stay():

@@ -15,7 +15,7 @@ PAGE, LOW, CLOCK = 4096, 0x7F0000000000, 1 << 40
 
 
 def log(accesses, lost):
-    """Bytes of a log of (address, clock), and of the count of some more."""
+    """Pack a log of (address, clock), whose count also includes some dropped ones."""
     entries = np.zeros(len(accesses), ENTRY)
     entries["address"], entries["clock"] = np.array(accesses, np.uint64).T
     entries["bytes"] = 4
@@ -54,7 +54,7 @@ def test_accesses_by_page_and_clock():
 
 
 def test_each_sm_has_a_clock_of_its_own():
-    """What is no number of an SM makes all clocks one."""
+    """If a number can't be an SM's, all clocks count as one."""
     accesses = [(LOW, CLOCK + 7), (LOW, CLOCK + 9), (LOW, 100), (LOW, 103)]
     for sms, clocks in (((0, 0, 131, 131), [0, 2, 0, 3]), ((0, 0, 1 << 31, 131), [CLOCK - 93, CLOCK - 91, 0, 3])):
         entries = np.zeros(4, ENTRY)

@@ -1,4 +1,4 @@
-"""gpt-analyze events: each call a line, in order of time; every recipe of the eBPF tracer's guide works on them."""
+"""gpt-analyze events: one line per call, in order of time; all recipes in the eBPF tracer's guide work on them."""
 
 import csv
 import json
@@ -66,7 +66,7 @@ def test_the_slowest_calls_come_first_where_that_is_asked_for():
         return [json.loads(line)["size"] for line in run("--json", *args, data=data).stdout.splitlines()]
 
     assert sizes() == [4096, 1, 2, 3, 4] and sizes("--top", "2") == [4096, 1]
-    assert sizes("--sort", "took") == [3, 4096, 4, 1, 2]  # what did not return is last
+    assert sizes("--sort", "took") == [3, 4096, 4, 1, 2]  # calls that didn't return are last
     assert sizes("--sort", "took", "--top", "1") == [3]
     lines = run("--sort", "took", "--top", "1", data=data).stdout.decode().splitlines()
     assert len(lines) == 2 and lines[1].split()[:2] == ["0.000007", "9.00us"]
@@ -192,7 +192,7 @@ def test_faults_are_those_of_every_stage(tmp_path):
     data = forge.pack(forge.trace(*APIS, forge.calls([(1, 1, 1, 0)])))
     done = run("--json", data=data[:-3])
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1
-    assert len(done.stdout.splitlines()) == 1  # what was read
+    assert len(done.stdout.splitlines()) == 1  # bytes read
     assert run("--json", tmp_path / "absent").returncode == 4
     assert run("--json", data=b"hello").returncode == 3
     with open("/dev/full", "wb") as full:
@@ -275,7 +275,7 @@ GUIDE = [
 
 @pytest.fixture(scope="module", params=[(), ("--notes",)], ids=["calls", "notes"])
 def guide(request, tmp_path_factory):
-    """A folder with the lines of a trace of two threads, whose calls are in chunks of their own."""
+    """A folder with the lines of a trace of two threads, each with its own chunks."""
     first = [(1000, 250, ALLOC, 0, 1, 0, 4096, 0), (5000, 2000, ALLOC, 0, 1, 0, 1 << 20, 0)]
     second = [
         (1500, 500, ALLOC, 0, 1, 0, 8192, 0),

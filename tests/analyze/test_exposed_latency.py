@@ -39,7 +39,7 @@ def test_parts_are_multiples_of_the_kernel_without_probes():
 
 
 def test_parts_are_medians():
-    """The first launch contains the loading of its code, before the kernel and in it."""
+    """The first launch includes loading its code, both before the kernel and in it."""
     took = ((3_500_000, 90_000, 10, 3_300_000), (14, 2, 10, 10), (16, 3, 12, 11))
     told = [times(n, before, after, kernel=on, original=plain) for n, (before, after, on, plain) in enumerate(took)]
     (row,) = ask("exposed_latency", trace(*told)).rows["latency"]

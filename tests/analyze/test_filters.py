@@ -1,4 +1,4 @@
-"""Filters on what has no thread, stream or kernel of its own; and what is said where they leave out everything."""
+"""Filters and records without a thread, stream or kernel; and the message if a filter leaves out everything."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_costs_are_those_of_chosen_launches(options, launches):
 
 def test_needs_of_chosen_kernels_count():
     assert [row["total"] for row in found("memusage", "--kernel", "matmul*").rows["kernels"]] == [40]
-    done = run("memusage", "--tid", 1, data=TRACE)  # what was added up has no thread
+    done = run("memusage", "--tid", 1, data=TRACE)  # sums have no thread
     assert "kernels" not in Answers(run("memusage", "--json", "--tid", 1, data=TRACE).stdout).rows, done.stdout
 
 
@@ -109,4 +109,4 @@ def test_a_lack_says_of_what():
     )
     assert (
         f"{fact} the trace (of what --tid 1 chooses)\n" in done.stderr.decode() and not done.stdout
-    )  # no table of the records that pass
+    )  # no table of passed-on records

@@ -1,4 +1,4 @@
-"""gpt-analyze graphs: replays of graphs that were made by hand, and what one says on the simulated device."""
+"""gpt-analyze graphs: replays of hand-made graphs, and of one on the simulated device."""
 
 import struct
 
@@ -25,7 +25,7 @@ def replays(*found):
 
 
 def warp(start, took):
-    """What a block of one warp saves; the clock has 1 GHz."""
+    """Pack what a block of one warp saves; its clock runs at 1 GHz."""
     return struct.pack("<QQQII", 1, start, start + took, took, 0)
 
 

@@ -90,7 +90,7 @@ def test_machines_without_a_boot_id_share_no_clock():
 
 
 def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
-    """So what `--time` takes is what each table prints; lines with notes count from the first process in them."""
+    """`--time` takes the times that tables print; lines with notes count from their first process."""
     ranges = [records.make("range", id=1, type="push", thread=1, name="step", start=10**9 + 1009 * MS),
               records.make("range_end", id=1, thread=1, end=10**9 + 1011 * MS)]  # fmt: skip
     second = segment((10, 1), zero=2 * 10**9, pid=11, rank=1, more=ranges, gpu=[(12, 1, 0)], uuid=UUIDS[0])
@@ -101,14 +101,14 @@ def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
         (longest,) = Answers(run("nvtx", "--json", *chosen, *paths).stdout).rows["longest"]
         assert longest["begin"] == 1009 * MS, chosen
         drawn = run("timeline", *chosen, *paths).stdout.splitlines()
-        assert b"0ns: 1.009000 s in the time of --time" in drawn
+        assert b"0ns is 1.009000 s for --time" in drawn
         lines = run("events", "--json", "--notes", *chosen, *paths).stdout
         read = run("timeline", data=lines).stdout.splitlines()
         assert [line for line in read if b"0ns: " not in line] == [line for line in drawn if b"0ns: " not in line]
 
 
 def test_a_gpu_of_several_processes_is_idle_when_none_uses_it():
-    """Of two processes of a machine that have one GPU, by its UUID, and of a third that has another one."""
+    """Two processes of a machine share a GPU, recognized by its UUID; a third has another one."""
     gpu = [(10, 4, 0), (20, 4, 0)], [(12, 4, 0), (30, 1, 0)], [(10, 1, 0), (31, 1, 0)]
     segments = [segment((9, 1), gpu=gpu[n], uuid=UUIDS[n // 2], pid=10 + n, realtime=EPOCH + n) for n in range(3)]
     found = ask("gaps", *segments)
@@ -141,7 +141,7 @@ def test_one_process_with_several_devices():
 
 
 def contexts(*calls):
-    """Calls of contexts (ms, name, context), of one thread."""
+    """Make calls about contexts (ms, name, context), in one thread."""
     rows = [(at(10**9, ms), MS, APIS.index(name) + 1, 0, context, 0) for ms, name, context in calls]
     return segment((1, 1), more=[forge.calls(rows, forge.OBJECT)])
 

@@ -12,7 +12,7 @@ NAME = "_Z6matmulIfEvPT_PKS0_i"
 
 
 def trace(map_, *launches, kernel=NAME, threads=64, **header):
-    """A launch of as many blocks as it is said for each (blocks, bytes)."""
+    """Make a launch for each (blocks, bytes)."""
     found = [forge.records.make("function", id=4, name=kernel), map_, forge.kernel(3, 4, kernel, 1)]
     for number, (blocks, data) in enumerate(launches):
         found += [forge.probed(number, 3, 4, blocks, threads), forge.buffer(number, data)]
@@ -48,7 +48,7 @@ def test_an_array_whose_slots_are_not_all_used():
     }  # fmt: skip
     bins = [(r["low"], r["high"], r["records"]) for r in found.rows["bins"] if r["field"] == "mine.size"]
     assert bins == [(5, 6, 2), (6, 7, 1), (7, 8, 1), (9, 10, 1)]
-    assert sum(r["records"] for r in found.rows["bins"] if r["field"] == "mine.error") == 3  # those that are finite
+    assert sum(r["records"] for r in found.rows["bins"] if r["field"] == "mine.error") == 3  # finite ones
     assert found.verdicts["mine"] == ["maps:1 records:5 lost:1", "1 launch ran with probes"]
 
 
@@ -60,7 +60,7 @@ def test_logs_and_totals_of_several_kernels_and_launches():
     found = answers("maps", trace(log, (1, data), (1, data)), trace(total, (1, sums), kernel="copy", pid=11))
     whole, clock, what = found.rows["seen"]
     assert (whole["launches"], whole["records"], whole["dropped"]) == (2, 8, 4)
-    assert clock["least"] == 10**18 and "sum" not in clock  # of clocks it means nothing
+    assert clock["least"] == 10**18 and "sum" not in clock  # the sum of clocks means nothing
     assert (what["sum"], what["mean"], what["greatest"]) == (12, 1.5, 3)
     (_, one) = found.rows["mine"]
     assert (one["name"], one["sum"], one["median"]) == ("copy", 2 * 10**15 + 1, 10**15)
@@ -112,9 +112,9 @@ def test_many_fields():
 
 
 def test_whole_numbers_keep_all_their_digits():
-    """Above 2^53 a double has no room for them; 2^64 - 1 is a number like any other."""
+    """A double can't hold all numbers above 2^53, and 2^64 - 1 is a number like any other."""
     map_ = forge.probe_map("mine", type_="total", level="block", at="u64", error="f32")
-    numbers = [(1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1]  # their sum has more than 64 bits, and is a float
+    numbers = [(1 << 53) + 1, (1 << 53) + 1, (1 << 64) - 1]  # their sum needs more than 64 bits, so it's a float
     data = b"".join(struct.pack("<QQfI", 1, number, 0.5, 0) for number in numbers)
     found = answers("maps", trace(map_, (3, data)))
     row = next(row for row in found.rows["mine"] if row.get("field") == "at")

@@ -59,7 +59,8 @@ def test_live_peak_and_what_is_left_by_kind():
     assert picked(told["host memory"], *sums) == (2, 0, 0, 4166, 4166, 0, 4166)
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
-    assert verdict[0] == "process 10: 1.46 KiB of GPU memory at most; when it ended, 300 B of 1 allocation not freed"
+    ended = "300 B in 1 allocation still allocated when it ended, which the driver frees then"
+    assert verdict[0] == f"process 10: 1.46 KiB of GPU memory at most; {ended}"
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
@@ -88,10 +89,10 @@ def test_a_context_ends_with_its_memory():
     assert picked(rows(found)["device"], "allocations", "freed", "peak", "left") == (2, 0, 100, 110)
     assert [row["gpu"] for row in found.rows["live"]] == [100, 0, 10]
     assert found.verdicts["times"] == [
-        "GPU memory of process 10",
-        "1 allocation that wasn't freed ended with the context",
+        "GPU memory of process 10, from its beginning to its last call, in 10 parts",
+        "1 allocation ended with the context, which frees them",
     ]
-    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # whose memory it is is not known
+    found = answers("memory", made(*reset, ("cuCtxCreate", 0.5, 98)))  # its context isn't known
     assert picked(rows(found)["device"], "freed", "left") == (1, 10)
     assert "1 allocation at an address still in use" in found.verdicts["memory"][1]
     two = [("cuDevicePrimaryCtxRetain", 0, 99), ("cuDevicePrimaryCtxRetain", 0.1, 99), *reset[1:2]]
@@ -110,8 +111,8 @@ def test_fragmentation_is_what_pages_hold_beside_live_memory():
     fragments = {row["when"]: row for row in found.rows["fragmentation"]}
     keys = ("live", "held", "pieces", "holes", "largest")
     last = PAGE - 512
-    assert picked(fragments["at their peak"], *keys) == (half + PAGE + half + 512, 4 * PAGE, 3, 3, last)
-    assert picked(fragments["most lost"], *keys) == picked(fragments["at their peak"], *keys)
+    assert picked(fragments["most pages"], *keys) == (half + PAGE + half + 512, 4 * PAGE, 3, 3, last)
+    assert picked(fragments["most unused"], *keys) == picked(fragments["most pages"], *keys)
     assert picked(fragments["at the end"], *keys) == (PAGE + half + 512, 3 * PAGE, 2, 2, last)
     assert fragments["at the end"]["fragmented"] == pytest.approx(100 * (half + last) / (3 * PAGE))
     held = [(row["gpu"], row["held"]) for row in found.rows["live"]]
@@ -153,7 +154,7 @@ def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():
 
 
 def test_pieces_that_overlap_count_once():
-    """What lies where a later piece is was freed unseen: neither its bytes nor its pages count any more."""
+    """A piece that a later one overlaps must have been freed unseen: its bytes and pages no longer count."""
     unit = PAGE // 2
     taken = [("cuMemAlloc", 0, BASE, 8 * unit), ("cuMemAlloc", 2, BASE + 16 * unit, unit)]
     found = answers("memory", made(*taken, ("cuMemAlloc", 4, BASE + 4 * unit, 13 * unit)))
@@ -209,8 +210,8 @@ def test_who_asked_and_what_pytorch_does_not_see():
 def test_time_without_recording_is_told():
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((1, True), (20, False), (90, True))]
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 99, BASE + PAGE, 9), more=off))
-    assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == 70 * MS
-    assert "recording was off for 70.0ms: allocations and frees in that time are missing" in found.verdicts["times"]
+    assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == ZERO + 71 * MS
+    assert "recording was off for 1.07s: allocations and frees in that time are missing" in found.verdicts["times"]
 
 
 def test_several_processes_and_one_that_was_killed():
@@ -218,7 +219,18 @@ def test_several_processes_and_one_that_was_killed():
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)
     assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
     assert found.verdicts["live"] == ["process 10, of 2: --pid chooses"]
-    assert "when its trace ended, 10 B of 1 allocation not freed" in answers("memory", two).verdicts["memory"][0]
+    told = answers("memory", two).verdicts["memory"][0]
+    assert told.endswith("10 B in 1 allocation still allocated when its trace ended, which the driver frees then")
+
+
+def test_parts_of_time_reach_from_the_beginning_of_the_process_to_its_last_call():
+    """Memory is allocated from 1.00 to 1.01 s, and the last call of all, not one about memory, ends at 10 s."""
+    sync = forge.calls([(ZERO + 8999 * MS, MS, 99, 0)])
+    found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 10, BASE + PAGE, 9),
+                                   more=[forge.api(99, "cuCtxSynchronize"), sync]))  # fmt: skip
+    spans = [picked(row, "begin", "allocations", "peak", "live") for row in found.rows["times"]]
+    assert [begin // (100 * MS) for begin, *_ in spans] == [10 * n for n in range(10)]
+    assert [rest for _, *rest in spans] == [[0, 0, 0], [2, 1009, 1009], *[[0, 1009, 1009]] * 8]
 
 
 @pytest.mark.parametrize("segment", [forge.trace(forge.probe_map("x", a="u32")), forge.trace(forge.launches({1: 2}))])

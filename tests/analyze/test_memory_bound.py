@@ -9,7 +9,7 @@ from tests.trace.long import write_long
 
 SHORT, LONG = 500_000, 1_500_000
 SLACK = 40  # MB: batches that are not full, and what the allocator keeps
-GROWTH = {  # MB, of what the page says that it keeps
+GROWTH = {  # MB for the data that its man page says it keeps
     "summary": 150,
     "memusage": 125_000 * 500 / 1e6,  # an allocation in eight calls
 }
@@ -31,7 +31,7 @@ def traces(tmp_path_factory):
 
 
 def resident(folder, command):
-    """MB that a command has at most."""
+    """Return a command's peak memory in MB."""
     folder.mkdir()
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)

@@ -1,4 +1,4 @@
-"""gpt-analyze events --json --notes: what is read back is what was written, whatever is asked of it."""
+"""gpt-analyze events --json --notes: reading them back gives every analysis the same answer."""
 
 import random
 
@@ -43,7 +43,7 @@ def everything(seed=1, **header):
 
 
 def ticks(**header):
-    """A segment whose times are no whole ns."""
+    """Make a segment whose times aren't whole ns."""
     source = random.Random(7)
     spans = [(10_000 * n, 600 + source.randrange(900)) for n in range(1, 300)]
     gpu = [(start + 333, took, start, 0, 2, 0, 21, 0) for start, took in spans]
@@ -53,7 +53,7 @@ def ticks(**header):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A trace of four processes, and the lines that are made of it, under one name each.
+    """A trace of four processes, and its lines, as two files.
 
     One was replaced by exec, the times of one are ticks, and one made no call.
     """
@@ -121,7 +121,7 @@ def test_ticks_become_nanoseconds(tmp_path):
 
 
 def test_files_of_several_runs_in_a_row(tmp_path):
-    """As `cat traces/trace_*.jsonl` has them: the time of each begins anew."""
+    """Like `cat traces/trace_*.jsonl`: time starts again in each file."""
     paths = []
     for number, later in enumerate((0, 7_000_000)):
         trace = tmp_path / f"{number}.mp"

@@ -118,7 +118,7 @@ def test_ranges_that_are_open_or_end_strangely():
 
 
 def test_nothing_is_nested_in_a_range_that_is_open():
-    """As in traces of NCCL before the payload extension of NVTX was served: what it popped with that has no end."""
+    """Traces of NCCL have such ranges if NVTX's payload extension isn't recorded: NCCL pops them through it."""
     ranges = ranged(
         ("init", 0, None, 1, "push", "NCCL"), ("step", 2, 9), ("fwd", 3, 5), ("lost", 4, None), ("bwd", 6, 8),
         ("step", 11, None), ("fwd", 12, 13),

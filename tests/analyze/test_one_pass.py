@@ -1,4 +1,4 @@
-"""gaps, stages and nvtx read calls some at a time: what they say does not depend on how many these are."""
+"""gaps, stages and nvtx read calls in batches: the answer doesn't depend on the size of a batch."""
 
 import random
 from itertools import pairwise
@@ -27,7 +27,7 @@ ZERO, HZ = 10**6, 2_500_000_000
 
 
 def make_process(dice, pid, calls, threads, streams):
-    """A segment of calls by chance, in chunks of its threads, that often begin at the same time."""
+    """Make a segment of random calls, many of which begin at the same time, in each thread's chunks."""
     found = [
         forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
         for number, name in enumerate(APIS, 1)

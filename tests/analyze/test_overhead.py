@@ -38,7 +38,7 @@ def test_kernels_are_compared_by_their_medians():
 
 
 def test_a_first_launch_that_loads_its_code_changes_no_slowdown():
-    """As an H200 says: 3 ms of the first launch are its lazy loading."""
+    """Figures from an H200: 3 ms of the first launch are lazy loading."""
     took = ((3_300_000, 9940), (9900, 9950), (9800, 10_100))
     found = ask("overhead", trace(*(times(n, kernel=k, original=o) for n, (o, k) in enumerate(took)), code(94, 96)))
     (row,) = found.rows["kernels"]
@@ -71,7 +71,7 @@ def memory(*changes):
     ("changes", "allocations", "peak", "left"),
     [
         ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 32, 50), ("cuMemFree", 16, 0), ("cuMemAlloc", 64, 60)], 3, 150, 110),
-        ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 16, 70)], 2, 100, 70),  # what freed it is not known
+        ([("cuMemAlloc", 16, 100), ("cuMemAlloc", 16, 70)], 2, 100, 70),  # the function that freed it isn't known
         ([("cuMemAllocHost", 16, 100), ("cuMemCreate", 16, 7), ("cuMemFree", 16, 0)], 1, 7, 7),
         ([("cuMemCreate", 16, 7), ("cuMemRelease", 16, 0), ("cuMemRelease", 16, 0)], 1, 7, 0),
     ],

@@ -1,6 +1,6 @@
-"""The analyses of the seeds' probes on what these save on the simulated device, of a kernel whose counts are known.
+"""The analyses of Neutrino's probes, for a kernel with known counts on the simulated device.
 
-The kernel is that of the example in gpt-analyze(1): 16 blocks of 64 threads; every fourth lane jumps once, all go four
+The kernel is the example of gpt-analyze(1): 16 blocks of 64 threads; every fourth lane jumps once, all go four
 times through a loop, wait in one barrier, load once, and store to shared memory 128 bytes apart.
 """
 

@@ -1,4 +1,4 @@
-"""gpt-analyze summary: the questions that a trace of an inference is made for, on traces whose answers are known."""
+"""gpt-analyze summary answers questions about an inference: traces with known answers."""
 
 import random
 
@@ -64,7 +64,7 @@ def test_processes_are_told_by_their_ranks():
 
 
 def test_the_gpu_is_idle_after_the_work_that_ended_last():
-    """Which needn't be the work that began last."""
+    """The longest idle period follows the work that ends last, which needn't be the work that began last."""
     times = [
         (ZERO + 210 * US, 60 * US, LAUNCH, 1),
         (ZERO + 220 * US, 10 * US, COPY, 0),
@@ -154,8 +154,8 @@ def test_threads_that_take_turns_by_chance_have_iterations_of_their_own():
 
 
 def test_an_iteration_begins_after_the_break_of_the_host():
-    """And not where launches happen to be the same for the first time."""
-    tail = [launch(n, kernel) for n, kernel in enumerate((2, 3))]  # of a warm-up
+    """The iteration begins at the longest break, not where launches happen to repeat for the first time."""
+    tail = [launch(n, kernel) for n, kernel in enumerate((2, 3))]  # a warm-up
     rows = [launch(100 * n + 5 * i, kernel) for n in range(1, 9) for i, kernel in enumerate((1, 2, 3))]
     (row,) = ask("summary", forge.trace(*APIS, *KERNELS, forge.calls(tail + rows, forge.LAUNCH))).rows["iterations"]
     assert (row["first_kernel"], row["first"], row["count"], row["time"]) == ("k1", 3, 8, 100 * US)

@@ -67,7 +67,7 @@ def summed(trace):
 
 
 def begun(trace):
-    """Whether there are calls in it: it has a size before it has a header."""
+    """Return whether a trace has calls; it has a size before it has a header."""
     return subprocess.run(["gpt-analyze", "summary", trace], capture_output=True, check=False).returncode == 0
 
 

@@ -76,7 +76,7 @@ def test_a_first_launch_does_not_count_where_there_are_others():
 def test_times_of_blocks_and_of_kernels_with_probes():
     blocks = forge.buffer(0, saved([(1000, 1000, 0)]), 3)
     (row,) = ask("roofline", trace(moved(1000), blocks, maps=(1, 3)), args=PEAKS).rows["kernels"]
-    assert "timed" not in row  # one time fits any clock
+    assert "timed" not in row  # a single time fits any clock
     blocks = forge.buffer(0, saved([(1000, 1000, 0), (2000, 1000, 0)]), 3)
     launch = forge.probed(1, 3, 4, 2, 32)
     two = [launch, forge.buffer(1, struct.pack("<6Q", 32, 500, 0, 0, 0, 0) * 2, 1), blocks | {"launch": 1}]
@@ -148,7 +148,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
 
 
 def test_the_tables_agree():
-    """What is published of a device is what its numbers make, at the clock that was meant."""
+    """A device's record gives the published figures, at the clock that they are for."""
     told = {  # SMs, MHz, MHz of memory, bits
         "Tesla V100-SXM2-16GB": ("sm_70", 80, 1530, 877, 4096),
         "Tesla T4": ("sm_75", 40, 1590, 5001, 256),
@@ -207,7 +207,7 @@ def test_a_trace_without_such_maps():
 
 
 def test_a_simulated_device_has_no_peaks():
-    """Its clocks and its memory are made up, so nothing is a share of what it could do."""
+    """Its clocks and memory are made up, so no share of its peak makes sense."""
     card = {"index": 0, "name": "GPT simulated device", "arch": "sm_90", "sms": 2, "clock_hz": 1_980_000_000,
                 "memory_hz": 3_201_000_000, "bus_bits": 6144}  # fmt: skip
     for runs, known in (("ptx", False), ("sass", True)):

@@ -45,10 +45,10 @@ def test_gaps_between_launches_of_a_thread():
                    "p50": 2 * MS, "p99": 5 * MS, "longest": 5 * MS, "share": pytest.approx(700 / 11)}  # fmt: skip
     rows = found.rows["longest"]
     longest = [(r["after"], r["before"], r["reason"], r["share"], r["start"] - ZERO, r["gap"]) for r in rows]
-    host = "host code, no CUDA call"
+    host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the time from its first call to its last: 63.6 % between launches of thread 1"
+        "process 10, of the 11.0ms from its first call to its last: 63.6 % between launches of thread 1"
     )
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
 
@@ -56,18 +56,37 @@ def test_gaps_between_launches_of_a_thread():
 @pytest.mark.parametrize(
     ("between", "reason", "share", "call", "in_calls"),
     [
-        ([("cuMemAlloc", 100, 0.002, 64)], "host code, no CUDA call", 99.999, None, 0.001),
+        ([("cuMemAlloc", 100, 0.002, 64)], "host code", 99.999, None, 0.001),
         ([("cuMemAlloc", 100, 150, 64)], "cuMemAlloc", 75.0, "cuMemAlloc", 75.0),
         ([("cuMemAlloc", 100, 60, 64), ("cuStreamSynchronize", 160, 120)], "cuStreamSynchronize", 60.0,
          "cuStreamSynchronize", 90.0),
-        ([("cuMemAlloc", 100 + at, 8, 64) for at in range(0, 190, 10)], "several CUDA calls", 76.0, None, 76.0),
-        ([], "host code, no CUDA call", 100.0, None, 0.0),
+        ([("cuMemAlloc", 100 + at, 8, 64) for at in range(0, 190, 10)], "several calls", 76.0, None, 76.0),
+        ([], "host code", 100.0, None, 0.0),
     ],
 )  # fmt: skip
 def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, share, call, in_calls):
     (row,) = ask("gaps", made(*launches((99, 1)), *between, *launches((300, 2)))).rows["longest"]
     assert row["gap"] == 200 * MS and row["reason"] == reason and row.get("call") == call
     assert row["share"] == pytest.approx(share) and row["in_calls"] == pytest.approx(in_calls)
+
+
+def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
+    """Two launches, a wait of 1 ms, and 497 ms later a third: the time after the wait is between launches, too."""
+    counts = records.make("counts", **forge.rows([(300, ZERO, 7, 0)], forge.QUERIES))
+    calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
+    found = ask("gaps", made(*calls, more=[counts]))
+    assert [(row["gap"], row["total"]) for row in found.rows["gaps"]] == [
+        ("launch, launch", 500 * MS), ("wait, launch", 497 * MS),
+    ]  # fmt: skip
+    told = "process 10, of the 503ms from its first call to its last: "
+    assert found.verdicts["gaps"][:4] == [
+        told + "99.4 % between launches of thread 1, 99.2 % in 1 gap over 100ms",
+        "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
+        "no kernel to run",
+        "both rows may count the same time, so don't add them up",
+        "300 calls counted but not timed: their time counts as host code",
+    ]
+    assert [row["reason"] for row in found.rows["longest"]] == ["host code", "host code"]
 
 
 def gpu_times(*rows):
@@ -94,7 +113,7 @@ def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
     assert (idle["busy"], idle["total"], idle["count"], idle["longest"]) == (8 * MS, 10 * MS, 3, 6 * MS)
     assert [row["gap"] for row in found.rows["longest"]] == [7 * MS, 3 * MS, 3 * MS]
     periods = [(row["start"], row["took"]) for row in found.rows["periods"]]
-    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from where the work before ended
+    wanted = [(1007 * MS, 6 * MS), (1003 * MS, 2 * MS), (1055 * MS, 2 * MS)]  # from the end of the earlier work
     assert periods == wanted
     summary = ask("summary", made(*launches(*((start, 1) for start in at)), more=[ran, *off]))
     questions = {row["question"]: row for row in summary.rows["questions"]}
@@ -134,7 +153,8 @@ def test_two_models_have_times_of_their_own():
 
 def test_a_copy_that_waits_for_kernels_is_no_transfer():
     """A copy of 4 bytes is called at once after a kernel of 100 ms, and takes 1 ms itself."""
-    calls = [*launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
+    warm = [*launches((-10, 1)), ("cuStreamSynchronize", -5, 4)]
+    calls = [*warm, *launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
              ("cuMemcpyDtoH", 214, 3, 4), *launches((220, 1))]  # fmt: skip
     ran = [(1, 99, 0, "cuLaunchKernel", 1), (100, 99, 2, "cuLaunchKernel", 1), (199.5, 1, 4, "cuMemcpyDtoH", 0),
            (211, 1, 210, "cuLaunchKernel", 1), (212, 1, 212, "cuLaunchKernel", 1), (215, 1, 214, "cuMemcpyDtoH", 0),
@@ -182,8 +202,11 @@ def test_gaps_of_a_trace_without_calls():
 
 @pytest.mark.parametrize(
     ("kernels", "period"),
-    [([1, 2, 3] * 5, 3), ([9, 8, 1, 2, 2, 1, 2, 2, 1, 2, 2], 3), ([1, 2, 3, 4], None), ([5], None), ([1] * 6, 1)],
-)
+    [([1, 2, 3] * 5, 3), ([9, 8, 1, 2, 2, 1, 2, 2, 1, 2, 2], 3), ([1, 2, 3, 4], None), ([5], None), ([1] * 6, 1),
+     ([1, *[2, 3] * 9, 4] * 2, 20), ([1, *[2, 3] * 9, 4] * 3, 20),  # layers are no rounds
+     ([1, 1], None), ([1, 2, 3, 4, 1, 2, 3, 4], 4), ([1, 2, 3, 4, 1, 2, 3, 4, 5], None),  # twice may be chance
+     ([1, *[2, 3] * 30, 4] * 2 + [5], 62)],
+)  # fmt: skip
 def test_the_repeating_unit_is_found(kernels, period):
     found = find_round(np.array(kernels, np.uint64)[2 if kernels[0] == 9 else 0 :])
     assert (found[0] if found else None) == period
@@ -216,19 +239,51 @@ def test_stages_are_found_from_the_calls():
     times, rows, verdict = stages()
     assert times == {
         "Initialization": 20, "Weight Loading": 40, "Input Transfer": 2, "Warmup": 20, "Inference": 38 - 16,
-        "Per token": 10, "Sync": 16, "Output Transfer": 3, "Other": 144 - 20 - 40 - 2 - 20 - 38 - 3, "Total": 144,
+        "Per round": 10, "Sync": 16, "Output Transfer": 3, "After Inference": 6 - 3,
+        "Other": 144 - 20 - 40 - 2 - 20 - 38 - 6, "Total": 144,
     }  # fmt: skip
     assert rows["Weight Loading", None]["bytes"] == 15_000_000 and rows["Warmup", None]["launches"] == 2
-    assert rows["Inference", "Per token"]["launches"] == 2
+    assert rows["Inference", "Per round"]["launches"] == 2
     assert sum(row["share"] for key, row in rows.items() if "share" in row and key[0] != "Total") == pytest.approx(100)
+    assert [row.get("begin") for row in rows.values()] == [
+        ZERO + at * MS if at is not None else None for at in (0, 20, None, 80, 100, None, None, None, 138, None, None)
+    ]
+    in_calls = [row.get("in_calls") for row in rows.values()]
+    assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, None, 16 * MS, 3 * MS, 0, None, None]
     assert verdict == [
-        "found by the calls, as no NVTX range names a stage",
-        "4 equal rounds of 2 launches; per token: their median, waits included",
+        "found by the calls, as no NVTX range names a stage: the names are guesses",
+        "Warmup: from the first launch until every kernel that recurs had been launched once",
+        "Other: the time between the stages",
+        "4 equal rounds of 2 launches; per round: their median, waits included",
+    ]
+
+
+def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
+    """As a Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
+    one = [1, *[2, 3, 4, 5] * 6, 6]
+    calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 1 << 20), ("cuModuleLoadData", 8, 2)]
+    calls += launches(*((10 + 2 * n, kernel) for n, kernel in enumerate(one)))
+    calls += [("cuMemcpyHtoD", 20.5, 0.25, 8), *launches(*((110 + 2 * n, kernel) for n, kernel in enumerate(2 * one)))]
+    calls += [("cuStreamSynchronize", 214, 6), ("cuMemAlloc", 2000, 1, 64)]
+    counts = records.make("counts", **forge.rows([(500, ZERO, 3, 0)], forge.QUERIES))
+    found = ask("stages", made(*calls, more=[counts]))
+    rows = {row.get("part") or row["category"]: row for row in found.rows["stages"]}
+    assert (rows["Per round"]["time"], rows["Per round"]["launches"]) == ((220 - 110) / 2 * MS, 26)
+    assert (rows["Kernel Compile"]["launches"], rows["Inference"]["launches"]) == (26, 52)
+    assert rows["Kernel Compile"]["begin"] == ZERO + 8 * MS
+    assert rows["Kernel Compile"]["time"] == (61 - 8) * MS  # until the first launch of the last kernel returned
+    copied = [rows[name].get("bytes") for name in ("Input Transfer", "Kernel Compile")]
+    assert copied == [None, 8]  # what's copied while kernels are compiled is no input
+    assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
+    assert found.verdicts["stages"][2:] == [
+        "2 equal rounds of 26 launches (within each, 6 times 4 launches); launched ahead of the GPU: per round is the "
+        "time of all and of the wait for them, by their number",
+        "500 calls counted but not timed, and in no stage",
     ]
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
-    """As a generation on an H200: what joins all tokens comes once, at the end, after kernels of many tokens."""
+    """A generation on an H200: the kernel that joins all tokens runs once, at the end, after many tokens' kernels."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (1000, 2), (2000, 3))]
     for token in range(10):
         calls += launches(*((2100 + 10 * token + 3 * part, 1 + part) for part in range(2)))
@@ -243,8 +298,8 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
     found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
-    assert rows["Per token"] == pytest.approx((1030 - 25) / 10, rel=0.2)
-    assert "launched ahead of the GPU" in found.verdicts["stages"][1]
+    assert rows["Per round"] == pytest.approx((1030 - 25) / 10, rel=0.2)
+    assert "launched ahead of the GPU" in found.verdicts["stages"][2]
 
 
 def test_a_round_that_was_held_up_was_not_launched_ahead():
@@ -255,8 +310,8 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
         calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1000 if token == 4 else 5)]
     found = ask("stages", made(*calls))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
-    assert rows["Per token"] == 10
-    assert found.verdicts["stages"][1].endswith("per token: their median, waits included")
+    assert rows["Per round"] == 10
+    assert found.verdicts["stages"][2].endswith("per round: their median, waits included")
 
 
 def range_(id_, name, start, end, **more):
@@ -295,7 +350,7 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
         "Weight Loading": 50,
         "Warmup": 25,
         "Inference": 44,
-        "Per token": 10,
+        "Per round": 10,
         "Other": 10,
         "Total": 129,
     }
@@ -340,7 +395,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     segment = loading(80.01)
     found = ask("summary", segment)
     (kernel,) = found.rows["kernels"]
-    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: what is left of the call is the launch
+    ran = 3 * 2 + 0.01 + 80.01 - 80  # ms: the rest of the call is the launch
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
     assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
@@ -352,7 +407,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
-    """What ran before it in the stream lasted longer than its loading: its event came after that."""
+    """The work before it in the stream took longer than loading it, so its event came after that."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
@@ -378,7 +433,7 @@ def loading_in_two_threads(second):
 
 @pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
 def test_threads_that_wait_for_the_same_loading(second, left):
-    """Only a launch during the loading waits for it: one that is made later took long for a reason of its own."""
+    """Only launches during the loading wait for it. A later launch that took long had another reason."""
     (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 
@@ -386,7 +441,7 @@ def test_threads_that_wait_for_the_same_loading(second, left):
 def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
     found = ask("summary", loading(0.01, more=[(201, 50, 2)]))
     kernels = {row["name"]: row["gpu_total"] / MS for row in found.rows["kernels"]}
-    assert kernels["k2"] == 2  # it is the call that took long
+    assert kernels["k2"] == 2  # the call took long
     (line,) = found.verdicts["kernels"]
     assert line == "up to 2.00ms of the GPU time may be the loading of 1 kernel launched only once"
 

@@ -8,7 +8,7 @@ from tests.analyze.asked import answers, run
 from tests.trace import forge
 
 INF = float("inf")
-NOTHING = (INF, -INF, 0)  # what a thread saves that computed nothing
+NOTHING = (INF, -INF, 0)  # saved by a thread that computed nothing
 MAP = forge.probe_map("value_range", level="thread", least="f32", greatest="f32", nans="u32")
 
 

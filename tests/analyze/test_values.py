@@ -48,7 +48,7 @@ def test_numbers_are_those_that_numpy_has(arrays):
         exact = known[max(1, int(np.ceil(part * len(known)))) - 1].item()
         found = values.percentile(part)
         close = min(abs(exact - base), abs(exact)) / 512 + abs(exact) / 2**52
-        assert found == exact or abs(found - exact) <= max(close, 2.3e-308)  # one that is subnormal counts as 0
+        assert found == exact or abs(found - exact) <= max(close, 2.3e-308)  # subnormal numbers count as 0
     edges, (counts,) = make_histogram([values], 20)
     assert counts.sum() == len(finite)
     if finite:
@@ -71,7 +71,7 @@ def test_columns_double_where_numbers_differ_widely():
 
 
 def test_numbers_far_below_the_first_ones_are_no_less_exact():
-    """A first launch reads gigabytes, the others some bytes: the median is that of the others."""
+    """A first launch reads gigabytes, the others a few bytes: the median belongs to the others."""
     values = Distribution()
     values.add(np.array([10**9, 3 * 10**9], np.uint64))
     values.add(np.array([15, 41, 500, 630_103, 10**9 - 5], np.uint64))

@@ -1,4 +1,4 @@
-"""gpt-analyze warp_sched and tensorop_count: on what known warps saved."""
+"""gpt-analyze warp_sched and tensorop_count: on known warps."""
 
 import struct
 
@@ -15,7 +15,7 @@ EPOCH = 10**18
 
 
 def warps(*times):
-    """Bytes of a block for each warp (begin, end); None for one that saved nothing."""
+    """Pack a block from its warps (begin, end); None for a warp that saved nothing."""
     data = np.zeros(len(times), SLOT)
     for number, time in enumerate(times):
         data[number] = (1, EPOCH + time[0], EPOCH + time[1], number, 0, 0) if time else (0,) * 6
@@ -41,7 +41,7 @@ def test_warps_alone_and_beside_other_kernels():
     times = found.rows["times"]
     assert (sum(row["alone"] for row in times), sum(row["shared"] for row in times)) == (3, 4)
     near = {row["time"]: row["shared"] for row in times if row["shared"]}
-    assert sum(count for time, count in near.items() if 90 < time < 110) == 2  # of 100 ns
+    assert sum(count for time, count in near.items() if 90 < time < 110) == 2  # both take 100 ns
     assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 beside others; tail: ")
 
 

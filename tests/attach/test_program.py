@@ -40,7 +40,7 @@ def exports(path):
     ("symbol", "fields"),
     [
         ("cuMemAlloc_v2", {"to": "*arg0", "bytes": "arg1"}),
-        ("cuMemAlloc", {}),  # of 32 bits: other arguments
+        ("cuMemAlloc", {}),  # the 32-bit version has other arguments
         ("cuMemcpyHtoDAsync_v2", {"to": "arg0", "from": "arg1", "bytes": "arg2", "stream": "arg3"}),
         ("cuMemsetD32_v2", {"to": "arg0", "bytes": "arg2 * 4"}),
         ("cuMemsetD2D16_v2", {"to": "arg0", "bytes": "arg3 * arg4 * 2"}),

@@ -316,7 +316,7 @@ def test_a_process_that_ends_before_it_is_watched(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_before_it_watches_is_one(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # of this process: the first ones come too early
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # ignore the first ones, which come too early
     script = f"echo $$ > {tmp_path}/pid; while kill -INT $PPID; do sleep 0.1; done"
     try:
         with pytest.raises(signals.Terminated):

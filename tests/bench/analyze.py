@@ -1,4 +1,4 @@
-"""How fast traces are summed up: a trace of ten million calls, on one core, forged as gpt-hook writes it.
+"""Measure how fast traces are summed up: ten million calls, on one core, forged in gpt-hook's format.
 
     python -m tests.bench.analyze [--calls N] [--events]
 
@@ -31,7 +31,7 @@ CALLS = 10_000_000
 THREADS, KERNELS, BATCH, HZ = 8, 200, 512, 2_500_000_000
 RUNS = 3
 SECONDS, MEMORY = 2.0, 256e6  # bounds, for CALLS calls
-PART = 10  # of the calls jq and pandas get one of so many: as JSON they are 1.5 GB
+PART = 10  # jq and pandas get one call in PART: all would be 1.5 GB of JSON
 READ = (
     "import sys; from gpt.stream import wire; print(sum(1 for _ in stream.read_records(open(sys.argv[1], 'rb'), '')))"
 )
@@ -114,7 +114,7 @@ def write_trace(path: Path, calls: int) -> None:
 
 
 def check(trace: Path, calls: int) -> None:
-    """Raises SystemExit if the summary does not count what was written."""
+    """Raise SystemExit if the summary's counts are wrong."""
     done = subprocess.run(["gpt-analyze", "summary", "--json", trace], capture_output=True, check=True, text=True)
     found = [record for record in map(json.loads, done.stdout.splitlines()) if record["kind"] == "row"]
     counts = [row["calls"] for row in found if row["answer"] == "processes"]
@@ -124,7 +124,7 @@ def check(trace: Path, calls: int) -> None:
 
 
 def others(folder: Path, calls: int) -> dict[str, list[str | Path]]:
-    """Commands that sum up a part of the calls, or write it to a database, as far as their tools are installed."""
+    """Commands that sum up a part of the calls, or write it to a database, if their tools are installed."""
     trace, lines = folder / "part.mp", folder / "part.jsonl"
     write_trace(trace, calls // PART)
     with open(lines, "wb") as file:

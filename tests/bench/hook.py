@@ -1,9 +1,9 @@
-"""What a hooked call costs: ns over the bare call, recorded and quiet, and of a uprobe pair, side by side in one run.
+"""Measure what a hooked call costs, in ns over the bare call: recorded, quiet, and with a uprobe pair, in one run.
 
     python -m tests.bench.hook [--output FILE] [FOLDER]
 
 The traces go to FOLDER (a temporary one), which sets the price of a page. The driver is the simulated one, so the
-call itself is next to nothing. What is quiet is measured once more with a driver whose functions return at once: on a
+call itself is next to nothing. Quiet calls are measured again with a driver whose functions return at once: on a
 machine that others use, too, a launch of the simulated one differs by more from run to run. uprobes need root and
 bpftrace; without them that row is left out.
 """
@@ -27,7 +27,7 @@ from tests.runtime import hooked
 RESULT = Path(__file__).parents[2] / "docs/figures/bench/hook.json"
 ROUNDS = 7
 STARTS = 300
-CALLS, BURST = 200_000, 1_000  # what a program sends between two waits for the device; 1,023 fit into a stream
+CALLS, BURST = 200_000, 1_000  # launches between two waits for the device; a stream holds 1,023
 SOURCE = r"""
 #include <semaphore.h>
 #include <stdlib.h>
@@ -145,7 +145,7 @@ def run(line: list[str], env: dict[str, str]) -> dict[str, float]:
 
 
 def by_turns(program: Path, driver: Path, trace: Path, ways: tuple[str, ...]) -> dict[str, dict[str, list[float]]]:
-    """ns a call by function and way, of each round."""
+    """Return ns per call by function and method, for each round."""
     env = os.environ | {"LD_LIBRARY_PATH": str(driver), "GPT_SIM_RUN": "none"}
     raw: dict[str, dict[str, list[float]]] = {}
     for _ in range(ROUNDS):
@@ -165,7 +165,7 @@ def over_bare(raw: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, flo
 
 
 def uprobes(program: Path, driver: Path, env: dict[str, str]) -> list[float] | str:
-    """ns a call of cuDriverGetVersion between a uprobe and a uretprobe of bpftrace; or why there are none."""
+    """Return ns per cuDriverGetVersion between a uprobe and a uretprobe of bpftrace, or why it can't be measured."""
     if not shutil.which("bpftrace"):
         return "no bpftrace (Debian: apt-get install bpftrace)"
     try:
@@ -199,7 +199,7 @@ def main() -> int:
         trace = Path(folder, "t.mp")
         program = hooked.compile_c(Path(folder, "client"), SOURCE, f"-DCALLS={CALLS}", f"-DBURST={BURST}")
         raw = by_turns(program, driver, trace, ("bare", "counted", "quiet", "disabled", "recorded"))
-        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # of the last one
+        each = trace.stat().st_size / (3 * CALLS + 3000 + 6 * CALLS // BURST)  # the last run's trace
         Path(folder, "empty").mkdir()
         flags = (*hooked.SHARED, "-O2", "-Wl,-soname,libcuda.so.1")
         hooked.compile_c(Path(folder, "empty/libcuda.so.1"), EMPTY_DRIVER, *flags, prelude=False)

@@ -1,4 +1,4 @@
-"""How long a launch takes: percentiles of many, bare and under the hook, by turns in one run.
+"""Measure how long a launch takes: percentiles of many, bare and hooked in turn.
 
     python -m tests.bench.latency
 
@@ -54,7 +54,7 @@ int main(void) {
 
 
 def measure(folder: Path, device: str, rounds: int = ROUNDS) -> dict[str, dict[str, list[float]]]:
-    """ns of a launch by percentile and way, one value a round; `device` is that of gpt-hook, real or sim."""
+    """Return ns per launch by percentile and method, one value per round; `device` is gpt-hook's, real or sim."""
     program = hooked.compile_c(folder / "latency", SOURCE, f"-DLAUNCHES={LAUNCHES}")
     paths = [str(hooked.runtime() / "sim")] if device == "sim" else []
     env = os.environ | {"LD_LIBRARY_PATH": ":".join([*paths, os.environ.get("LD_LIBRARY_PATH", "")]).strip(":")}

@@ -1,4 +1,4 @@
-"""How much memory analyses need, and how long they take, of traces of two and of ten million calls.
+"""Measure the memory and time that analyses need, for traces of two and ten million calls.
 
     python -m tests.bench.memory [--calls N ...] [--output FILE]
 
@@ -24,11 +24,11 @@ CALLS, RUNS, RANGE = (2_000_000, 10_000_000), 3, 50_000
 SLACK = 50e6
 PASSES = ("gaps", "stages", "nvtx")
 WHOLE = ("graphs", "memory")
-BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # of commit 97f1967
+BEFORE = Path(__file__).parents[2] / "docs/figures/bench/memory-before.json"  # measured at commit 97f1967
 
 
 def table(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """The table of docs/measured.md: medians now, and those of the time when all of a trace was kept."""
+    """Return the table of docs/measured.md: medians now, and from when all of a trace was kept in memory."""
     lines = ["| analysis | calls | CPU s | before | MB | before |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for name, found in result["runs"].items():
         for calls, mine in found.items():
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _measure(name: str, trace: Path) -> dict[str, float]:
-    """One run, which may find that there is nothing to say."""
+    """Run it once; it may find nothing to say."""
     return measure("sh", "-c", '"$0" "$1" "$2" || [ $? = 1 ]', BIN / "gpt-analyze", name, trace)
 
 

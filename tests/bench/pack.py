@@ -1,8 +1,8 @@
-"""How far and how fast the hook packs the buffers of a trace: `python -m tests.bench.pack TRACE...`.
+"""Measure how far and how fast the hook packs the buffers of a trace: `python -m tests.bench.pack TRACE...`.
 
-Each way packs all buffers of a map, in turns with the others, in parts of 4 MiB as the hook does. CPU time of this
-thread, medians. `write` adds what writing the result to a file takes, in the folder of `--out`. zstd alone is what the
-hook did before there were columns, for buffers of more than 64 KiB; smaller ones it didn't pack.
+Each method packs all buffers of a map, interleaved with the others, in parts of 4 MiB like the hook. Figures are CPU
+time of this thread, medians. `write` also writes the result to a file in the folder of `--out`. zstd alone is what the
+hook did before it had columns, for buffers of more than 64 KiB; it didn't pack smaller ones.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KINDS = "map", "kernel", "probed", "buffer"
 SIZES = (0, 512, 4096, 64 << 10, 1 << 62)  # groups of buffers
 LEVEL = 1
 Bytes = npt.NDArray[np.uint8]
-Part = tuple[Bytes, int]  # with the bytes of a row
+Part = tuple[Bytes, int]  # gets the bytes of a row
 
 
 def read_buffers(path: Path) -> dict[str, list[Part]]:
-    """Return the buffers of a trace by map. What isn't in its files is left out."""
+    """Return the buffers of a trace by map. Buffers that aren't in its files are left out."""
     probes, found = Probes(path.parent), dict[str, list[Part]]()
     with path.open("rb") as file:
         for record in wire.read_records(file, str(path)):
@@ -52,7 +52,7 @@ def read_buffers(path: Path) -> dict[str, list[Part]]:
 
 
 def make_ways(file: int) -> dict[str, Callable[[Bytes, int], int]]:
-    """Return the ways to pack, each of which returns how many bytes it leaves; `file` is appended to."""
+    """Return the methods; each returns the packed size. `file` is appended to."""
 
     def write(data: Bytes, size: int) -> int:
         return os.write(file, data[:size])
@@ -71,7 +71,7 @@ def make_ways(file: int) -> dict[str, Callable[[Bytes, int], int]]:
 
 
 def measure(parts: list[Part], rounds: int, folder: str) -> dict[str, dict[str, float]]:
-    """Return MB/s of a core and the ratio of each way."""
+    """Return MB/s on one core, and the ratio, for each method."""
     size = sum(data.nbytes for data, _ in parts)
     with tempfile.TemporaryFile(dir=folder) as file:
         ways = make_ways(file.fileno())

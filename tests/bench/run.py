@@ -35,7 +35,7 @@ from tests import cuda
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "gpt-bench")
-CORES = 2  # what the bounds are for
+CORES = 2  # the library that the bounds are for
 LARGE = "libtorch_cuda.so"
 WHEELS = {  # library -> wheel
     LARGE: "torch==2.11.0",
@@ -107,7 +107,7 @@ def peak(*command: str | Path) -> int:
 
 
 def _resident(pid: int) -> int:
-    """Resident bytes of a process and what descends from it; one that has ended has none."""
+    """Return the resident bytes of a process and its descendants; 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -122,7 +122,7 @@ def median(runs: list[dict[str, float]], key: str) -> float:
 
 
 def used_names(library: Path) -> list[str]:
-    """What the bench calls used: the first three kernels of every twentieth element for sm_90."""
+    """Return the kernels that the bench calls used: the first three of every twentieth element for sm_90."""
     done = subprocess.run([BIN / "gpt-extract", "--json", "--arch=sm_90", library], capture_output=True, check=True)
     elements = [r for r in map(json.loads, done.stdout.splitlines()) if r["kind"] == "element" and r["kernels"]]
     return sorted({kernel["name"] for element in elements[::20] for kernel in element["kernels"][:3]})
@@ -142,7 +142,7 @@ def slim(library: Path, names: Path, folder: Path, way: str, more: str = "") -> 
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were read on."""
+    """Describe the machine."""
     cpus = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     packages = ("zstandard", "numpy", "msgpack", "typer", "nvidia-cuda-cuobjdump")
     return {
@@ -255,7 +255,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
         raw.setdefault(name, []).append({"seconds": time.perf_counter() - start, "cpu": cpu})
         (folder / "out" / library.name).unlink()
     for run in raw["gpt-extract"]:
-        run["rss"] = peak(BIN / "gpt-extract", library)  # of all its processes, and not of the largest
+        run["rss"] = peak(BIN / "gpt-extract", library)  # all its processes together, not just the largest
     for tool in TOOLS:
         raw[f"{tool} --help"] = [measure(BIN / tool, "--help") for _ in range(20)]
     extract, unpack, cuobjdump = (raw[name] for name in contenders)
@@ -271,7 +271,7 @@ def time_torch(library: Path, runs: int, folder: Path, result: dict[str, Any]) -
 
 
 def time_all_reading(given: dict[str, Path], runs: int) -> dict[str, Any]:
-    """Both tools on the ten libraries, and what the machine had to do beside."""
+    """Run both tools on the ten libraries, and note the machine's other load."""
     rows = {name: time_reading(name, wheel, given, runs) for name, wheel in READ.items()}
     return {"machine": {**machine(), "load": os.getloadavg()[1]}, "libraries": rows}
 

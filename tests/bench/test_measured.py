@@ -1,4 +1,4 @@
-"""The tables of docs/measured.md are those of the committed figures."""
+"""The tables of docs/measured.md match the committed figures."""
 
 import json
 from pathlib import Path

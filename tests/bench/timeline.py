@@ -1,4 +1,4 @@
-"""How fast a timeline of a million spans is written, beside pandas, which writes the same, and HTA, which loads it.
+"""Measure writing a timeline of a million spans, next to pandas, which writes the same JSON, and HTA, which loads it.
 
     python -m tests.bench.timeline [--spans N] [--python FILE] [--output FILE]
 
@@ -50,7 +50,7 @@ NAMES = {"chrome": "Chrome's JSON", "perfetto": "Perfetto's protobuf", "html": "
 
 
 def iter_records(spans: int) -> Iterator[dict[str, Any]]:
-    """A trace of so many."""
+    """Make a trace with this many spans."""
     yield forge.api(1, "cuLaunchKernel")
     for number in range(1, 4):
         yield records.make("function", id=number, name=f"_Z6kernelIfLi{number}EEvPT_PKS0_i")
@@ -64,7 +64,7 @@ def iter_records(spans: int) -> Iterator[dict[str, Any]]:
 
 
 def find_ways(trace: Path, folder: Path, python: Path, spans: int) -> dict[str, list[str | Path]]:
-    """The commands, of others as far as they are installed."""
+    """Return the commands, other tools' only if they're installed."""
     tool = BIN / "gpt-analyze"
     ways: dict[str, list[str | Path]] = {
         form: [tool, "timeline", "--format", form, "-o", folder / f"t.{form}", trace] for form in FORMS

@@ -1,4 +1,4 @@
-"""The least that reading a library's kernels can cost: every element is found and unpacked, and that is all.
+"""Measure the least that reading a library's kernels can cost: find and unpack every element, and do nothing else.
 
     python tests/bench/unpack.py [-j N] FILE
 
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
 
 def iter_sections(file: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """Start and end of each section of an ELF file that holds fatbins."""
+    """Yield the start and end of each fatbin section of an ELF file."""
     (shoff,) = struct.unpack_from("<Q", file, 40)
     shnum, shstrndx = struct.unpack_from("<HH", file, 60)
     heads = [struct.unpack_from("<IIQQQQ", file, shoff + 64 * i) for i in range(shnum)]
@@ -60,7 +60,7 @@ def iter_elements(file: mmap.mmap, offset: int, end: int) -> Iterator[Packed]:
 
 
 def unpack(file: int, elements: Iterable[Packed]) -> None:
-    """A thread's work: unpacks what it takes from `elements`, which the threads share."""
+    """Unpack elements taken from `elements`, which the threads share."""
     import zstandard
 
     zstd, packed, buffer = zstandard.ZstdDecompressor(), bytearray(), bytearray()
@@ -84,7 +84,7 @@ def unpack(file: int, elements: Iterable[Packed]) -> None:
 
 
 def main(jobs: int, path: str) -> None:
-    """Unpacks a library with so many threads."""
+    """Unpack a library with this many threads."""
     with open(path, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as file:
         # A list's iterator hands each element to one thread only.
         shared = iter([element for section in iter_sections(file) for element in iter_elements(file, *section)])

@@ -1,4 +1,4 @@
-"""What weaving costs: the engine's time beside ptxas's, and what the woven kernels take more.
+"""Measure what weaving costs: the engine's time next to ptxas's, and what the woven kernels need in addition.
 
     python -m tests.bench.weave [--kernels N]
 
@@ -46,14 +46,14 @@ LIBRARIES = {  # library -> wheel
     "_C.so": "xformers==0.0.35",
 }
 SOURCES = [HERE.parent / "gpu" / "weave.cu", HERE.parent / "probe/ptx/tensor.cu"]
-REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what is added
+REGISTERS = {"block_sched": 4, "gmem_bytes": 3, "tensorop_count": 3}  # bounds on the median of what probes add
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
 LARGEST = 256 << 10  # bytes of a module
-LEAST, SHARE = 0.015, 0.1  # the engine may take so many seconds, or so much of ptxas's time if that is more
+LEAST, SHARE = 0.015, 0.1  # the engine may take this long, or this share of ptxas's time if that is more
 MODULE, SECONDS, RUNS = 35_000_000, 1.5, 5
-NEWEST = b".version 9.0"  # that the ptxas of the wheels knows
+NEWEST = b".version 9.0"  # known to the wheels' ptxas
 
-Kernel = tuple[str, str, str, bytes]  # where it is from, its name, its target, its module
+Kernel = tuple[str, str, str, bytes]  # its library, its name, its target, its module
 
 
 def iter_kernels(count: int) -> Iterator[Kernel]:
@@ -85,7 +85,7 @@ def modules(library: str, wheel: str) -> Iterator[scan.Module]:
 
 
 def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
-    """CPU seconds of ptxas, the registers and spilled bytes that it reports; None if it refuses."""
+    """Return ptxas's CPU seconds, and the registers and spilled bytes that it reports; None if it refuses."""
     path = folder / "k.ptx"
     path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -102,7 +102,7 @@ def assemble(data: bytes, target: str, folder: Path) -> dict[str, float] | None:
 
 
 def engine(data: bytes, kernel: str, file: ProbeFile) -> Woven:
-    """All that is done for a module, but reading the probe file."""
+    """Do everything that's done for a module, except reading the probe file."""
     verify.verify(file)
     return weave(pruned(scan.scan_module(data), [kernel]), kernel, [file])
 
@@ -118,7 +118,7 @@ def fastest(work: Callable[[], Any], runs: int) -> float:
 
 
 def measure_kernel(kernel: Kernel, files: dict[str, ProbeFile], folder: Path) -> dict[str, Any] | None:
-    """The figures of one kernel; None of one that ptxas refuses as it is."""
+    """Return the figures of one kernel; None if ptxas refuses the original."""
     where, name, target, data = kernel
     plain = [assemble(data, target, folder) for _ in range(2)]
     if plain[0] is None or plain[1] is None:
@@ -162,12 +162,12 @@ def large_module(folder: Path) -> tuple[Path, str]:
 
 
 def of_probe(rows: list[dict[str, Any]], probe: str) -> list[tuple[float, dict[str, float]]]:
-    """What came of a probe in the kernels that have something for it, each after the seconds of ptxas."""
+    """Return a probe's figures in the kernels that it applies to, each after ptxas's seconds."""
     return [(row["seconds"], row["probes"][probe]) for row in rows if probe in row["probes"]]
 
 
 def within(found: list[tuple[float, dict[str, float]]]) -> int:
-    """For how many kernels the engine kept to its bound."""
+    """Count the kernels for which the engine kept to its bound."""
     return sum(one["seconds"] <= max(LEAST, SHARE * seconds) for seconds, one in found)
 
 

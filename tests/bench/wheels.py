@@ -9,7 +9,7 @@ new wheel is unpacked again: its RECORD has to hold, pip has to install it, impo
 one, and it has to list the same kernels, or for one architecture only such. --table prints the table of
 docs/measured.md from the output file.
 
-Times are of the whole pipeline: seconds, and CPU seconds, which a busy machine makes little longer.
+Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WHEELS = (
 )
 ARCH = "sm_90"  # unless a wheel has no code for it
 MOST = 600_000_000  # bytes of a wheel
-VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # of Python; the first that a wheel is for
+VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # Python's; the first that a wheel supports
 TIMEOUT = 120  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
@@ -102,13 +102,13 @@ def check_record(wheel: Path) -> None:
 
 
 def install(wheel: Path, version: str) -> str:
-    """Return what becomes of importing a wheel once pip has installed it; fail if it doesn't."""
+    """Return the outcome of importing a wheel that pip has installed; fail if pip doesn't install it."""
     with tempfile.TemporaryDirectory() as site:
         tag = f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"
         options = ["-q", "--no-deps", "--no-index", "--only-binary=:all:", "--target", site, tag]
         options.append(f"--python-version={version}")
         if version != VERSIONS[0]:
-            options.append("--ignore-requires-python")  # of a file, pip compares that with the Python that runs it
+            options.append("--ignore-requires-python")  # for a file, pip compares that with its own Python
         subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
         return load(Path(site)) if version == VERSIONS[0] else f"needs Python {version}"
 
@@ -116,7 +116,7 @@ def install(wheel: Path, version: str) -> str:
 def load(site: Path) -> str:
     """Return "imported", or why a package of a folder isn't: it may need a driver, a Python, or other packages.
 
-    Of a package without Python, as NVIDIA's own, each shared library is loaded.
+    For a package without Python, such as NVIDIA's own, load each shared library.
     """
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())

@@ -67,7 +67,7 @@ def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(mad
 
 @pytest.mark.parametrize("group", [files.GROUP, 2])
 def test_every_table_is_there_and_parquet_has_the_same(group, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "GROUP", group)  # of 2, several end within the rows that come at once
+    monkeypatch.setattr(files, "GROUP", group)  # with 2, several groups end within one batch of rows
     folder = write(tmp_path / "t", small(), shape=ExportFormat.parquet)
     sqlite = tables(made)
     assert set(sqlite) == {table.name for table in TABLES} == {path.stem for path in folder.iterdir()}

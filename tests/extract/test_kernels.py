@@ -76,7 +76,7 @@ def test_an_image_in_a_file_is_read_once(tmp_path, reads):
 
 
 def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
-    monkeypatch.setattr(kernels, "MOST_NAMES", 6)  # of two images
+    monkeypatch.setattr(kernels, "MOST_NAMES", 6)  # room for the names of two images
     known = KernelFinder()
     for name in ("one", "two", "three"):
         (tmp_path / name).write_bytes(image(("sm_70", "a", "b"), codec="none"))

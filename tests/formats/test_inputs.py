@@ -208,7 +208,7 @@ def test_names_of_kernels(sample, tmp_path):
     done = extract("--names", path, path)
     assert (done.status, done.out.decode().splitlines()) == (0, names)
     assert extract("--names", "--kernel", names[0], path).out.decode() == names[0] + "\n"
-    assert extract("--names", data=extract(path).out).out == done.out  # of a stream
+    assert extract("--names", data=extract(path).out).out == done.out  # from a stream
     (tmp_path / "names.txt").write_bytes(done.out)
     located = run("gpt-locate", "--used", tmp_path / "names.txt", "--arch", "sm_90", data=extract(path).out)
     assert (located.status, located.err) == (0, "")

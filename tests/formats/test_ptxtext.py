@@ -95,7 +95,7 @@ def test_a_module_that_is_cut_off_is_none(size, after):
 @pytest.mark.parametrize(
     "text",
     [
-        HEAD,  # of a template
+        HEAD,  # a template's head
         ".version 7.8\n.target sm_%d\n.visible .entry k() {}\n",
         ".version %d.%d\n.target sm_90\n.visible .entry k() {}\n",
         ".version 7.8\n.address_size 64\n.visible .entry k() {}\n",

@@ -46,7 +46,7 @@ class Target:
     seeds: Callable[[Sample], list[bytes]]
     run: Callable[[bytes], None]
     mutate: Mutator = mutate_bytes
-    seconds: float = 10  # of CPU time for an input
+    seconds: float = 10  # CPU time for an input
     quick: int = 200  # inputs in `make test`
 
 

@@ -31,7 +31,7 @@ ABSENT = object()
 NUMBERS = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 WRONG = [-1, -(1 << 63), 1.5, float("nan"), float("inf"), True, None, b"\xff", {}, [], [[[1]], {}], "text", ABSENT]
 TEXTS = ["", "\x1b[2J\u202e\n", "=1+1", "</script>", "x" * 3000, "\udcff", "9" * 400]
-KINDS = {*records.KINDS} - {  # of traces; the others are of streams of code
+KINDS = {*records.KINDS} - {  # kinds in traces; the others are in streams of code
     "resume", "library_end", "element", "span", "trim", "trimmed", "recompressed", "tally", "repacked",
     "patched", "ptx", "cubin", "object", "outline", "fatbin",
 }  # fmt: skip

@@ -16,7 +16,7 @@ static void put(int file, const void *data, size_t size, uint64_t at) {
         abort();
 }
 
-static uint64_t ends[MOST + 1]; // of the chunks, from the second entry on
+static uint64_t ends[MOST + 1]; // ends of the chunks, from the second entry on
 
 static void put_word(int file, unsigned chunk, uint64_t at, uint32_t word) {
     word = htobe32(word);

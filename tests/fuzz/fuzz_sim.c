@@ -38,7 +38,7 @@ void *sim_grow(void *array, size_t count, size_t *room, size_t item) { // as nar
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct code *code;
-    volatile unsigned char sum = 0; // of all that it refers to
+    volatile unsigned char sum = 0; // sum of everything that it refers to
     harness_file(data, size);
     if (sim_read_file(&code, harness_path))
         return 0;

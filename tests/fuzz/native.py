@@ -150,7 +150,7 @@ def _follow(sample: Sample) -> list[bytes]:
         chunks = [first + bytes(pad) + wire.pack(calls), bytes(pad) + b"".join(map(wire.pack, rest))]
         sized = b"".join(struct.pack("<H", len(chunk)) + chunk for chunk in chunks)
         made += [bytes([1, doing]) + sized for doing in (pad, 0x34, 0x3D)]
-    for offset in ((1 << 32) - 8, (1 << 64) - 8, 8):  # of a field that ends outside of its row
+    for offset in ((1 << 32) - 8, (1 << 64) - 8, 8):  # a field that ends outside of its row
         field = {"name": "count", "type": "u64", "offset": offset}
         record = wire.pack({"kind": "x-counts", "fields": [field], "stride": 8, "rows": b"\1" * 64})
         chunk = first + bytes(-(34 + len(first) + len(record) - 64) % 8) + record

@@ -1,6 +1,6 @@
-"""What a run under `gpt-hook run -p` accounts for: of all launches of a program, and of the buffers of probed ones.
+"""Check that a run of `gpt-hook run -p` accounts for all launches of a program, and for the buffers of probed ones.
 
-Each launch had probes or is counted with a reason, and each that had them has all of its buffers, or records that say
+Each launch had probes or is counted with a reason. Each probed launch has all of its buffers, or records that say
 why not. Programs run bare, hooked, and with probes, on a GPU or (`--device sim`) on the simulated device.
 """
 
@@ -38,13 +38,13 @@ Visit = Callable[[Buffer, SavedBuffer], None]
 
 @dataclass
 class Account:
-    """Of one run: launches by kernel and by reason, and what does not add up."""
+    """The account of one run: launches by kernel and by reason, and everything that doesn't add up."""
 
     launched: int = 0
     probed: Counter[str] = field(default_factory=Counter)
     unprobed: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
-    sums: Counter[str] = field(default_factory=Counter)  # of the fields of maps, by kernel.map.field
+    sums: Counter[str] = field(default_factory=Counter)  # sums of the fields of maps, by kernel.map.field
     wrong: list[str] = field(default_factory=list)
 
     def add(self, other: Account) -> None:
@@ -55,7 +55,7 @@ class Account:
             getattr(self, name).update(getattr(other, name))
 
     def total(self, kernel: str, field_: str) -> int:
-        """The sum of a field over the launches of the kernels with such a part in their name."""
+        """Return the sum of a field over the launches of kernels with this part in their name."""
         return sum(
             count
             for key, count in self.sums.items()
@@ -75,7 +75,7 @@ class Account:
 
 
 def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
-    """The records of each segment of a file."""
+    """Yield the records of each segment of a file."""
     found: dict[int, list[dict[str, Any]]] = {}
     order = wire.Segments()
     with open(path, "rb") as file:
@@ -85,8 +85,8 @@ def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
 
 
 def account(path: Path, visit: Visit | None = None, killed: bool = False, unasked: int = 0) -> Account:
-    """What a trace says. One of a process that was `killed`, or of a full disk, may lack what came last. So many
-    launches were `unasked`: recorded while no probes were set."""
+    """Read a trace. If the process was `killed` or the disk was full, the last launches may be missing. `unasked`
+    launches were recorded while no probes were set."""
     found = Account()
     for records in segments(path):
         found.add(_account(records, path, visit, killed, unasked))
@@ -115,7 +115,7 @@ def _account(records: list[dict[str, Any]], path: Path, visit: Visit | None, kil
         probes.check_taken()
         if probes.pending:
             found.wrong.append(f"{path.name}: {probes.pending} probed launches lack buffers")
-        graphs = any(record["kind"] == "graph" for record in records)  # which launch kernels once more each time
+        graphs = any(record["kind"] == "graph" for record in records)  # each of these launches kernels once more
         if not graphs and found.launched != found.probed.total() + found.unprobed.total() + unasked:
             counts = f"{found.probed.total()} with probes and {found.unprobed.total()} without"
             found.wrong.append(f"{path.name}: {found.launched} launches, but {counts}")
@@ -131,7 +131,7 @@ def _take(found: Account, probes: Probes, visit: Visit | None) -> None:
             continue
         saved = buffer.read()
         for name in saved.slots.dtype.names or ():
-            if saved.units is None and saved.slots.dtype[name].kind in "ui":  # of a log nothing is to be added
+            if saved.units is None and saved.slots.dtype[name].kind in "ui":  # a log has nothing to add up
                 found.sums[f"{buffer.kernel} {name}"] += int(saved.slots[name].sum())
         if visit:
             visit(buffer, saved)
@@ -139,7 +139,7 @@ def _take(found: Account, probes: Probes, visit: Visit | None) -> None:
 
 @dataclass
 class Ran:
-    """How a program ended."""
+    """The way a program ended."""
 
     status: int
     output: str
@@ -150,7 +150,7 @@ class Ran:
 def run(
     line: Sequence[str | Path], env: dict[str, str], patience: float = 400, cwd: Path | None = None, said: bool = False
 ) -> Ran:
-    """Runs to the end, or kills what takes longer: status 124. `said`: standard error passes through."""
+    """Run to the end, or kill what takes longer: status 124. With `said`, standard error passes through."""
     start = time.monotonic()
     errors = None if said else subprocess.PIPE
     with subprocess.Popen(
@@ -166,12 +166,12 @@ def run(
 
 
 def hooked(trace: Path, device: str, *options: str | Path) -> list[str | Path]:
-    """What stands before a command."""
+    """Return the words that go before a command."""
     return [HOOK, "run", "-q", "-f", "-o", trace, "--device", device, *options, "--"]
 
 
 def environment(folder: Path, device: str, **more: str) -> dict[str, str]:
-    """Caches of its own; on the simulated device kernels are run."""
+    """Return an environment with caches of its own, in which the simulated device runs kernels."""
     caches = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
               "CUPY_CACHE_DIR": "cupy", "NUMBA_CACHE_DIR": "numba"}  # fmt: skip
     found = os.environ | {name: str(folder / value) for name, value in caches.items()} | more
@@ -179,7 +179,7 @@ def environment(folder: Path, device: str, **more: str) -> dict[str, str]:
 
 
 def account_all(folder: Path, visit: Visit | None = None, killed: bool = False) -> Account:
-    """What the traces of all processes say that are in a folder."""
+    """Add up the traces of all processes in a folder."""
     found = Account()
     for path in sorted(folder.glob("*.mp*")):
         if ".buffers" not in path.name:
@@ -188,15 +188,15 @@ def account_all(folder: Path, visit: Visit | None = None, killed: bool = False) 
 
 
 def arguments(said: str | None) -> argparse.ArgumentParser:
-    """Options that all these scripts have."""
+    """Add the options that all these scripts share."""
     parser = argparse.ArgumentParser(description=said, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("real", "sim"), default="real", help="where kernels run")
-    parser.add_argument("--quick", action="store_true", help="a part of it, in a minute")
-    parser.add_argument("--patience", type=float, default=540, help="seconds; what is left then is not run")
+    parser.add_argument("--quick", action="store_true", help="run a part of it, in a minute")
+    parser.add_argument("--patience", type=float, default=540, help="seconds; after that, nothing more is started")
     return parser
 
 
 def keep(name: str, rows: list[dict[str, Any]]) -> None:
-    """The raw figures, in the folder that comes back."""
+    """Write the raw figures to the folder that comes back."""
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")

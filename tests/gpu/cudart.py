@@ -20,7 +20,7 @@ SOURCE = ROOT / "tests" / "runtime" / "cudart.cu"
 
 
 def main() -> int:
-    """Prints a line for each run; 1 if one is not as it should be."""
+    """Print a line for each run; return 1 if one is wrong."""
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -35,7 +35,7 @@ def main() -> int:
                 "ours, simulated device": OURS.parent,
             }
             for way, libraries in ways.items():
-                if way == "ours, simulated device":  # whose kernels are PTX
+                if way == "ours, simulated device":  # its kernels are PTX
                     subprocess.run([*line[:3], "-arch=compute_80", *line[4:]], check=True)
                 env = os.environ | {"LD_LIBRARY_PATH": str(libraries)}
                 done = subprocess.run([program], env=env, capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """gpt-trace on a GPU: the two programs of tests/inference, the model in PyTorch as well. All say the same tokens.
 
-.venv/bin/python tests/gpu/inference.py [--device sim]      # of the simulated device only the programs without PyTorch
+.venv/bin/python tests/gpu/inference.py [--device sim]      # on the simulated device, only the programs without PyTorch
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Kills a program with probes on the GPU at random times, and says what of its launches isn't in the trace.
+"""Kills a program with probes on the GPU at random times, and counts the launches that are missing from the trace.
 
     python tests/gpu/killed.py [--device sim] [KILLS]
 
-Of launches that had ended 200 ms before, all should be there: `ended` counts these, `there` the launches whose buffers
-are complete, `missing` is what's lost of the first. `last` is how long before the kill the last one that's there ended.
+All launches that had ended 200 ms before the kill should be there. `ended` counts them, `there` counts launches with
+complete buffers, and `missing` the difference. `last` is how long before the kill the last complete launch ended.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What probes cost in kernels nobody tuned for: six kernels in Triton, with and without each probe, interleaved.
+"""Measure what probes cost in kernels that nobody tuned them for: six Triton kernels, with and without each probe.
 
     light.py make OUT NAME=CHECKOUT...    weaves with the probes and weaver of each checkout; needs triton, but no GPU
-    light.py run OUT                      runs what was made on the first GPU, and prints a table; needs numpy alone
+    light.py run OUT                      runs the results on the first GPU, and prints a table; needs only numpy
 
-The kernels and shapes are fixed here. A time is that of 20 launches in a row, between two events. Each round times all
-versions of a kernel one after the other, in an order that changes, and the figure is the median of the rounds. A plain
-kernel is loaded twice: how much its two medians differ is what a difference must exceed to mean something.
+The kernels and shapes are fixed here. A time is 20 launches in a row, between two events. Each round times all
+versions of a kernel one after the other, in a changing order, and the figure is the median of the rounds. A plain
+kernel is loaded twice; smaller differences than the one between its two medians mean nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THREE = ("block_sched", "gmem_bytes", "tensorop_count")
 PROBES = (("block_sched",), ("warp_sched",), ("gmem_bytes",), ("tensorop_count",), THREE)
 ROUNDS, TIMES = 40, 20
 N = 1 << 24
-SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p of a buffer of N elements
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {  # grid, and arguments: p for a buffer of N elements
     "vadd": ((N // 1024,), ("p", "p", "p", N)),
     "gather": ((N // 256,), ("p", "i", "p", N)),
     "softmax": ((8192,), ("p", "p", 1024, 1000)),
@@ -51,7 +51,7 @@ pickle.dump(made, sys.stdout.buffer)
 
 
 def is_aligned(argument: Any) -> bool:
-    """Return whether Triton's own launcher compiles a kernel that may count on multiples of 16 here."""
+    """Return whether Triton's own launcher would let the kernel rely on multiples of 16 here."""
     return isinstance(argument, str) or (isinstance(argument, int) and argument % 16 == 0)
 
 
@@ -91,7 +91,7 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
         versions["plain", ()] = versions["plain2", ()] = (assemble(ptx), [])
         for probes in PROBES:
             for name, checkout in checkouts.items():
-                env = os.environ | {"PYTHONPATH": checkout}  # before the package of this Python
+                env = os.environ | {"PYTHONPATH": checkout}  # goes before this Python's own package
                 task = pickle.dumps((ptx, meta.name, probes))
                 line = [sys.executable, "-c", WEAVE]
                 done = subprocess.run(line, input=task, capture_output=True, env=env, check=True, cwd=checkout)
@@ -105,7 +105,7 @@ def make(out: Path, checkouts: dict[str, str]) -> None:
 
 
 class Gpu:
-    """The first GPU, by the driver API alone."""
+    """The first GPU, through the driver API alone."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")
@@ -136,7 +136,7 @@ class Gpu:
         return function
 
     def time(self, launch: Any) -> float:
-        """Microseconds of a launch."""
+        """Return the microseconds of a launch."""
         events = ctypes.c_void_p(), ctypes.c_void_p()
         for event in events:
             self.call("cuEventCreate", ctypes.byref(event), 0)

@@ -1,9 +1,10 @@
-// Threads that use streams and graphs at random, for pool_attack.py: `pool_attack PTX SEED THREADS MOST`.
+// Uses streams and graphs at random in several threads, for pool_attack.py: `pool_attack PTX SEED THREADS
+// MOST`.
 //
-// Each thread has an array of its own and three streams, one of them the legacy one or its default one, and
-// goes from one to the other by events. It launches in several forms, captures, replays and destroys graphs,
-// destroys streams that have work, and compares its array now and then. Threads stop when the program's input
-// ends, or after so many launches. Prints how many launches and replays there were; the GPU must have counted
+// Each thread has its own array and three streams, one of which is the legacy stream or its default one, and
+// switches between them with events. It launches in several forms, captures, replays and destroys graphs,
+// destroys streams that have work, and checks its array now and then. Threads stop when the program's input
+// ends, or after MOST launches. Prints how many launches and replays there were; the GPU must have counted
 // as many kernels.
 
 #include "sim.h"
@@ -22,7 +23,7 @@ struct attacker {
     unsigned dice, made;
     uint64_t items;
     void *streams[3], *stream, *event, *kept[KEPT];
-    bool per_thread; // its third stream is its default one
+    bool per_thread; // its third stream is its own default stream
     unsigned want[WORDS];
 };
 
@@ -107,7 +108,7 @@ static void replay_kept(struct attacker *of) {
         replay(of, exec);
 }
 
-// While it has work: the event is behind that.
+// It still has work, and the event comes after that.
 static void replace_stream(struct attacker *of) {
     void *old = of->stream;
     if (is_default(of))
@@ -119,7 +120,7 @@ static void replace_stream(struct attacker *of) {
     for (int i = 0; i < 2; i++)
         if (of->streams[i] == old)
             OK(CALL(cuStreamCreate)(&of->streams[i],
-                                    1)); // captures allow no blocking ones beside the legacy one
+                                    1)); // captures allow no blocking streams beside the legacy one
 }
 
 static void compare(struct attacker *of) {
@@ -152,7 +153,7 @@ static void *attack(void *number) {
     OK(CALL(cuEventCreate)(&of.event, 2));
     for (int i = 0; i < 2; i++)
         OK(CALL(cuStreamCreate)(&of.streams[i], 1));
-    of.streams[2] = (void *)(uintptr_t)(1 + roll(&of, 2)); // the legacy one, or the thread's
+    of.streams[2] = (void *)(uintptr_t)(1 + roll(&of, 2)); // the legacy stream, or the thread's own
     of.stream = of.streams[0];
     OK(CALL(cuMemcpyHtoDAsync_v2)(of.items, of.want, sizeof(of.want), of.stream));
     while (!stop && of.made < most)

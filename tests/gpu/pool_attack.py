@@ -1,10 +1,10 @@
-"""Attacks the buffers of probes: threads, streams and graphs at random, while recording and probes are switched.
+"""Attack the buffers of probes: use threads, streams and graphs at random while recording and probes are switched.
 
     python tests/gpu/pool_attack.py [--device sim] [--seconds S] [--seed N]
 
-pool_attack.c is run again and again with other options, until the time is over. In each round its results must be
+pool_attack.c runs again and again with other options, until the time is over. In each round its results must be
 right, and each launch of a recorded period has its buffers, or is counted with a reason; none may be lost. A row of the
-table is a set of options. The seed of a round that went wrong is printed.
+table is a set of options. If a round goes wrong, its seed is printed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def toggle(server: controlling.Server, dice: random.Random, seconds: float) -> N
 
 
 def examine(trace: hooked.Trace, made: int, replayed: int, toggled: bool) -> dict[str, Any]:
-    """Compare a trace with what the program says that it did."""
+    """Compare a trace with the program's own counts."""
     probed, reasons = trace.of("probed"), probing.unprobed(trace)
     launched = sum(trace.launches.values())
     replays = sum(trace.names[name] for name in ("cuGraphLaunch", "cuGraphLaunch_ptsz"))

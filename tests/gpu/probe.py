@@ -1,4 +1,4 @@
-"""gpt-hook -p on a real GPU: programs compute the same with probes, which count right, and what that costs.
+"""gpt-hook -p on a real GPU: programs compute the same with probes, which count correctly; and what that costs.
 
     python tests/gpu/probe.py [runtime|triton|train|decode ...]
 
@@ -87,7 +87,7 @@ def check_runtime(found: Row, sums: Counter[str]) -> list[str]:
 
 
 def measure(part: str, folder: Path) -> Row:
-    """One program bare, under gpt-hook, and with probes twice: the second time nothing has to be made."""
+    """One program bare, under gpt-hook, and with probes twice: the second time everything is cached."""
     env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton"),
                         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}  # fmt: skip
     program: list[str | Path] = [sys.executable, "probe_workload.py", part]
@@ -117,7 +117,7 @@ def measure(part: str, folder: Path) -> Row:
 
 
 def main() -> int:
-    """Prints a line for each program; 1 if one is not as it should be."""
+    """Print a line for each program; return 1 if one is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as name:

@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
         words[i] = 2654435761u * (i + 1);
     OK(cudaMemcpy(from, words, sizeof(words), cudaMemcpyHostToDevice));
     bool block = !strcmp(part, "block"), grid = !strcmp(part, "grid"), spin = !strcmp(part, "spin");
-    plain wide_one = choose(block ? wides : clusters, 64); // of 1024 threads
+    plain wide_one = choose(block ? wides : clusters, 64); // with 1024 threads
     meeting meet_one = choose(meets, 48);                  // 5 blocks of 256 threads on a multiprocessor
     if (grid)
         blocks = 65536 / (THREADS * ((registers_of((const void *)meet_one) + 7) / 8 * 8));

@@ -1,4 +1,4 @@
-"""gpt-hook -p on a real GPU: kernels that fit as they are launched without probes only are assembled once more.
+"""gpt-hook -p on a real GPU: kernels whose launches only fit without probes are assembled again.
 
     python tests/gpu/probe_fit.py [block|grid|spin|cluster ...]
 
@@ -85,7 +85,7 @@ def measure(part: str, program: Path, folder: Path) -> Row:
 
 
 def main() -> int:
-    """Prints a line for each part; 1 if one is not as it should be."""
+    """Print a line for each part; return 1 if one is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="gpt-fit-") as name:

@@ -117,7 +117,7 @@ static void forms() {
     OK(cudaGraphExecKernelNodeSetParams(exec, nodes[1], &params));
     replay(exec, 2); // 6
     say("set");
-    params.gridDim.x *= 4; // of which most blocks do nothing
+    params.gridDim.x *= 4; // most of these blocks do nothing
     for (int i = 0; i < 10; i++) {
         more = i;
         OK(cudaGraphExecKernelNodeSetParams(exec, nodes[i % 3], &params));

@@ -117,7 +117,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
 
 
 def count(trace: Path) -> tuple[Counter[str], int]:
-    """The same of a trace, on all cores; much faster than `read`."""
+    """Do the same for a trace, on all cores; much faster than `read`."""
     found, total = Counter[str](), 0
     with open(trace, "rb") as file, multiprocessing.Pool() as pool:
         records = wire.read_packed(file, str(trace))
@@ -158,7 +158,7 @@ def measure_graphed(folder: Path) -> Row:
     ready = folder / "ready"
     if not ready.exists():
         run(program, env)  # makes what PyTorch keeps
-        run([*with_probes, *program], env)  # and what gpt-hook does
+        run([*with_probes, *program], env)  # and gpt-hook's own work
         ready.touch()
     if not ROUNDS:
         return {"wrong": []}
@@ -198,7 +198,7 @@ PARTS: dict[str, Callable[[Path], Row]] = {
 
 
 def main() -> int:
-    """Prints a line for each part; 1 if one is not as it should be."""
+    """Print a line for each part; return 1 if one is wrong."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = []
     for part in sys.argv[1:] or PARTS:

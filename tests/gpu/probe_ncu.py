@@ -26,7 +26,7 @@ from tests.gpu import accounts  # noqa: E402
 
 BLOCKS, THREADS = 37, 256
 ALL, WARPS, N = BLOCKS * THREADS, BLOCKS * THREADS // 32, BLOCKS * THREADS - 1000
-LCM = 144403552893600  # of 1 to 32, so any group of lanes can add it in equal whole parts
+LCM = 144403552893600  # least common multiple of 1 to 32, so any group of lanes can add it in equal whole parts
 
 POSITIONS = {
     "loads": "ld.global",

@@ -1,5 +1,5 @@
 // Threads that launch kernels, each on a stream of its own, while they load and unload modules and libraries.
-// What each computes is compared with what the host says. It prints how many launches were made.
+// The results are compared with the host's. It prints how many launches were made.
 //
 //     probe_stress SECONDS THREADS VARIANTS LEAVE CHILDREN
 //
@@ -160,7 +160,7 @@ static void expect_turn(uint32_t *want) {
         }
 }
 
-// Some launches of one module, and what they computed.
+// Some launches of one module, and their results.
 static void play(unsigned *seed, void *stream, uint64_t items) {
     uint32_t want[WORDS], found[WORDS];
     struct code code = load(seed);
@@ -231,7 +231,7 @@ static void *work(void *number) {
     return NULL;
 }
 
-// In pieces, so that what is left is not in one.
+// In pieces, so that the rest isn't contiguous.
 static void fill(size_t leave) {
     size_t free_bytes = 0, total;
     for (size_t piece = (size_t)1 << 32; piece >= (size_t)1 << 20; piece /= 4)

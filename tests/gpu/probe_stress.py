@@ -1,4 +1,4 @@
-"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and what can go wrong.
+"""`gpt-hook run -p` under stress: threads on streams of their own, modules that come and go, and failures on purpose.
 
     probe_stress.py [MODE ...]
 
@@ -217,13 +217,13 @@ def play(
         cut = bool(mode.disk)
         try:
             found = accounts.account_all(place, killed=cut)
-        except Exception as error:  # of any kind: the trace must be readable
+        except Exception as error:  # any error counts: the trace must be readable
             if not (cut and "empty" in str(error)):
                 done["wrong"].append(f"the trace: {error!r}")
     launched = sum(map(int, re.findall(r"^launches (\d+)$", done.pop("output"), re.M)))
     if not cut and found.launched != launched:
         done["wrong"].append(f"{launched} launches were made, {found.launched} are in the traces")
-    waits = "--complete" in mode.options  # else threads that launch at the speed of a GPU may use all buffers
+    waits = "--complete" in mode.options  # otherwise threads that launch at a GPU's speed may use up all buffers
     others = {reason: count for reason, count in found.unprobed.items() if waits or reason != NO_BUFFER}
     if others and not mode.unprobed:
         done["wrong"].append(f"without probes: {others}")
@@ -260,7 +260,7 @@ def hooked_gone(trace: Path) -> None:
 
 
 def gone(mark: str, patience: float = 20) -> list[str]:
-    """Says what of a run is left, and kills it."""
+    """Report what's left of a run, and kill it."""
     end = time.monotonic() + patience
     while (left := ours(mark)) and time.monotonic() < end:
         time.sleep(0.1)
@@ -284,7 +284,7 @@ def run_modes(
     """A row for each mode. Kernels without probes are kept below `caches`."""
     rows, program, end = [], build(folder), time.monotonic() + patience
     env = accounts.environment(caches or folder, device)
-    if device == "sim":  # whose own kernels need the same workers: those are made here, before harm comes to them
+    if device == "sim":  # its own kernels need the same workers, so make them before any harm is done
         most = str(max(MODES[name].variants for name in names))
         library = {"LD_LIBRARY_PATH": str(accounts.SIMULATED)}
         subprocess.run([program, "0", "1", most, "0", "0"], env=env | library, check=True, stdout=subprocess.DEVNULL)

@@ -34,7 +34,7 @@ from tests.gpu.accounts import Account  # noqa: E402
 TWO = ("-p", "gmem_bytes", "-p", "block_sched", "-p", "tensorop_count")
 ALL = tuple(word for path in sorted(load.BUILTIN.glob("*.toml")) for word in ("-p", path.stem))
 FEW = ("--launch-count", "2", "--max-memory", "6G")
-M, N, K, TIMES = 256, 384, 192, 3  # of probe_cutlass.cu
+M, N, K, TIMES = 256, 384, 192, 3  # sizes in probe_cutlass.cu
 XLA = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true --xla_gpu_enable_command_buffer="
 DRIVER = (
     " --xla_gpu_unsafe_fallback_to_driver_on_ptxas_not_found=true --xla_gpu_cuda_data_dir=/nonexistent"
@@ -80,8 +80,8 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     check: Callable[[Account], list[str]] | None = None
     probed: bool = True
-    program: str = ""  # of probe_programs.py, else the part's name
-    optional: bool = False  # whether it runs at all depends on the version
+    program: str = ""  # its name in probe_programs.py, if it isn't the part's name
+    optional: bool = False  # some versions can't run it
 
 
 PARTS = {
@@ -191,7 +191,7 @@ def run_part(name: str, given: Any, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a line for each program; 1 if one is not as it should be."""
+    """Print a line for each program; return 1 if one is wrong."""
     parser = accounts.arguments(__doc__)
     found = next(iter(sorted((ROOT / "build").glob("nvidia_cutlass-*.whl"))), None)
     parser.add_argument("--cutlass", type=Path, default=found, help="the wheel of nvidia-cutlass, or a folder")

@@ -28,7 +28,7 @@ HOOK = RUNTIME / "gpt-hook"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 SIM = "--sim" in sys.argv[1:]
 ITEMS, TIMES = (1 << 12, 3) if SIM else (1 << 26, 20)
-LAUNCHES = TIMES + 1  # of `copy`
+LAUNCHES = TIMES + 1  # launches of `copy`
 NEEDS = {
     "gmem_bytes": ITEMS // 256 * 32,  # a record for each block
     "dmat": 8 + (2 * ITEMS + 2) * (8 + 24),  # a log: each thread's accesses, and two more of the first one

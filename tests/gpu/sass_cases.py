@@ -56,7 +56,7 @@ def here(register: int) -> Code:
 
 
 def divided(n: Names, slow: Code) -> Code:
-    """BRA.DIV, which goes elsewhere if not all lanes of the mask are here."""
+    """BRA.DIV, which branches if not all lanes of the mask are here."""
     return [
         *here(n.r[0]),
         op("R2UR", ud=n.u[0], a=n.r[0]),
@@ -130,7 +130,7 @@ def call(n: Names) -> Code:
 
 
 def awaited(name: str, n: Names, **fields: int) -> Code:
-    """An instruction whose result is awaited."""
+    """An instruction, followed by a wait for its result."""
     return [op(name, **({"d": n.r[0], "a": n.r[1], "wb": 0} | fields)), op("NOP", wait=1)]
 
 

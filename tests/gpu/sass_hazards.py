@@ -1,4 +1,4 @@
-"""When may a register be written, and when is what was written there? Sequences for the kernel `lab` of sass_risks.cu.
+"""When may a register be written, and when can the new value be read? Sequences for the kernel `lab` of sass_risks.cu.
 
 Each runs instead of the kernel's load and leaves one word, which is known if every instruction reads its operands
 before they're overwritten, and nothing is read too early. Another word shows a hazard that the hardware doesn't catch.
@@ -72,7 +72,7 @@ def pressure(n: Names, kind: str) -> Code:
 
 
 def slow(n: Names, kind: str, **control: int) -> tuple[Op, Op, Code]:
-    """Return an instruction that takes its time, what overwrites its operand, and how its result is had."""
+    """Return a slow instruction, the code that overwrites its operand, and the code that gets its result."""
     data, near = op("MOVI", d=R[0], imm=WRONG), op("IADDI", d=R[4], a=R[4], imm=0x200)
     far = op("IADDI", d=R[2], a=R[2], imm=SECOND - FIRST)
     result = {"wb": 5, **control}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Constructs that part lanes which the kernel keeps together.
+# Constructs that separate lanes which the kernel keeps together.
 UNSAFE = {
     "fork", "fork, load", "fork, COLLECTIVE", "fork, WARPSYNC mask", "BSSY, fork, WARPSYNC", "WARPSYNC.ALL",
     "YIELD", "YIELD, leader", "YIELD in BSSY", "YIELD in BSSY, fork", "NANOSLEEP",

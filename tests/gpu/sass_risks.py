@@ -40,10 +40,10 @@ BIN = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin"
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 UNTIL = time.monotonic() + float(os.environ.get("GPT_GPU_SECONDS", "300"))
 INPUT, OUTPUT, SHARED = 1 << 23, 1 << 22, 2048  # bytes
-REGISTERS, MORE = 40, 72  # of the kernels with a construct, and with a sequence
+REGISTERS, MORE = 40, 72  # registers of kernels with a construct, and with a sequence
 BLOCKS, THREADS, LAUNCHES = 264, 64, 20
 SMALL, BIG, TIMES = 1, 4224, 2  # blocks where little and where much goes on, and launches of each
-HANG_S, TRIES = 4.0, 3  # until a launch hangs; failures of a construct in a kernel until it's given up
+HANG_S, TRIES = 4.0, 3  # seconds until a launch counts as hung; failures until a construct is given up in a kernel
 LANES = {"1": 0x00002000, "7": 0x10428411, "31": 0xFFFEFFFF, "32": 0xFFFFFFFF, "half": 0x55555555}
 Case = dict[str, Any]
 

@@ -79,10 +79,10 @@ FIELDS = {  # name: first bit, bits
     "guard": (12, 4),
     "d": (16, 8),
     "ud": (16, 6),
-    "barrier": (16, 4),  # of BSSY and BSYNC
+    "barrier": (16, 4),  # in BSSY and BSYNC
     "a": (24, 8),
     "ua": (24, 6),
-    "saved": (24, 4),  # of BMOV
+    "saved": (24, 4),  # in BMOV
     "b": (32, 8),
     "ub": (32, 6),  # the descriptor of a load, too
     "imm": (32, 32),
@@ -163,7 +163,7 @@ class Kernel:
     name: str
     words: list[int]
     text: str
-    offset: int  # of its code in the file
+    offset: int  # where its code is in the file
     registers: int  # how many it has, and where in the file that is
     registers_at: int
     sites: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
     python tests/gpu/sync_wait.py [--all]
 
 Warps of sync_wait.cu come to a barrier 10,000 clocks apart, at each kind of barrier that the probe takes. A line for
-each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's are those of its second
+each kernel has the median clocks that warps 0 to 3 waited, beside the known ones; a cluster's come from its second
 block. Exits with 1 if one is more than 200 clocks off for each barrier, or if the output differs. --all measures other
 ways to read the second clock too, which needn't be right: it shows what the hardware lets pass a barrier. Needs nvcc.
 """
@@ -33,7 +33,7 @@ OFF = 200  # clocks that the wait in one barrier may be off
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
 KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "cluster"), IN_ORDER)
 KNOWN |= dict.fromkeys(("turns", "rolled", "crowded"), [(TURNS - TURNS // WARPS) * APART] * WARPS)
-BEGIN = "after = "  # of the wait, in the probe's file
+BEGIN = "after = "  # starts the wait's snippet in the probe file
 SPENT = ".reg .u64 %spent;\n.reg .u32 %mask;\n.reg .pred %left;\n"
 VOTE = "activemask.b32 %mask;\nsetp.ne.u32 %left, %mask, 0;\n"
 AGAIN = "@%left activemask.b32 %mask;\nsetp.ne.u32 %left, %mask, 0;\n"

@@ -143,7 +143,7 @@ CASES = [
          lambda i, t, c: 4 * ((c.n - 1 - i) // 192 + 1)),
     Case("loads", (7, 1, 1), (75, 1, 1), 8, lambda i, t, c: 4 * (t % c.n), same(4)),
 ]  # fmt: skip
-WORDS = 1 << 16  # of each of x and y
+WORDS = 1 << 16  # words in each of x and y
 
 
 def compile_ptx(arch: str, name: str = "weave.cu") -> bytes:

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("GPT_GPU_OUT", "build/gpu"))
 ARCH = "sm_90"
-BYTES = 1 << 16  # of the buffer that every kernel gets
+BYTES = 1 << 16  # size of the buffer that every kernel gets
 TIMES = 15  # loads of which the median is taken
 
 MIXED = """

@@ -1,6 +1,6 @@
-"""What the record of a device says of it, against nvidia-smi and against what NVIDIA publishes of it.
+"""Compare a device's record with nvidia-smi and with NVIDIA's published figures.
 
-.venv/bin/python tests/lab/peaks.py [--device sim]      # of the simulated device only that the numbers are there
+.venv/bin/python tests/lab/peaks.py [--device sim]      # sim: only checks that the numbers are there
 
 Measured once: clocks and peaks of an H200, in docs/measured.md.
 """
@@ -27,7 +27,7 @@ assert not driver.cuInit(0)
 assert not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 assert not driver.cuCtxSetCurrent(context)
 """
-NEAR = 0.15  # of a published figure, which is at a lower clock than the highest
+NEAR = 0.15  # distance from a published figure, which is for a lower clock than the highest
 MHZ = 2e6  # by which rates may differ from those of nvidia-smi
 
 

@@ -85,7 +85,7 @@ PICTURES: dict[str, tuple[str, ...]] = {  # file -> arguments of gpt-analyze: a 
     "value_range.png": ("value_range", "values"),
     "maps.png": ("maps", "attention_times"),
 }
-COLORS = 64  # of a picture: a fifth of the bytes
+COLORS = 64  # colors of a picture, which takes a fifth of the bytes
 
 
 def record_one(folder: Path, name: str) -> str:

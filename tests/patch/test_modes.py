@@ -15,7 +15,7 @@ from tests.stages.tools import extract, located, patch, run
 from tests.tiers import first, full
 
 MODES = ("fill", "hole", "compact")
-USED = "_Z3onePf\n"  # of the first region
+USED = "_Z3onePf\n"  # in the first region
 # The three regions by number: ONE for sm_75, sm_80, sm_90 and PTX, MANY for sm_75, sm_90 and PTX, VARIABLES for
 # sm_75 and sm_90. On sm_90 the used kernel and the variables stay.
 KEPT = ("{}.3.sm_90.cubin", "{}.7.sm_90.cubin")

@@ -87,7 +87,7 @@ def test_parts_of_what_is_not_packed(fatbin, elements):
     assert len(out) == fatbin.source.size - (elements[1].end - elements[1].offset) + MARK
 
 
-BAD_SPANS = {  # of the size of the file and its elements a, b, ..., the fourth of which is the last of its region
+BAD_SPANS = {  # given the file's size and its elements a, b, ..., of which the fourth ends its region
     "empty": lambda size, a, *rest: [(a.payload, a.payload)],
     "backwards": lambda size, a, *rest: [(a.end, a.payload)],
     "beyond the file": lambda size, *all_: [(all_[-1].payload, size + 1)],

@@ -39,7 +39,7 @@ int main(void) {
     IS(910, D(cuGraphExecUpdate)(exec, graph, &found, &result));
     assert(result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
     params.userData = (void *)9;
-    OK(D(cuGraphExecHostNodeSetParams)(exec, nodes[0], &params)); // of the node that it was made from
+    OK(D(cuGraphExecHostNodeSetParams)(exec, nodes[0], &params)); // the node that it was made from
     OK(D(cuGraphLaunch)(exec, (void *)0));
     expect("3 9 5 ");
 

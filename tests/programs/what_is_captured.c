@@ -16,7 +16,7 @@ int main(void) {
     OK(D(cuMemAllocAsync)(&m, (size_t)256, s));
     OK(D(cuMemsetD32Async)(m, 5, (size_t)64, s));
     OK(D(cuMemcpyDtoDAsync_v2)(out, m, (size_t)256, s));
-    IS(1, D(cuMemFreeAsync)(pool, s)); // of no graph
+    IS(1, D(cuMemFreeAsync)(pool, s)); // memory of no graph
     IS(1, D(cuMemFreeAsync)(m + 4, s));
     OK(D(cuMemFreeAsync)(m, s));
     IS(1, D(cuMemFreeAsync)(m, s));

@@ -13,7 +13,7 @@ from tests.ptx.tokens import assert_same_cuts, assert_whole_bodies, tokens
 from tests.stages.tools import extract
 
 PARSED = 3 << 20  # bytes of the modules of a library that are parsed, the small ones first
-KERNELS = 3  # of each module are pruned to
+KERNELS = 3  # kernels per module that it's pruned to
 
 
 @pytest.mark.full

@@ -267,7 +267,7 @@ int main(int argc, char **) {
     fill<float><<<1, 1>>>(x, 3);
     OK(cudaMemcpy(host, x, 4, cudaMemcpyDeviceToHost));
     IS(host[0], 3);
-    if (argc > 1) { // of managed memory CUDA does not promise this
+    if (argc > 1) { // CUDA doesn't promise this for managed memory
         int value;
         times_ten<<<1, 4>>>();
         OK(cudaDeviceSynchronize());

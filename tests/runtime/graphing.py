@@ -103,7 +103,7 @@ static void *work(void *number) { // two streams, an executable graph each, and 
         replays += times;
         if (self)
             OK(D(cuStreamSynchronize)(stream));
-        OK(D(cuGraphExecDestroy)(exec)); // of the first thread, while it runs
+        OK(D(cuGraphExecDestroy)(exec)); // the first thread's, while it runs
     }
     OK(D(cuStreamSynchronize)(stream));
     OK(D(cuMemcpyDtoH_v2)(found, mine, sizeof(found)));
@@ -163,7 +163,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < atoi(argv[3]); i++) {
         put(launched_into), launched(1);
         usleep((unsigned)rand() % moment);
-        OK(D(cuStreamBeginCapture_v2)(streams[0], 1 + i % 2)); // of the thread, relaxed
+        OK(D(cuStreamBeginCapture_v2)(streams[0], 1 + i % 2)); // thread-local, then relaxed
         if (joined) {
             OK(D(cuEventRecord)(event, streams[0]));
             OK(D(cuStreamWaitEvent)(joined, event, 0));

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = ("-shared", "-fPIC")  # for compile_c, to make a library
 
 ARCH = ROOT / "runtime" / "arch" / "x86_64"
-INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # of the runtime's own files
+INCLUDE = (f"-I{ROOT}/runtime", f"-I{ARCH}")  # folders of the runtime's own files
 PROGRAMS = ROOT / "tests" / "programs"
 PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimized: they are short, and compile faster

@@ -61,7 +61,7 @@ def test_one_pipeline_answers_and_the_program_notices_nothing(run):
     assert process.stdout.readline() == "(0, 0)\n", process.stderr.read()
     assert process.wait() == 0
     most = min(8, len(os.sched_getaffinity(0)))
-    assert 1 <= len(run.alive("gpt-asm\0--arch")) <= most  # of the first kernel, and more while that was busy
+    assert 1 <= len(run.alive("gpt-asm\0--arch")) <= most  # one for the first kernel, and more while that was busy
     (broker,) = run.alive("gpt-broker")
     held = {os.readlink(file) for file in Path(f"/proc/{broker}/fd").iterdir()}
     assert all(

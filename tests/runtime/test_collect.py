@@ -145,7 +145,7 @@ def test_without_zstd_buffers_are_columns(tmp_path, wide, broken):
         (tmp_path / "lib" / "libzstd.so.1").touch()
     else:
         library(tmp_path / "lib", "int ZSTD_isError(void) { return 1; }")
-    where = f"LD_LIBRARY_PATH={tmp_path}/lib:{hooked.runtime()}/sim"  # of the program, not of the compiler
+    where = f"LD_LIBRARY_PATH={tmp_path}/lib:{hooked.runtime()}/sim"  # for the program, not for the compiler
     trace = good(tmp_path, "env", "-p", by_warp(), arguments=(where, wide, PTX, "3000", "90000"))
     assert {r["codec"] for r in trace.of("buffer")} == {"columns"}
     assert os.stat(tmp_path / "t.mp.buffers").st_size - sum(r["packed"] for r in trace.of("buffer")) in range(8 * 7)

@@ -274,7 +274,7 @@ def test_launches_that_are_captured_before_there_is_any_probe(tmp_path):
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled", "-p", "gmem_bytes")
     order(server.pid, "enable")
     server.launch(0)
-    assert status(server.pid)["without_probes"] == 2  # of the graph's launch
+    assert status(server.pid)["without_probes"] == 2  # in the graph's launch
     assert probing.unprobed(server.end()) == {"it was not looked up by name, or is still being compiled": 2}
 
 

@@ -198,7 +198,7 @@ def test_constants_of_a_library_and_of_its_module(tmp_path, kernel, variable, ea
         run();
         unsigned found;
         OK(D(cuMemcpyDtoH_v2)(&found, items, sizeof(found)));
-        assert(found == added * 7 + added); // of an item that was 0
+        assert(found == added * 7 + added); // from an item that was 0
         OK(D(cuLibraryUnload)(library));
     """
     assert counts(run(tmp_path, body)) == (2, {})

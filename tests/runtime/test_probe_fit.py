@@ -102,7 +102,7 @@ def test_a_cooperative_grid_that_does_not_fit(tmp_path):
                 await(2);
         }
         OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));
-        assert(each == 2); // of the first one, which runs if nothing is said of a grid
+        assert(each == 2); // the first variant's, which runs if no grid is given
         OK(D(cuLaunchCooperativeKernel)(function, 2 * processors, 1, 1, 256, 1, 1, 0, NULL, params));
         expect(3);
     """

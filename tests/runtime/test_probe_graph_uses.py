@@ -14,8 +14,8 @@ from tests.runtime.graphing import check_scenario, compile_scenarios
 from tests.runtime.probing import COUNT, PTX, good, probed, saved, unprobed
 from tests.tiers import first
 
-WRITES = "its graph writes a constant that the kernel with probes has a copy of"
-MAY_WRITE = "its graph may come to write a constant that the kernel with probes has a copy of"
+WRITES = "its graph writes a constant, of which the kernel with probes has a copy"
+MAY_WRITE = "its graph may later write a constant, of which the kernel with probes has a copy"
 
 # As in test_probe_graphs.py.
 SCENARIOS = {
@@ -246,7 +246,7 @@ SCENARIOS = {
         12,
         {},
     ),
-    "clones": (  # of clones, and their nodes found in them
+    "clones": (  # clones, and their nodes found in them
         """
         void *graph = captured(2), *one, *two, *three, *nodes[2], *node, *values[3];
         size_t room = 2;
@@ -502,7 +502,7 @@ SCENARIOS = {
         12,
         {"it was launched into a default stream of another context": 6},
     ),
-    "objects": (  # of the user, whose ends a graph holds; a clone, and execs that end in a call of theirs
+    "objects": (  # user objects that a graph keeps alive; a clone, and execs that end in their own callback
         """
         void *object, *graph = captured(2), *clone;
         OK(D(cuUserObjectCreate)(&object, &notes, note, 1, 1));

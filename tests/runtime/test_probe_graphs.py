@@ -263,7 +263,7 @@ SCENARIOS = {
         expect(3), expect(7), expect(7), expect(7);
         """,
         0,
-        {"its graph writes a constant that the kernel with probes has a copy of": 4},
+        {"its graph writes a constant, of which the kernel with probes has a copy": 4},
     ),
     "packed": (
         """

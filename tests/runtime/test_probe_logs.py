@@ -11,7 +11,7 @@ from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, COUNT, PTX, build, kept, saved, unprobed
 
 ENTRY = 32  # bytes: the number of a thread, and a record
-ACCESSES = 3 * COUNT  # of a launch of `scale`
+ACCESSES = 3 * COUNT  # accesses of a launch of `scale`
 FILE = """
 [map.seen]
 cap = "dynamic"

@@ -302,7 +302,7 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
     more = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry more() { ret; }\n"
     check_bytes(good(tmp_path, build(tmp_path, LINKED), "-p", "gmem_bytes", arguments=(PTX, way, more)), 1)
-    (kept,) = (tmp_path / "kept").glob("scale.*/original.ptx")  # of the second look-up
+    (kept,) = (tmp_path / "kept").glob("scale.*/original.ptx")  # from the second look-up
     assert (kept.read_bytes() == PTX.read_bytes().rstrip(b"\0")) == (way != "several")
 
 

@@ -419,7 +419,7 @@ def test_streams_that_launch_once(tmp_path):
         }
         OK(D(cuCtxSynchronize)());
     """
-    trace = run_main(tmp_path, body, "--max-memory", "20M")  # of five slabs
+    trace = run_main(tmp_path, body, "--max-memory", "20M")  # room for five slabs
     assert 5 < len(trace.of("probed")) == len(trace.of("buffer"))
     assert lost(trace).count(None) == len(trace.of("probed")) == 200 - sum(unprobed(trace).values())
 

@@ -207,7 +207,7 @@ def test_a_pid_that_comes_again_ends_nothing(tmp_path):
     hooked.run(tmp_path / "t.mp", program)
     data = bytearray((tmp_path / "t.mp").read_bytes())
     script = "os.execv('/bin/true', ['true'])"
-    tail = 36 + int.from_bytes(data[32:36], "big") - 48  # of the first chunk
+    tail = 36 + int.from_bytes(data[32:36], "big") - 48  # the first chunk's tail
     time.sleep(0.05)  # times of birth are told in clock ticks
     code = f"""
 import os, struct

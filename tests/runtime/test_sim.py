@@ -234,7 +234,7 @@ def test_libraries_have_a_module_in_each_context(play):
                 OK(D(cuCtxCreate_v2)(&context, 0, 0));
         }
         assert(functions[0] != functions[1] && modules[0] != modules[1]);
-        IS(400, cuLaunchKernel(functions[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)); // of the other context
+        IS(400, cuLaunchKernel(functions[0], 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)); // belongs to the other context
         IS(400, D(cuKernelGetFunction)(&found, functions[1]));
         OK(D(cuKernelGetLibrary)(&found, kernel));
         assert(found == library);

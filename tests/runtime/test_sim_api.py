@@ -265,7 +265,7 @@ def test_settings_of_contexts_and_peers(play):
         OK(D(cuCtxCreate_v2)(&context, 1, 0));
         OK(D(cuCtxGetFlags)(&flags));
         assert(flags == 1);
-        OK(D(cuCtxGetLimit)(&size, 0)); // of another context
+        OK(D(cuCtxGetLimit)(&size, 0)); // another context's limit
         assert(size == 1024);
         OK(D(cuCtxSynchronize_v2)(context));
         OK(D(cuDeviceCanAccessPeer)(&number, 0, 0));
@@ -311,7 +311,7 @@ def test_occupancy(play):
         OK(D(cuOccupancyMaxPotentialBlockSize)(&grid, &block, function, 0, (size_t)0, 0));
         assert(block == 1024 && grid >= 2 && grid % 2 == 0);
         OK(D(cuOccupancyMaxPotentialBlockSize)(&grid, &block, function, shared_of, (size_t)0, 0));
-        assert(block == 512); // of 1024 threads none fits, of 768 two, 1536 threads; of 512 four
+        assert(block == 512); // with 1024 threads none fits, with 768 two do, 1536 threads; with 512 four
         OK(D(cuOccupancyAvailableDynamicSMemPerBlock)(&size, function, 2, 256));
         assert(size == (114 << 10) - 1024);
     }

@@ -39,7 +39,7 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
         ok(cu.cuFuncGetAttribute(byref(size), 1, function(module, "reverse")))
         assert size.value == 256
         ok(cu.cuFuncGetAttribute(byref(size), 2, function(module, "reverse")))
-        assert size.value == 8  # of weights
+        assert size.value == 8  # size of weights
         for _ in range(2):
             ok(launch(function(module, "reverse"), 1, 64, memory))
             assert memory.read() == [8 + 63 - i for i in range(64)]
@@ -54,7 +54,7 @@ def test_ptx_runs_and_its_code_is_kept(sim_play, tmp_path):
     assert done.stdout == "62 of it:  2.50%\n63 of it:  2.50%\n" * 4
     kept = tmp_path / "cache" / "gpt" / "sim"
     names = sorted(path.name for path in kept.iterdir())
-    assert len(names) == 6  # of two texts, with an outline each; one was checked, and one was compressed
+    assert len(names) == 6  # two texts, with an outline each; one was checked, and one was compressed
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept.iterdir())
     found = sim_play(script, *files, PATH="/nowhere", CC=os.environ.get("CC", ""))  # nothing is made
     assert (found.returncode, found.stdout) == (0, done.stdout), found.stderr

@@ -58,7 +58,7 @@ def load(tmp_path):
         line = [sys.executable, "-c", script]
         done = subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return eval(done.stdout)  # of our own script
+        return eval(done.stdout)  # printed by our own script
 
     return run
 

@@ -11,7 +11,7 @@ def test_threads_blocks_barriers_and_warps(play_kernels):
         if (at < count)
             GLOBAL(to + 4 * at) += at;
     }
-    KERNEL(reduce) { // of the numbers of threads, a block
+    KERNEL(reduce) { // reduces the numbers of threads, within a block
         ARGUMENT(uint64_t, to, 0);
         SHARED(TID) = TID;
         BARRIER();

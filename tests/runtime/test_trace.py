@@ -123,7 +123,7 @@ SHARED_COUNT = r"""
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-static _Atomic long *done; // of each thread, in a file: it survives us
+static _Atomic long *done; // calls done by each thread, in a file that survives us
 static void *context;
 static void *work(void *arg) {
     long i = (long)arg;

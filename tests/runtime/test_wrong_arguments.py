@@ -9,7 +9,7 @@ import pytest
 from tests.runtime import hooked, probing, simulated
 
 SOURCE = (hooked.ROOT / "tests" / "runtime" / "wrong_arguments.c").read_text()
-CALLS = 400  # of a seed
+CALLS = 400  # calls per seed
 MODES = {
     "plain": (),
     "gpu time": ("--gpu-time",),

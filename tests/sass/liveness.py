@@ -46,7 +46,7 @@ RULES = ("guard", "operands", "calls")
 COMPARED = (1 << 528) - 1 & ~2  # no barriers, which nvdisasm doesn't list; no R1, which it takes to be live at an EXIT
 PREDICATES = pack(Registers(P=127))
 BATCH = 12_000  # instructions for a run of nvdisasm
-LONGEST = 40_000  # of a kernel
+LONGEST = 40_000  # instructions of a kernel
 
 
 @dataclass

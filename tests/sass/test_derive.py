@@ -58,7 +58,7 @@ def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
         if word & 0xFFF not in table.opcodes and arch != "sm_90":  # left out: refused, which is safe
             continue
         name = table.opcode(word).name
-        if listed is None or name == "CALL":  # of a call, nvdisasm lists a guess about the function
+        if listed is None or name == "CALL":  # for a call, nvdisasm lists a guess about the function
             continue
         effect = table.effect(word)
         assert effect.exact, listed.text

@@ -29,7 +29,7 @@ from tests.sass.interp.run import interpret
 from tests.sass.mutations import KINDS, Mutation, mutate
 from tests.sass.weaver import ARCH, Woven, compiled_snippets, weave
 
-PROBE_WORDS = 1100  # of memory that the snippets use
+PROBE_WORDS = 1100  # words of memory that the snippets use
 FAST = ("meeting", "nested", "choices", "calls", "votes", "shuffles", "shared", "groups", "widths", "reduction", "bits")
 
 

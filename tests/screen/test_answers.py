@@ -59,7 +59,7 @@ def test_rows_that_are_not_shown_are_counted_without_sums():
 
 def test_rows_of_a_picture_alone_have_no_table():
     made = answer([("kind", "text", {}), ("n", "u64", {})], [("a", 1), ("b", 2)], top=0, verdict=["so it is"])
-    told = "things: 2 rows, which only CSV and JSON have"
+    told = "things: 2 rows, only in CSV and JSON"
     assert table(made) == [told, "so it is"]
     assert [line for line in AnswerTable(made).markdown() if line] == [told, "so it is"]
 

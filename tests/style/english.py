@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "python -m tests.style.english"
 LIMITS = Path(__file__).with_name("limits.toml")
 KINDS = {".py", ".c", ".h", ".S", ".md", ".1", ".5", ".7", ".toml"}
+CODE = {".py", ".c", ".h", ".S"}
 SKIPPED = {"_runtime", "figures", "__pycache__"}  # built, or measured
 FOLDERS = (
     "README.md", "CHANGELOG.md", "docs", "man", "probes", "gpt/*/", "gpt/*.py", "runtime/*/",
@@ -50,6 +51,8 @@ PATTERNS = {
     "all the same, likewise, shall": r"\b(?:all the same|[Ll]ikewise|shall|put aside|by way of|as far as)\b",
 }
 COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
+# A comment behind code whose noun is missing: `rows = []  # of launches`
+CLIPPED = re.compile(r"^\s*[^\s#/].*(?:\s#|//) (?:of|whose|whether)\b")
 C_PROSE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
@@ -89,6 +92,10 @@ def iter_findings(root: Path) -> Iterator[str]:
             for name, pattern in COMPILED.items():
                 if pattern.search(line):
                     yield f"{path}:{number}: {name}: {line.strip()[:140]}"
+        if path.suffix in CODE:
+            for number, line in enumerate(path.read_text(errors="replace").split("\n"), 1):
+                if CLIPPED.match(line):
+                    yield f"{path}:{number}: a comment without its subject: {line.strip()[:140]}"
 
 
 def count() -> dict[str, int]:

@@ -20,6 +20,10 @@ from tests.style import english
         ("a.c", "int shall;\n", False),
         ("a.c", "// Whether it ends.\n", True),
         ("a.c", "// Return whether it ends.\n", False),
+        ("a.c", "int size; // of the image\n", True),
+        ("a.c", "// The size\n// of the image\n", False),
+        ("a.py", "rows = []  # of launches\n", True),
+        ("a.py", "rows = []  # one per launch\n", False),
         ("a.png", "what is left", False),
     ],
 )

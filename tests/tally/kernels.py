@@ -293,7 +293,7 @@ def _wp_last(v: int, b: int) -> int:
 
 
 def wp_check(before: list[Array], after: list[Array]) -> bool:
-    return after[1].view(i32)[0] in after[0]  # of some lane, of none of which all match
+    return after[1].view(i32)[0] in after[0]  # from some lane, if not all of them match
 
 
 def wm(a: Array, b: Array, c: Array) -> None:

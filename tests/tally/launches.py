@@ -79,11 +79,11 @@ class Launch:
     does: Callable[..., None]
     open_: Mapping[int, Any] = field(default_factory=dict)  # by buffer: an index or slice
     near: Mapping[int, float] = field(default_factory=dict)  # by buffer: relative, of the largest too
-    check: Callable[[list[Array], list[Array]], bool] | None = None  # of what is open: buffers before and after
+    check: Callable[[list[Array], list[Array]], bool] | None = None  # for undefined results: buffers before and after
     shared: int = 0
     cooperative: bool = False
     variables: Mapping[str, bytes | int] = field(default_factory=dict)
-    after: tuple[bytes, ...] = ()  # of the variables that have a size
+    after: tuple[bytes, ...] = ()  # contents of the variables that have a size
     linked: bytes = b""  # PTX that the kernel is linked with
     cluster: int = 1  # blocks for each of the grid, which counts clusters
     simulated: bool = True

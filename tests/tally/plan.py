@@ -20,7 +20,7 @@ from tests.tally.sources import Module
 PIECE = 4  # kernels, and one more for each PER bytes of the module, which each piece cuts anew
 PER = 8 << 20
 LONG = 4 << 20  # bytes of a module that takes long: the grammar does half a megabyte a second
-ALONE = 8  # of so many kernels one gets each probe alone; all do in corpora of no more than SMALL kernels
+ALONE = 8  # one kernel in ALONE gets each probe alone; all kernels do in corpora of at most SMALL
 SMALL = 64
 LARGE = 1 << 18  # bytes of a kernel for which ptxas takes longer with all probes at once than with each alone
 FIXED = 3000  # bytes that would take as long as what each kernel takes whatever its size

@@ -90,7 +90,7 @@ def chrome(trace, folder, size=SIZE):
     """A trace in the page of chrome://tracing, which shows it once this was called."""
     with _served(b"") as (url, version):
         url = f"{url}/{version}/assets/catapult_trace_viewer.html"
-        ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"  # of old web components
+        ready = f"(window.__hideTraceViewerPolyfillWarning = true) && {CHROME}?.setActiveTrace"  # old web components
         with browser.opened(url, folder, ready, size) as page:
             page.ask(f"{CHROME}.setActiveTrace('t.json', {json.dumps(trace.decode())}), 1")
             end = time.monotonic() + 60

@@ -17,7 +17,7 @@ from tests.trace import forge
 THREADS, KERNELS, BATCH, PERIOD, TOOK = 4, 50, 500, 1000, 600
 NAMES = ("cuLaunchKernel", "cuMemcpyHtoD", "cuStreamSynchronize", "cuMemAlloc")
 LAUNCHES, COPIES, WAITS, ALLOCATIONS = range(1, 5)
-IOCTLS = 5  # of each batch of calls
+IOCTLS = 5  # ioctls per batch of calls
 TIMES = forge.GPU_TIMES | {"probed": "u32", "device": "u32"}
 CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4"}
 

@@ -194,7 +194,7 @@ def test_a_pipe_can_be_named(write, data):
     library = segment(records.make("library", path="l", size=1), records.make("library_end", path="l"))
     command = 'gpt-locate --arch sm_90 --used <(cat "$0") "$1"'
     done = run("bash", "-c", command, write(data), write(library, "stream"))
-    assert done.status == (data == "kernel\n"), done.err  # of a list alone every name has to be there
+    assert done.status == (data == "kernel\n"), done.err  # a list alone must have every name
     assert "used, but in no library: 'kernel'" in done.err
 
 

@@ -78,7 +78,7 @@ FREE = {
 IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # stand for functions
 _NAMES = {IN_GRAPHS["memory", "alloc"]: "graph allocates", IN_GRAPHS["memory", "free"]: "graph frees"}
 MAPS = ("cuMemMap", "cuMemUnmap")
-MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # of contexts
+MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # operations on contexts
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Pieces:
 
     `kinds` are indices into KINDS. `left` were not freed; they end with their context or NEVER. `failed` counts failed
     allocations by kind, first of the host and then of the GPU. `lost` pieces were freed unseen; `strange` counts frees
-    of something that nobody allocated.
+    without a matching allocation.
     """
 
     process: Process
@@ -290,7 +290,7 @@ def _pair(
 
 
 def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, ends: Whole, left: Mask) -> int:
-    """End pieces that a later one overlaps, and return how many: they were freed unseen, too.
+    """End pieces that a later one overlaps, and return how many: they must have been freed, too, without a record.
 
     Otherwise their bytes and pages would count twice.
     """
@@ -305,7 +305,7 @@ def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, end
     if not ((later <= reach[:-1]) & (later != begins[by_address][:-1])).any():
         return 0  # at no time
     lost = 0
-    starts: list[int] = []  # of live pieces, none of which overlap
+    starts: list[int] = []  # live pieces, which never overlap
     live: dict[int, tuple[int, int]] = {}
     for at, begin, last in zip(own.tolist(), begins.tolist(), lasts.tolist(), strict=True):
         place = bisect_right(starts, last)
@@ -329,7 +329,7 @@ def _hold(
         return
     events = np.flatnonzero((spaces == HANDLES) | maps)
     events = events[np.argsort(times[events], kind="stable")]
-    pieces: dict[int, int] = {}  # of a handle
+    pieces: dict[int, int] = {}  # by handle
     mapped: dict[int, tuple[int, int]] = {}  # address: its end, and the piece
     uses: Counter[int] = Counter()
     for at in events.tolist():

@@ -48,8 +48,8 @@ class Fold(Protocol):
     analysis runs on a cluster (cluster.py).
     """
 
-    kinds: frozenset[str]  # of records that a process has to keep
-    streams: bool  # whether the output is a stream, or else lines that aren't records
+    kinds: frozenset[str]  # kinds of records that a process has to keep
+    streams: bool  # False if the output is lines of text instead of records
 
     def take(self, process: Process) -> None:
         """Take the rows that a process has collected: when there are many, and when it has ended."""
@@ -125,7 +125,7 @@ def _read_stdin(stage: Stage) -> Iterator[Record]:
 
 @contextmanager
 def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
-    """Report a fault of a trace, and let the run go on."""
+    """Report a fault in a trace, and carry on."""
     try:
         yield
     except OutputError:
@@ -154,31 +154,31 @@ class Passage:
         seen: Callable[[Record], object] | None = None,
         known: Mapping[Hashable, str] | None = None,
     ) -> None:
-        self.folder: Path | None = None  # of the trace that is being read
-        self.origin = 0  # of that trace
-        self.name = ""  # of that trace
+        self.folder: Path | None = None  # folder of the current trace
+        self.origin = 0  # first time stamp of the current trace
+        self.name = ""  # name of the current trace
         self._stage = stage
         self._fold = fold
         self._selection = selection
         self._seen = seen
         self._taken = fold.kinds - PASSED_ON
         self._missing: dict[str, None] = {}  # lines about missing input
-        self._endless: list[Header] = []  # of segments that ended without `end`
-        self._end: Record | None = None  # the last one, held back: the answer may have to go before it
-        self._segments = Segments()  # of the trace that is being read
-        self._processes: dict[int, Process] = {}  # by segment, until it ends
+        self._endless: list[Header] = []  # segments that ended without `end`
+        self._end: Record | None = None  # the last record, held back: the answer may have to go before it
+        self._segments = Segments()  # segments of the current trace
+        self._processes: dict[int, Process] = {}  # by segment; removed when it ends
         self.known: dict[Hashable, str] = {**(known or {})}  # processes, and the trace of each
-        self._again: set[int] = set()  # open segments of a process that another trace has, too
+        self._again: set[int] = set()  # open segments of processes that another trace contains, too
         self._begun = False
-        self._runs = False  # whether a process without `end` still runs
+        self._runs = False  # True if a process without `end` is still running
         self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
-        self._news = False  # whether there's news since the last answer
-        self._kinds: set[str] = set()  # of all records
-        self._told = False  # whether an earlier stage reported an error
+        self._news = False  # True if something has come since the last answer
+        self._kinds: set[str] = set()  # kinds of all records seen
+        self._told = False  # True if an earlier stage reported an error
         self._left_out = set[bool]()  # for each process: whether the selection leaves everything out
         self._pids: dict[int, None] = {}
-        self._names: dict[str, None] = {}  # of kernels, to name some if a selection matches none
-        self._simulated = False  # whether the simulated device ran any of it
+        self._names: dict[str, None] = {}  # some kernels' names, to list if a selection matches none
+        self._simulated = False  # True if the simulated device ran any of it
 
     def begin_trace(self, trace: Trace, folder: Path | None) -> None:
         """Start with the records of a trace."""
@@ -236,7 +236,7 @@ class Passage:
         self._processes[segment] = Process(header, self._fold.kinds, self.folder, self._selection)
         self._processes[segment].origin = self.origin
         self._processes[segment].drained = getattr(self._fold, "drains", False)
-        apart = getattr(self._fold, "apart", False)  # whether traces are compared with each other
+        apart = getattr(self._fold, "apart", False)  # True if traces are compared with each other
         known = self.known.setdefault((identity(header), self.name if apart else None), self.name)
         if known != self.name:
             self._again.add(segment)
@@ -304,7 +304,7 @@ class Passage:
         self._news = False
 
     def merge(self, other: Passage) -> None:
-        """Merge another run, which read the traces after ours."""
+        """Merge another run, which read the traces that come after ours."""
         self._fold.merge(other._fold)  # type: ignore[attr-defined]
         self._missing |= other._missing
         self._endless += other._endless

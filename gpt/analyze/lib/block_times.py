@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 MAP = "block_sched"
-RATE = 0.6  # ns a clock, where the rate isn't known
+RATE = 0.6  # ns per clock, if the rate isn't known
 
 Whole = npt.NDArray[np.int64]
 Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end
@@ -67,7 +67,7 @@ def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
 
 
 def _rate(launches: list[npt.NDArray[np.void]]) -> float:
-    """Return the ns a clock, the median over SMs from one launch to the next."""
+    """Return ns per clock: the median over SMs, measured from one launch to the next."""
     last: dict[int, tuple[int, int]] = {}
     rates = []
     for slots in launches:

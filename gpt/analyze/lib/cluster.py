@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 TOOL = "gpt-analyze"
 SECONDS = 10  # a scheduler has this long to answer
-IDLE = 3  # how many times SECONDS the cluster may be without workers, while others are started
-LOGGERS = ("distributed", "distributed.client")  # to which Dask gives levels of their own
+IDLE = 3  # give up after this many times SECONDS without a worker
+LOGGERS = ("distributed", "distributed.client")  # loggers whose levels Dask sets itself
 
 
 class Job(NamedTuple):

@@ -70,8 +70,8 @@ class Analysis:
     make: Callable[..., base.Fold]
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
-    two: bool = False  # whether it compares two traces
-    picture: bool = False  # whether --plot replaces the tables
+    two: bool = False  # it compares two traces
+    picture: bool = False  # --plot replaces the tables
 
     @property
     def merges(self) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = RUNS | DETAILS | RANGES | COVERED | {"device"}
 TIMES = ("begin", "call")  # fields of GPU times that are time stamps
-TICKS = ("tsc", "tsc_hz")  # of headers
+TICKS = ("tsc", "tsc_hz")  # keys of headers
 
 
 class _Noted(NamedTuple):
@@ -116,7 +116,7 @@ def _iter_records(noted: _Noted) -> Iterator[str]:
     for record in process.ioctls:
         times: dict[str, Any] = {key: _stamp(process, record[key])[0] for key in ("start", "parent") if key in record}
         yield _line({**record, **times, "duration": _took(process, record["duration"])})
-    unprobed = process.probes.unprobed if not process.probes.probed else {}  # else they'd look like all launches
+    unprobed = process.probes.unprobed if not process.probes.probed else {}  # these aren't all launches
     for (function, reason), count in unprobed.items():
         yield _line(records.make("unprobed", function=function, launches=count, **reason.keys()))
     for function, count in noted.launches.items():

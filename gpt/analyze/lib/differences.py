@@ -11,7 +11,9 @@ Such outliers are found by the median and the median distance from it, which one
 them.
 
 A few calls that take very long raise the total, but they raise the variance as much, so one run can't show that they
-aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program.
+aren't noise. Still, they cost time: they count as SLOWEST if they change the time of the whole program. Whatever else
+changes that time, in single runs, by no more than its calls vary is UNSURE, and not called noise: the calls of one run
+may well all have been slow for the same reason.
 """
 
 from __future__ import annotations
@@ -25,21 +27,21 @@ from typing import NamedTuple
 
 from gpt.trace.durations import Durations
 
-ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
+ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST, UNSURE, NOISE_ONLY, FEW_TIMES, NOT_TIMED, NOTHING = (
     "only in A", "only in B", "count", "bytes", "time", "median",
-    "slowest", "noise", "few times", "not timed", "nothing",
+    "slowest", "unsure", "noise", "few times", "not timed", "nothing",
 )  # fmt: skip
 REAL = (ONLY_A, ONLY_B, COUNT, SIZE, TIME, MEDIAN, SLOWEST)
 NOISE = 3.0  # standard errors
-LITTLE = 0.02  # of a mean
-MUCH = 0.01  # a change in the slowest calls counts if it is at least this share of the time in all calls
+LITTLE = 0.02  # share of a mean
+MUCH = 0.01  # a change is large if it is at least this share of the time in all calls
 FAR = 2.0  # ratio from which the slowest calls of two sides differ
 FEW, RUNS = 5, 3  # durations, and runs of each side, that are enough to know their variance
 OUTLYING, VISIBLE = (
     5.0,
     0.05,
 )  # an outlier is this many standard deviations from the median of runs, and this share of it
-SCALE = 1.4826  # of a normal distribution: standard deviation / median distance from the median
+SCALE = 1.4826  # standard deviation / median distance from the median, in a normal distribution
 DIGITS = re.compile(r"\d+")
 
 
@@ -62,7 +64,7 @@ class Side(NamedTuple):
     """A function or kernel in the runs of one side."""
 
     runs: Sequence[RunSums]
-    times: Durations  # of all runs
+    times: Durations  # durations in all runs
 
     @property
     def number(self) -> float:
@@ -119,7 +121,7 @@ def make_side(runs: Sequence[RunSums]) -> Side:
 
 
 def tell_difference(a: Side, b: Side, whole: float) -> str:
-    """Return in what two sides differ; `whole` is the ns that a run spends in everything that is compared."""
+    """Return how two sides differ; `whole` is the ns that a run spends in everything that is compared."""
     several = min(len(a.runs), len(b.runs)) >= RUNS
     if not a.number or not b.number:
         return ONLY_B if b.number else ONLY_A
@@ -141,7 +143,8 @@ def tell_difference(a: Side, b: Side, whole: float) -> str:
         return FEW_TIMES
     if is_apart(*(Mean(side.times.mean, side.times.variance / side.times.count) for side in (a, b))):
         return TIME
-    return MEDIAN if _medians_differ(a.times, b.times) else _tell_slowest(a, b, whole)
+    found = MEDIAN if _medians_differ(a.times, b.times) else _tell_slowest(a, b, whole)
+    return UNSURE if found == NOISE_ONLY and abs(b.total - a.total) > MUCH * whole else found
 
 
 def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:

@@ -29,7 +29,7 @@ class Switch(NamedTuple):
     """A switch to another context or process: its `place`, when, and how many ns the calls or the GPU took."""
 
     place: str
-    process: int | None  # of the thread
+    process: int | None  # the thread's process
     source: str
     target: str
     at: int
@@ -103,7 +103,7 @@ class GpuUse:
         self.places = places
         self.processes = sorted({process for process, _ in places})
         self.gaps = Numbers()
-        self.streams: dict[int, set[int]] = defaultdict(set)  # of each process
+        self.streams: dict[int, set[int]] = defaultdict(set)  # the streams of each process
         self._began: dict[Hashable, int] = {}
         self._reach: dict[Hashable, int] = {}  # when all earlier work had ended
         self._groups = Groups()
@@ -157,7 +157,7 @@ class GpuUse:
         """Keep the LISTED longest idle periods, of rows that were just added."""
         ends = rows["begin"] + rows["duration"].astype(np.int64)
         reach = np.maximum.accumulate(ends)
-        ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # of all rows up to each
+        ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # the row that ends last so far
         least = self.longest[-1].took if len(self.longest) == LISTED else 0
         places = np.flatnonzero(gaps > least)
         for at in places[np.argsort(-gaps[places], kind="stable")[:LISTED]].tolist():

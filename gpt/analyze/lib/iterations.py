@@ -42,7 +42,7 @@ OTHERS, LITTLE = 7, 0.05  # other units of the same length that are listed, and 
 SCOPES = 8  # threads, and streams, that are examined: the ones with most launches
 SAMPLE = 1000  # iterations that are searched for breaks
 GRAPH = np.uint32(1 << 31)  # bit of a code: the rest is the index of a handle, or else the id of a function
-HASH = np.uint64(0x9E3779B97F4A7C15)  # of a stream: its upper 16 bits are kept
+HASH = np.uint64(0x9E3779B97F4A7C15)  # hashes a stream: the upper 16 bits are kept
 Stamps = npt.NDArray[np.uint64]
 
 
@@ -314,7 +314,7 @@ class BusyTimes:
             return IdleShare(total, 0, 0, 0, 0, (0, 0), (0, 0))
         at = int(gaps.argmax())
         number = int((gaps > 0).sum())
-        last = int(ends[: at + 1].argmax())  # what ended last may have begun before the rest
+        last = int(ends[: at + 1].argmax())  # the work that ended last may have begun before the rest
         around = [(int(function[work]), int(api[work])) for work in (last, at + 1)]
         return IdleShare(total, int(gaps.sum()), number, int(gaps[at]), int(end[at]), *around)
 
@@ -327,5 +327,5 @@ class IdleShare(NamedTuple):
     number: int
     longest: int
     at: int
-    after: tuple[int, int]  # what ran: the kernel's function, or 0, and the call that started it
+    after: tuple[int, int]  # the work: its kernel's function, or 0, and the call that started it
     before: tuple[int, int]

@@ -12,6 +12,7 @@ from gpt.analyze.lib.sequence import LAUNCH, CallTable, Groups, IdleWaits, NextL
 from gpt.trace.unrecorded import Unrecorded
 
 TOP = 10  # gaps that are kept per thread
+LONG = 100_000_000  # ns of a gap that counts as long
 WAITS = "waits"  # the group of gaps after waits; other groups are threads
 
 
@@ -47,7 +48,7 @@ class _Last(NamedTuple):
 class Between:
     """The `gaps` between launches of a process, by thread and after waits, and the `longest` by thread.
 
-    Unrecorded time in a gap doesn't count.
+    `long` has the number and the ns of a thread's LONG gaps. Unrecorded time in a gap doesn't count.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
@@ -56,6 +57,7 @@ class Between:
         self.first, self.last = 0, 0  # when the first call began, and the last one ended
         self.gaps = Numbers()
         self.longest: dict[int, list[Gap]] = {}
+        self.long: dict[int, tuple[int, int]] = {}
         self._began = False
         self._threads = Groups()
         self._before: dict[int, _Last] = {}
@@ -91,6 +93,8 @@ class Between:
             known = int(not last)  # nothing comes before the first launch of all
             if len(between) > known:
                 self.gaps.add(thread, between[known:])
+                long, (count, time) = between[known:][between[known:] > LONG], self.long.get(thread, (0, 0))
+                self.long[thread] = count + len(long), time + int(long.sum())
             self._keep_longest(thread, calls, mine, places, between, known)
             rest = mine[places[-1] + 1 :]
             function = int(calls.rows["function"][own[-1]])

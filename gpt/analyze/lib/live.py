@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PAUSE, SHARE = 1.0, 4.0  # least seconds between looks; and the pause as a multiple of the time a look took
 CLEAR = "\x1b[H\x1b[J"  # clears a terminal
 FRESH = 5.0  # seconds in which a file without a header may be a trace that someone is about to write
-_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # of /proc/PID/fdinfo: O_WRONLY or O_RDWR
+_WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdinfo with O_WRONLY or O_RDWR
 
 
 class Nothing:
@@ -70,7 +70,7 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
             flags = Path(name.replace("/fd/", "/fdinfo/"))
             if (found.st_dev, found.st_ino) in wanted and _WRITES.search(flags.read_text()):
                 return True
-        except OSError:  # closed meanwhile, or another user's
+        except OSError:  # closed in the meantime, or owned by another user
             continue
     return False
 

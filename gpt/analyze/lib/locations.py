@@ -6,6 +6,8 @@ and the rank, if the environment of the process had one.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ WHO = (  # columns of a process
     Column("rank", "u64?", "id", shown="any"),
     Column("pid", "u64?", "id"),
 )
+PROGRAM = (Column("program", "text", title="process"), Column("command", "text", shown="line"))
 Who = tuple[str | None, int | None, int]
 BOOT = 8  # digits of the boot id, where two machines have the same name
 
@@ -38,6 +41,14 @@ def tell_apart(headers: Iterable[Header]) -> list[Who]:
         return f"{name} {header['boot_id'][:BOOT]}" if names.count(name) > 1 and header.get("boot_id") else name
 
     return [(host(header), header.get("rank"), header["pid"]) for header in found]
+
+
+def name_program(header: Header) -> tuple[str, str]:
+    """Return the columns PROGRAM: a short name, which is the script's if Python runs one, and the whole command."""
+    argv: list[str] = header["argv"]
+    names = [os.path.basename(one) for one in argv] or [""]
+    scripts = [name for name in names if name.endswith(".py")] if names[0].startswith("python") else []
+    return (scripts or names)[0], shlex.join(argv)
 
 
 def describe(who: Who) -> str:

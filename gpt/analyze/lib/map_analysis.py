@@ -44,7 +44,7 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 class MapAnalysis(ABC):
     """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
 
-    An analysis of several maps lists them in `maps`. Of fields with `|` between them one must be there.
+    An analysis of several maps lists them in `maps`. If fields have `|` between them, one of them must be there.
 
     `add` takes the data that a launch saved. `iter_answers` yields the answers; the `verdict` tells it what's missing.
     """
@@ -54,22 +54,22 @@ class MapAnalysis(ABC):
     fields: tuple[str, ...]
     optional: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
-    log = False  # whether the map is a log
-    partial: frozenset[str] = frozenset()  # maps that leave out fields of what a kernel doesn't do
+    log = False  # True if the map is a log
+    partial: frozenset[str] = frozenset()  # maps that leave out a field if the kernel has nothing for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
         self._wanted: int | None = None  # the number of the launch to show, if any
-        self._number = 0  # of the last launch, in analyses that number launches
-        self._known = False  # whether a trace has the map
+        self._number = 0  # number of the last launch, in analyses that number launches
+        self._known = False  # True once a trace had the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # launches
         self._lost = Counter[str]()  # launches, by reason
-        self._logs = Counter[str]()  # of launches: `kept` and `dropped` records, how many launches, and `full` ones
-        self._done = Coverage()  # of processes that have ended
-        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # of the others, by function
+        self._logs = Counter[str]()  # records `kept` and `dropped`, and launches: all, and those with `full` logs
+        self._done = Coverage()  # processes that have ended
+        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # other processes, by function
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
@@ -132,7 +132,7 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Add the launches of an analysis of later traces, and how many of them are lost."""
+        """Add the launches that an analysis of later traces found, and count the lost ones."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read

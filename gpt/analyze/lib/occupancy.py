@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpt.trace.buffers import ProbedLaunch
 
 WARP = 32  # threads
-BINS = 500  # of time, for the picture of resident blocks
+BINS = 500  # steps of time in the picture of resident blocks
 
 
 class Resident(NamedTuple):
@@ -63,7 +63,7 @@ class Occupancy:
     _most = "most_warps", "most_blocks", "holds"
 
     def __init__(self) -> None:
-        self.launches = 0  # whose times are known
+        self.launches = 0  # launches whose times are known
         self.time = self.warps = self.blocks = self.tail = 0.0  # ns; resident warps and blocks by ns
         self.most_warps = self.most_blocks = 0
         self.busiest = self.mean_busy = 0.0  # clocks

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-PER_CLOCK = {  # by compute capability: FLOPs of an SM
+PER_CLOCK = {  # FLOPs of an SM per clock, by compute capability
     "sm_70": 1024,
     "sm_75": 1024,
     "sm_80": 2048,
@@ -24,7 +24,7 @@ PER_CLOCK = {  # by compute capability: FLOPs of an SM
     "sm_120": 1024,
 }
 HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when they accumulate in FP32
-PUBLISHED = {  # by the driver's name of the device: 10^12 FLOPs and 10^9 bytes per second
+PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's name for the device
     "Tesla V100-SXM2-16GB": (125, 900),
     "Tesla V100-SXM2-32GB": (125, 900),
     "Tesla T4": (65, 320),

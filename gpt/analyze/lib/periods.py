@@ -27,16 +27,16 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
-SHARE = 0.5  # of a sequence that the unit of its iterations must cover
+SHARE = 0.5  # share of the sequence that the iterations must cover
 REPEATS = 3  # least times that a unit occurs in a row
 ANCHORS, FEW = 32, 4
-NEARLY = 0.9  # of the greatest coverage
+NEARLY = 0.9  # share of the greatest coverage
 ENOUGH = 0.95  # coverage of a period at which no more anchors are tried, after the first FEW
 WINDOW = 1 << 17  # launches of the longest unit that is searched for
 STEPS = 64  # distances that are tried at an anchor
 BLOCK = 1 << 16  # launches that are compared at once
 BLOCKS = 1 << 20  # launches that are compared at once on the whole sequence
-BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial, odd
+BASE = np.uint64(0x9E3779B97F4A7C15)  # base of the polynomial; it must be odd
 HALF = np.uint64(32)  # bits
 
 
@@ -66,13 +66,16 @@ class Period(NamedTuple):
         return int(((self.ends - self.begins) // self.length).sum())
 
 
-def find_periods(codes: Codes | Sliced) -> list[Period]:
-    """Return the units that repeat: the iteration first, then the others, most coverage first."""
+def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
+    """Return the units that come `repeats` times in a row: the iteration first, then the others, most coverage first.
+
+    Short units come twice in a row by chance, so with 2 `repeats` look at how much a unit covers.
+    """
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
     for tried, anchor in enumerate(anchors, 1):
-        for length in _find_lengths(codes, anchor, found):
-            found[length] = make_period(codes, length)
+        for length in _find_lengths(codes, anchor, found, repeats):
+            found[length] = make_period(codes, length, repeats)
         if tried >= FEW and max((period.covered for period in found.values()), default=0) >= ENOUGH * len(codes):
             break
     known = [period for period in found.values() if period.times]
@@ -107,16 +110,16 @@ def _count_common(some: Period, others: Period) -> int:
     return int((before(some.ends) - before(some.begins)).sum())
 
 
-def make_period(codes: Codes | Sliced, length: int) -> Period:
+def make_period(codes: Codes | Sliced, length: int, repeats: int = REPEATS) -> Period:
     """Return a period with its stretches."""
-    parts = [*_iter_stretches(codes, length)]
+    parts = [*_iter_stretches(codes, length, repeats)]
     begins, ends = np.concatenate(parts, axis=1)
     begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the beginning of the next
     whole = ends - begins >= length
     return Period(length, begins[whole], ends[whole])
 
 
-def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
+def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterator[Places]:
     """Yield begins and ends of the stretches, BLOCKS of launches at a time."""
     began: int | None = None  # the beginning of a run that reaches the end of the previous block
     size = max(0, len(codes) - length)
@@ -130,7 +133,7 @@ def _iter_stretches(codes: Codes | Sliced, length: int) -> Iterator[Places]:
         edges = edges if began is None else np.append(began, edges)
         began = int(edges[-1]) if len(edges) % 2 else None
         runs = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
-        runs = runs[:, runs[1] - runs[0] >= (REPEATS - 1) * length]
+        runs = runs[:, runs[1] - runs[0] >= (repeats - 1) * length]
         yield runs + np.array([[0], [length]])
 
 
@@ -152,7 +155,7 @@ def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
 def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
     """Return a sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
     places = np.unique(np.concatenate((ends, ends - length)))
-    sums = np.zeros(len(places), np.uint64)  # of the triples that end before each place
+    sums = np.zeros(len(places), np.uint64)  # sums over the triples that end before each place
     total = np.uint64(0)
     for at in range(0, int(places[-1]), BLOCKS):
         first = max(0, at - 2)
@@ -195,10 +198,10 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
         yield stretches, begins[stretches] + (units - (ends - counts)[stretches]) * length
 
 
-def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> list[int]:
+def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], repeats: int) -> list[int]:
     """Return periods of the launches around an anchor, except the ones already known."""
     near = codes[anchor : anchor + 3 * WINDOW]
-    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the launch at the anchor occurs again
+    places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # places where the launch at the anchor occurs again
     found, same = [], 1  # launches that all places have in common with the anchor
     sums: PrefixHashes | None = None
     for _ in range(STEPS):
@@ -209,7 +212,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int]) -> 
         if length not in known:
             back = (codes[max(0, end - WINDOW) : end][::-1] for end in (anchor, anchor + length))
             before = _count_same(*back)
-            if common + before >= (REPEATS - 1) * length:
+            if common + before >= (repeats - 1) * length:
                 found.append(length)
         if common >= 2 * WINDOW or length + common >= len(near):
             break

@@ -25,11 +25,11 @@ ENDS = (Column("first", "f64?", title="in the first 10th"), Column("last", "f64?
 DROPPED = Column("dropped", "u64", title="lost", shown="any")
 PROGRESS = Column("progress", "f64", "%")
 LINES = (Column("warp", "u64", "id", "progress of warp"), Column("sm", "u64", "id", "SM"))
-BINS = 100  # of progress
+BINS = 100  # steps of progress
 EDGE = 1e-6  # added to a position in bins, so that rounding doesn't put a boundary into the bin before
 TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
 DRAWN = 5  # kernels whose rates are drawn
-WARPS, POINTS = 64, 100_000  # of one launch: warps whose progress is listed, and their records
+WARPS, POINTS = 64, 100_000  # for one launch: how many warps are listed, and their records
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 

@@ -53,7 +53,7 @@ PHASES = (
 LOADING, BEFORE, ITERATING, REST = "loading", "before iterations", "iterations", "the rest"
 IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
-NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # by type of the call that started it
+NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the type of the call
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
 SHOWN = 4  # parts that a line names
 TOP = 12  # rows of a table
@@ -80,7 +80,7 @@ class InferenceFacts(NamedTuple):
     step: int  # one call in `step` was examined
     idle: IdleShare | None
     around: tuple[str, str] | None  # names of the work before and after the longest idle time of the GPU
-    idle_all: bool  # whether `idle` covers all the work
+    idle_all: bool  # True if `idle` covers all the work
     controls: Counter[int]  # control commands
 
 
@@ -191,6 +191,8 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts]) -> Answers
     if phases := [(row[0], *one, *row[1:]) for fact, one in zip(ordered, who, strict=True) for row in fact.phases]:
         step = max(fact.step for fact in facts)
         verdict = [f"there are many calls: one in {step} was looked at"] if step > 1 else []
+        if counted := sum(fact.counted for fact in facts):
+            verdict.append(f"{amount(counted, 'call')} counted but not timed, and in no row")
         yield make_answer("phases", PHASES, phases, verdict, top=TOP)
     if totals.functions:
         asked = [_loading(totals, ordered, names), _iterations(totals, ordered, names), _compute(totals),
@@ -244,7 +246,7 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
     evidence = f"{names[id(main)]}, until its first launch, {human_time(took)}: {parts or 'none'}"
     if main.counted:
         every += main.counted
-        evidence += f"; {amount(main.counted, 'call')} counted but not timed"
+        evidence += f"; {amount(main.counted, 'call')} counted but not timed, which may be among them"
     return Said(question, f"{about}{calls:,} of {amount(every, 'call')}", calls, "calls", evidence)
 
 
@@ -318,7 +320,8 @@ def _compute(totals: Totals) -> Said:
     inside = sum(done.number for done in replayed)
     made = sum(function.moved["calls"] for function in copying) + inside
     host = f"on the host {human_time(_host_time(launching))} in launches, {human_time(_host_time(copying))} in "
-    host += f"{amount(made, 'copy')} of {size}" + (f", {inside:,} in graphs" if inside else "")
+    noun = " and sets" if any(api.type == "memset" and one.calls for api, one in totals.functions.items()) else ""
+    host += f"{amount(made, 'copy')}{noun} of {size}" + (f", {inside:,} in graphs" if inside else "")
     if not (launches or copied or made or _launched(totals)):
         return Said(question, NOTHING, evidence="no launch and no copy")
     if not launches and not copied:

@@ -32,7 +32,7 @@ class Nested:
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:
         self._texts, self._paths = texts, paths
         self._reached: dict[Hashable, Any] = {}  # running sums at the end of the ranges so far
-        self._open = defaultdict[int, list[tuple[int, Path]]](list)  # by thread: ends and paths of enclosing ranges
+        self._open = defaultdict[int, list[tuple[int, Path]]](list)  # ends and paths of open ranges, by thread
         self._names, self._threads = Groups(), Groups()
 
     def iter_names(self, within: Within) -> Any:

@@ -182,7 +182,7 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return by how many ns the distance between a lane's ends and a group's varies, and the lane's shift, or None.
+    """Return by how many ns a lane's ends vary from a group's, and the lane's shift; None if they don't match.
 
     A lane may lack kernels at its beginning or at its end.
     """

@@ -29,7 +29,7 @@ LOST = (
     Column("silent", "u64", title="warps lost", shown="any"),
     Column("dropped", "u64", title="lost", shown="any"),
 )
-PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # of warps
+PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # percentiles over warps
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
 MOST_LAUNCHES = 100_000  # launches that are listed
 BINS, DRAWN = 20, 5  # bins of the histogram (a table shows one kernel's), and kernels in it
@@ -63,7 +63,7 @@ class Ratios(MapAnalysis):
     def __init__(self) -> None:
         super().__init__()
         self.kernels: dict[str, Kernel] = {}
-        self._rows: list[tuple[Any, ...]] = []  # of launches
+        self._rows: list[tuple[Any, ...]] = []  # one per launch
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add a launch."""
@@ -80,7 +80,7 @@ class Ratios(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def merge(self, other: Self) -> None:
-        """Merge another one, which read later traces."""
+        """Merge an analysis of later traces."""
         for name, kernel in other.kernels.items():
             mine = self.kernels.setdefault(name, Kernel(name))
             mine.sums.update(kernel.sums)

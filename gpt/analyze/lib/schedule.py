@@ -124,7 +124,7 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
     both = np.concatenate((end, begin))  # at equal times, ends come first
     order = np.lexsort((np.repeat((0, 1), count), both, np.concatenate((which, which))))
     begins = order >= count
-    ended = np.cumsum(~begins)[begins]  # of its SM, and of all SMs before
+    ended = np.cumsum(~begins)[begins]  # blocks ended on its SM, and on all SMs before it
     far = which * (count + 1)
     least = np.minimum(np.minimum.accumulate(ended - number - far) + far, 0)
     before = np.concatenate(([0], least[:-1]))

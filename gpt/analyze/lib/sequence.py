@@ -181,7 +181,7 @@ class NextLaunches:
 
     def __init__(self) -> None:
         self._ends = np.zeros(0, np.int64)
-        self._last = np.zeros(0, bool)  # whether a later launch comes before the next wait
+        self._last = np.zeros(0, bool)  # True if a later launch comes before the next wait
 
     def find(self, launches: Whole, waits: Whole, now: int) -> tuple[Whole, Whole]:
         """Return the ends of the waits before these launches, and the ns from there to the launch.

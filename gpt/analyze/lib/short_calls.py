@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.periods import Period, iter_units
-from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, Whole, iter_calls
+from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, IdleWaits, Whole, iter_calls
 from gpt.trace.replays import count_copied
 from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
 
@@ -25,13 +25,13 @@ STEPS = "steps"
 
 
 class Codes:
-    """The numbers of the kernels launched from some place on, with what find_periods needs of an array."""
+    """The numbers of the kernels launched from some place on, or up to another, as find_periods needs them."""
 
-    def __init__(self, tape: Tape, first: int) -> None:
-        self._tape, self._first = tape, first
+    def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
+        self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
 
     def __len__(self) -> int:
-        return len(self._tape) - self._first
+        return self._end - self._first
 
     def __getitem__(self, places: slice) -> Array:
         start, stop, _ = places.indices(len(self))
@@ -43,8 +43,8 @@ class Tapes:
 
     Times are in ns: when the first call began, when the last one ended, when the first of them loaded code, when the
     last launch ended. `again` is about the last kernel to appear that was launched more than once, or if no kernel was,
-    the last one to appear: when it was launched first, and how many launches came before. `copies_timed` says whether
-    it's known how long copies waited for earlier work.
+    the last one to appear: when it was launched first, when that call returned, and how many launches came before.
+    `copies_timed` says whether it's known how long copies waited for earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -54,12 +54,14 @@ class Tapes:
         self.launches, self._codes = Tape(aside, LAUNCHED), Tape(aside, np.uint32)
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
-        self._numbers: dict[int, int] = {}  # of kernels and of graphs
-        self._firsts: list[tuple[int, int]] = []  # how many launches came before the first of each, and when it began
+        self.waited: int | None = None  # the end of the first wait for everything after the last launch
+        self._idle = IdleWaits()
+        self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
+        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first: launches before it, begin, end
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
-        for calls in iter_calls(trace, number, "function", "bytes", "object", "stamp"):
+        for calls in iter_calls(trace, number, "function", "bytes", "object", "stamp", "stream"):
             self._add(calls)
         copied = _find_copies(trace, number)
         self.copies_timed = copied is not None
@@ -83,15 +85,20 @@ class Tapes:
         if launch.any():
             latest = int(end[launch].max())
             self.launched = max(self.launched, latest) if len(self.launches) else latest
+            self.waited = None
+        idle = self._idle.find(calls)
+        idle[: np.flatnonzero(launch)[-1] if launch.any() else 0] = False
+        if self.waited is None and idle.any() and len(self.launches) + launch.any():
+            self.waited = int(end[idle].min())
         self._add_launches(calls, launch)
 
     def _add_launches(self, calls: CallTable, launch: npt.NDArray[np.bool_]) -> None:
-        start, waits = calls.start, calls.start[calls.of(WAIT | OUT)]
+        start, end, waits = calls.start, calls.end, calls.start[calls.of(WAIT | OUT)]
         rows = np.zeros(int(launch.sum()), LAUNCHED)
         rows["start"] = start[launch]
         rows["waits"] = self._waits + np.searchsorted(waits, rows["start"])
         self._waits += len(waits)
-        own = calls.rows[launch]
+        own, ends = calls.rows[launch], end[launch]
         kernels = np.where(own["function"] != 0, own["function"], own["object"])
         known, places, which, counts = np.unique(kernels, True, True, True)
         codes = np.zeros(len(known), np.uint32)
@@ -99,7 +106,8 @@ class Tapes:
             code = codes[at] = self._numbers.setdefault(int(known[at]), len(self._counts))
             if code == len(self._counts):
                 self._counts.append(0)
-                self._firsts.append((len(self.launches) + int(places[at]), int(rows["start"][places[at]])))
+                place = int(places[at])
+                self._firsts.append((len(self.launches) + place, int(rows["start"][place]), int(ends[place])))
             self._counts[code] += int(counts[at])
         self._codes.append(codes[which])
         self.launches.append(rows)
@@ -112,29 +120,33 @@ class Tapes:
     @property
     def latest(self) -> int:
         """Return when the last launch began."""
-        return int(self.launches[-1:]["start"][0])
+        return self.start(len(self.launches) - 1)
 
     @property
-    def again(self) -> tuple[int, int]:
-        """Return when the last recurring kernel was first launched, and how many launches came before."""
+    def again(self) -> tuple[int, int, int]:
+        """Return when the last recurring kernel was first launched, when that returned, and the launches before."""
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
-        before, start = max(again or self._firsts)
-        return start, before
+        before, start, end = max(again or self._firsts)
+        return start, end, before
+
+    def start(self, launch: int) -> int:
+        """Return when a launch began."""
+        return int(self.launches[launch : launch + 1]["start"][0])
 
     def find_launch(self, time: int) -> int:
         """Return how many launches began before a time."""
         low, high = 0, len(self.launches)
         while low < high:
             middle = (low + high) // 2
-            if self.launches[middle : middle + 1]["start"][0] < time:
+            if self.start(middle) < time:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def codes(self, first: int) -> Codes:
-        """Return the kernels that were launched, from a launch on."""
-        return Codes(self._codes, first)
+    def codes(self, first: int, end: int | None = None) -> Codes:
+        """Return the kernels that were launched, from a launch on, and before another one."""
+        return Codes(self._codes, first, end)
 
     def measure(self, first: int, period: Period) -> tuple[float, float]:
         """Return the median time of the units that repeat in the launches from `first` on, in ns, and the share of the
@@ -164,7 +176,7 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
     """Return the copies of a process that have GPU times, and until when the GPU was busy with earlier work.
 
-    None if no copy has any.
+    None if no copy has times.
     """
     places = [place for place in trace.gpus() if place[0] == number]
     found, reach, known = Sorted(Aside(), COPIED, "call"), np.iinfo(np.int64).min, False
@@ -222,7 +234,7 @@ def find_loaded(tapes: Tapes, begin: int, little: float) -> tuple[int, int] | No
         total += float(sizes.sum())
     before, last = 0.0, None
     for _, end, sizes, _ in _iter_early(tapes, begin):
-        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # of each copy and those after it
+        left = total - before - np.concatenate(([0.0], np.cumsum(sizes)))[:-1]  # bytes from each copy on
         large = np.flatnonzero(left > little * total)
         last = int(end[large[-1]]) if len(large) else last
         before += float(sizes.sum())

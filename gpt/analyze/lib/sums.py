@@ -40,7 +40,7 @@ class KernelSums(MapAnalysis):
         super().__init__()
         self._number = 0
         self._kernels: dict[str, Counter[str]] = {}
-        self._rows: list[tuple[Any, ...]] = []  # of launches
+        self._rows: list[tuple[Any, ...]] = []  # one per launch
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
         """Add a launch."""
@@ -57,7 +57,7 @@ class KernelSums(MapAnalysis):
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
-        """Merge another one, which read later traces."""
+        """Merge an analysis of later traces."""
         for name, sums in other._kernels.items():
             self._kernels.setdefault(name, Counter()).update(sums)
         self._rows += islice(self.renumbered(other._rows), MOST_LAUNCHES - len(self._rows))

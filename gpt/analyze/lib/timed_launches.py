@@ -123,8 +123,8 @@ class TimedFold(ABC, Generic[Key, Cost]):
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
-        self._done: dict[Key, Cost] = {}  # of processes that have ended
-        self._coverage = Coverage()  # of these
+        self._done: dict[Key, Cost] = {}  # processes that have ended
+        self._coverage = Coverage()  # launches of processes that have ended
         self._open: dict[Process, TimedLaunches] = {}
 
     @abstractmethod
@@ -153,7 +153,7 @@ class TimedFold(ABC, Generic[Key, Cost]):
         self._coverage.merge(make_coverage(process))
 
     def merge(self, other: Self) -> None:
-        """Merge another one, which read later traces."""
+        """Merge costs from later traces."""
         self._merge(self._done, other._done)
         self._coverage.merge(other._coverage)
 

@@ -23,9 +23,10 @@ from gpt.trace.machines import LIMIT
 from gpt.trace.process import CAPTURED, Api, Process
 from gpt.trace.replays import Replays, sum_replays
 
-MAX_FUNCTIONS = 8192  # that are called, 64 KiB each at most; the driver has about 700
+MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
 FEW = 3  # least launches to tell that one of them loaded code: it takes FAR times as long as the others
-NOT_FAILED = (0, 600)  # CUDA_SUCCESS; CUDA_ERROR_NOT_READY, the answer of a query
+NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS; AT_EXIT; CUDA_ERROR_NOT_READY, the answer of a query
+AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down, since the program exits
 
 
 class SlowestCall(NamedTuple):
@@ -41,10 +42,10 @@ class FunctionTotals:
     """The calls of one function: `calls` were recorded, `counted` were only counted."""
 
     def __init__(self) -> None:
-        self.calls = self.counted = self.failed = 0
-        self.durations = Durations()  # of calls that returned
+        self.calls = self.counted = self.failed = self.at_exit = 0
+        self.durations = Durations()  # calls that returned
         self.slowest: SlowestCall | None = None
-        self.gpu = Durations()  # of what ran on the GPU
+        self.gpu = Durations()  # its work on the GPU
         self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
@@ -65,6 +66,7 @@ class FunctionTotals:
         results = calls["result"]
         if results.any():
             self.failed += int(np.isin(results, NOT_FAILED, invert=True).sum())
+            self.at_exit += int((results == AT_EXIT).sum())
         if "bytes" in (calls.dtype.names or ()):
             good = results == 0
             total, size = durations[good].sum(), calls["bytes"][good].sum(dtype=np.float64)
@@ -76,6 +78,7 @@ class FunctionTotals:
         self.counted += other.counted
         self.gpu.merge(other.gpu)
         self.failed += other.failed
+        self.at_exit += other.at_exit
         self.durations.merge(other.durations)
         if other.slowest and (self.slowest is None or other.slowest > self.slowest):
             self.slowest = other.slowest
@@ -90,7 +93,7 @@ class KernelTotals:
         self.loading = 0.0  # ns of `loads` launches that took far longer than the others of their kernels
         self.loaded = 0.0  # ns that are known to be loading its code, and aren't in `gpu`
         self.unsure = 0.0  # ns in `gpu` that may be loading: of kernels launched only once
-        self.gpu = Durations()  # of what ran on the GPU
+        self.gpu = Durations()  # its work on the GPU
 
     def find_loading(self, known: bool) -> None:
         """Set `loads` for one process: one launch took far longer, so it loaded code, unless that time is `known`."""
@@ -137,14 +140,15 @@ class Totals:
 
 
 class ProcessTotals:
-    """The sums of one process, by the ids of its functions, whose names may come later."""
+    """The sums of one process, by function id; the names of functions may come later."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.launches, self.call_times, self.busy = LaunchSequence(process), CallTimes(), BusyTimes()
-        self.calls = self.counted = 0  # all calls, and the calls that were only counted
+        self.calls = self.counted = 0  # all calls, and calls that were only counted
         self._last = process.clock.monotonic  # when the last known call ended
-        self.first_stamp, self.last_stamp = 1 << 64, 0  # of calls: time stamps
+        self.first_stamp, self.last_stamp = 1 << 64, 0  # time stamps of calls
+        self.in_threads = defaultdict[int, float](float)  # ns that each thread spent in calls
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
@@ -168,7 +172,7 @@ class ProcessTotals:
             for id_, order in rows.iter_groups(found["api"]):
                 self._function(id_).gpu.add(took[order])
             for id_, order in rows.iter_groups(found["function"]):
-                if id_:  # else it isn't a kernel
+                if id_:  # 0 isn't a kernel
                     self._kernels[id_].gpu.add(took[order])
             if "probed" in (found.dtype.names or ()):
                 for probed in (0, 1):
@@ -190,7 +194,12 @@ class ProcessTotals:
             self._add_captures(found)
         ends = found["start"] + found["duration"]
         clock = process.clock
-        stops = clock.times(found["start"]) + np.minimum(clock.durations(found["duration"]), LIMIT).astype(np.int64)
+        took = np.minimum(clock.durations(found["duration"]), LIMIT)
+        stops = clock.times(found["start"]) + took.astype(np.int64)
+        calls_of, which = np.unique(threads, return_inverse=True)
+        took[found["api"] > process.last_api] = 0  # ioctls are part of calls
+        for thread, time in zip(calls_of.tolist(), np.bincount(which, took).tolist(), strict=True):
+            self.in_threads[thread] += time
         self._last = max(self._last, min(int(stops.max()), LIMIT))
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))
         self.last_stamp = max(self.last_stamp, int(ends.max()))

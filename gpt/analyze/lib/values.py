@@ -35,7 +35,7 @@ class Distribution:
         self.total: int | float = 0
         self.least: int | float | None = None
         self.greatest: int | float | None = None
-        self.whole = True  # whether all are whole numbers
+        self.whole = True  # True while all are whole numbers
         self._base = 0
         self._bins: Ints = np.zeros(0, np.int64)
         self._counts: Ints = np.zeros(0, np.int64)

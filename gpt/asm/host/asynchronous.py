@@ -158,7 +158,7 @@ def _bulk(use: InstructionUse) -> str:
         lines.append("memcpy(d_, s_, n_);")
     if f".{_BYTES}" in use.instruction.modifiers:
         lines.append(_transferred(use, rest[0], "n_"))
-    if ".multicast::cluster" in use.instruction.modifiers:  # to the blocks in a mask; this one is the only one
+    if ".multicast::cluster" in use.instruction.modifiers:  # copies to several blocks; here a cluster has one
         return " ".join([f"if ({use.value(rest[1], TYPES['u16'])} & 1) {{", *lines, "}"])
     return " ".join(["{", *lines, "}"])
 
@@ -175,7 +175,7 @@ def _matrix(use: InstructionUse) -> str:
     where = bracketed(address)
     if use.words["W"] or use.place(where):
         row = pointer(use, "shared", where, 16)
-    else:  # hardware takes an address below 4 GiB as one in shared memory
+    else:  # hardware reads an address below 4 GiB as one in shared memory
         row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []

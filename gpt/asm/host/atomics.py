@@ -14,7 +14,7 @@ from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
 
 _HALVES = "f16 bf16 f16x2 bf16x2"
-TYPES_OF = {  # of the operations
+TYPES_OF = {  # types that each operation takes
     "and": "b32 b64",
     "or": "b32 b64",
     "xor": "b32 b64",

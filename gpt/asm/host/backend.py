@@ -25,7 +25,7 @@ FLAGS = (
     *("-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno"),
     *("-fno-stack-protector", "-fno-stack-clash-protection", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
 )
-LEVEL = 1  # of optimization: -O2 takes twice as long
+LEVEL = 1  # optimization level: -O2 takes twice as long
 MAX_FAULTS = 5  # reported per module
 _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # x86-64-v3, in the words of /proc/cpuinfo
 _PATIENCE = 30  # seconds for an answer to --version
@@ -68,7 +68,7 @@ class Host:
         return HostTarget()
 
     def target_for(self, text: bytes, target: HostTarget) -> HostTarget:
-        """See backend.Backend. Raises MissingError if there is no C compiler: for outlines nobody asks."""
+        """See backend.Backend. Raises MissingError if there is no C compiler. It has no outlines."""
         find_compiler()
         return target
 

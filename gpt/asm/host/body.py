@@ -67,7 +67,7 @@ class BodyWriter:
         self._counter: int | None = None  # the line that counts this basic block
         self._count = 0
         self.local_size = self._frame_size = 0  # bytes of .local, and of all variables
-        self.index = 0  # of the statement that is being written
+        self.index = 0  # index of the statement that is being written
         self._statement: Statement | None = None
         self._text = ""
 

@@ -261,7 +261,7 @@ _CONVERSION = [
         D=FLOATS,
         T=INTEGERS,
     ),
-    *(  # to an integral number
+    *(  # rounding to an integral number
         Row(
             f"cvt.R{words}.{name}.{name}",
             f"d:{name} = a:{name}",

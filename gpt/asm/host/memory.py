@@ -202,7 +202,7 @@ _SETS: dict[str, str | Mapping[str, str]] = {
     "V": VECTORS,
     "T": ACCESSED,
 }
-_WIDE = "V=v8+b32 V=v8+u32 V=v8+s32 V=v8+f32 V=v4+b64 V=v4+u64 V=v4+s64 V=v4+f64"  # of 256 bits
+_WIDE = "V=v8+b32 V=v8+u32 V=v8+s32 V=v8+f32 V=v4+b64 V=v4+u64 V=v4+s64 V=v4+f64"  # 256 bits
 _NEEDS = (
     "relaxed acquire release: cta cluster gpu sys; cta cluster gpu sys: relaxed acquire release; cluster: sm_90;"
     "relaxed acquire release: W=global W=shared W=shared::cta W=shared::cluster !W=*;"

@@ -29,7 +29,7 @@ MAX_REGISTERS = 255  # per thread
 MAX_SHARED = 48 << 10  # bytes of static shared memory, on each compute capability
 _HEAD = '#include "atomics.h"\n\n'
 _BLOCK = (".maxntid", ".reqntid")
-_SPACES = {".global", ".const", ".shared"}  # of variables of a module
+_SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
 _OF_KERNELS = {*_BLOCK, ".maxnreg", ".minnctapersm", ".reqnctapercluster", ".maxclusterrank", ".explicitcluster"}
 
 

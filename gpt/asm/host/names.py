@@ -37,7 +37,7 @@ SPECIAL = {  # special registers: type, and value in C
     "%globaltimer_lo": ("u32", "(uint32_t)host_time()"),
     "%globaltimer_hi": ("u32", "(uint32_t)(host_time() >> 32)"),
     "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
-    "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as it is allocated
+    "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as allocated, in units of 128 bytes
     "%aggr_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),
     # A cluster always has one block.
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},

@@ -29,7 +29,7 @@ class Shared:
 
     def __init__(self, code: ModuleCode) -> None:
         """Compute the layout; faults go to `code.fault`."""
-        self._variables: dict[tuple[str, str], _Variable] = {}  # by function, empty for the module, and name
+        self._variables: dict[tuple[str, str], _Variable] = {}  # by function ("" for the module) and name
         self._offsets: dict[tuple[str, str], int] = {}
         self._needs: dict[str, tuple[int, int]] = {}
         module = code.module

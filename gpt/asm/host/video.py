@@ -31,7 +31,7 @@ def _scalar(use: InstructionUse) -> str:
     first, second = _chosen(use, a, of_a), _chosen(use, b, of_b)
     value = f"{opcode}{words.get('C', '')}({first}, {second}, {int(words.get('M') == '_clamp')})"
     if opcode == "vset":
-        result = of_a  # how the second operation compares
+        result = of_a  # the second operation compares with this
     if saturates and opcode == "vshl":
         value = f"video_34({value})"
     third = f"(int64_t){use.value(rest[0], result)}" if rest else "0"

@@ -25,7 +25,7 @@ LOOK = 0.2  # s between checks for signals
 class Callbacks:
     """Runs callbacks on files, in a thread. `output` is the descriptor that they print to, `python` runs scripts.
 
-    `faults` are errors that were not reported yet, with the callback; `failed` counts launches by callback.
+    `faults` are errors that haven't been reported yet, with the callback; `failed` counts launches by callback.
     """
 
     def __init__(self, limit: float, output: int, keep: bool, python: str = sys.executable) -> None:

@@ -27,7 +27,7 @@ class Dumping(Stage):
         self._launches = CompleteLaunches(private)
         self._follows = True
         self._diags: list[Record] = []
-        self._headers: dict[int, list[Record]] = {}  # of the dumped launches, by pid
+        self._headers: dict[int, list[Record]] = {}  # headers of the dumped launches, by pid
         self._inside = False  # True within a segment
 
     def run(self, files: list[Path], wants: tuple[str, str] | None) -> int:
@@ -72,7 +72,7 @@ class Dumping(Stage):
         return (record,)
 
     def _settle(self) -> Iterator[Record]:
-        """Report errors that happened meanwhile."""
+        """Report errors that have happened since the last call."""
         while self._callbacks.faults:
             self._note(*self._callbacks.faults.popleft())
         if self._inside:

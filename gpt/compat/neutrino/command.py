@@ -23,7 +23,7 @@ from gpt.probe.verify import verify
 
 PACKAGE = Path(__file__).parent / "python"  # goes to PYTHONPATH
 TOOLS = PACKAGE / "neutrino" / "tools"
-WAIT = 300  # seconds that a program waits for its kernels
+WAIT = 300  # how long a program waits for its kernels
 
 
 @dataclass(frozen=True)

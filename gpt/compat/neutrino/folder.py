@@ -77,8 +77,8 @@ class TraceFolder:
         self._loads: list[str] = []  # lines since the last `sync`
         self._launches: list[str] = []
         self._results: list[Path] = []  # to analyze after the lines of their launches are in the log
-        self.logs: dict[str, Counter[str]] = {}  # by map: `kept` and `dropped` records, `launches` and `full` logs
-        self._later: list[Record] = []  # refer to functions whose records may come later
+        self.logs: dict[str, Counter[str]] = {}  # per map: `kept` and `dropped` records, `launches` and `full` logs
+        self._later: list[Record] = []  # they refer to functions whose records may come later
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}

@@ -50,7 +50,7 @@ _MAP = """
         # Read {name}
         f.seek(sections[{index}].offset)
         record = struct.Struct("{format}")
-        whole, units = {whole}, {units}  # of a block; parts of warps come after them
+        whole, units = {whole}, {units}  # per block; partial warps come after the whole ones
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:

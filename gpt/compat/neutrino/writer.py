@@ -31,7 +31,7 @@ from gpt.trace.complete_launches import CompleteLaunches
 TOOL = "gpt-neutrino"
 VARIABLE = "GPT_NEUTRINO"  # the options of the run, as JSON
 NAMED = 5  # kernels that a message lists
-PATIENCE = 24 * 3600.0  # seconds that an analysis may take
+PATIENCE = 24 * 3600.0  # time limit for an analysis
 
 Record = dict[str, Any]
 
@@ -177,7 +177,7 @@ def _read_probe(path: Path) -> dict[str, bytes]:
 
 
 def write() -> int:
-    """Does what the environment says."""
+    """Run as the environment says."""
     try:
         asked = json.loads(os.environ[VARIABLE])
     except (KeyError, ValueError):

@@ -81,9 +81,9 @@ class _Lines:
     def __init__(self, name: str, changed: int) -> None:
         self._name = name
         self._changed = changed  # ns since the epoch
-        self._number = 0  # of the current line
+        self._number = 0  # number of the current line
         self._processes: list[LineCalls] = []
-        self._fresh: list[Record] = []  # headers that we made, and did not return yet
+        self._fresh: list[Record] = []  # headers that we made and haven't returned yet
         self._found: dict[tuple[Any, ...], list[LineCalls]] = {}  # by host and pid
         self._noted = Segments()  # segments of the records after `# `
         self._own: list[LineCalls] = []  # the processes of these segments

@@ -21,7 +21,7 @@ from gpt.trace.machines import LIMIT
 Line = dict[str, Any]
 
 US, MS = 1000, 1_000_000  # ns
-DETAILS = {  # what a line without a name says more of, by its type and its op or direction
+DETAILS = {  # what else a line without a name says, by its type and its op or direction
     "memory alloc": "cuMemAlloc", "memory free": "cuMemFree", "kernel launch": "cuLaunchKernel",
     "transfer H2D": "cuMemcpyHtoD", "transfer D2H": "cuMemcpyDtoH", "transfer D2D": "cuMemcpyDtoD",
 }  # fmt: skip
@@ -51,7 +51,7 @@ class Phases:
 
     def __init__(self) -> None:
         self._open: dict[Any, list[TracedCall]] = defaultdict(list)  # by thread, the innermost last
-        self._last: dict[Any, TracedCall] = {}  # the last to end
+        self._last: dict[Any, TracedCall] = {}  # the call that ended last
         self._newest: dict[Any, TracedCall] = {}  # just begun, with nothing after it
         self._early: dict[Any, TracedCall] = {}  # its begin wasn't seen yet, but a line with details was
 

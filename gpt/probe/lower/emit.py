@@ -1,6 +1,6 @@
 """Emit PTX for one place: allocate registers, write instructions, and reuse values already computed.
 
-A temporary is written once and read after that; ptxas places it. What several snippets at the place ask for is made
+A temporary is written once and read after that; ptxas places it. A value that several snippets need is computed
 once. A Condition is a predicate, maybe negated; None always holds.
 """
 
@@ -112,7 +112,7 @@ class Emitter:
 
     def spread(self, value: str, group: str) -> str:
         """Return a register that has a value of 64 bits in the lane of a group that saves. Before adding a value that's
-        the same in all lanes, ptxas sums it up over the lanes, which takes ten instructions.
+        the same in all lanes, ptxas sums it over the lanes, which takes ten instructions.
         """
         return self.make("b64", "or.b64", value, self.once("b64", "cvt.u64.u32", self.below(group)))
 

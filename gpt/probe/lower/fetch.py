@@ -38,7 +38,7 @@ class Fetcher:
     def __init__(self, code: Emitter, outer: Emitter, types: Types, use: PlacedSnippet) -> None:
         self.code, self.outer, self.types, self.use = code, outer, types, use
         self.bound = use.face.bound if use.face else None
-        self.condition: Condition | None = None  # where the snippet runs
+        self.condition: Condition | None = None  # the condition under which the snippet runs
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
 
     # Before the instruction
@@ -182,7 +182,7 @@ class Fetcher:
                 if wanted == "pred":
                     raise CannotProbe(f"has '{name}', where a predicate is wanted")
                 bits = SIZES[type_] * 8
-                if bits == 8:  # there is no mov of a byte
+                if bits == 8:  # PTX has no mov for bytes
                     kind = "s" if wanted and wanted[0] == "s" else "u"
                     return _Held("b16", code.make("b16", f"cvt.{kind}16.{kind}8", register))
                 return _Held(type_, code.make(f"b{bits}", f"mov.b{bits}", register))

@@ -15,7 +15,7 @@ class Names:
 
     def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
         self.types = {register.name: register.type for register in file.registers}
-        for map_ in file.maps:  # values that partial SAVEs keep for the last one
+        for map_ in file.maps:  # partial SAVEs keep their values here for the last one
             for number, field in enumerate(map_.fields):
                 self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
         self.names: dict[str, str] = {}

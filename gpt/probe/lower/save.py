@@ -58,11 +58,11 @@ def save(
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
     if placed.counted:
         return
-    if overwrite:  # an atomic is slower than the stores, and would only tell that there is a record
+    if overwrite:  # an atomic is slower than the stores, and would only count the record
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
         store_record(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
-    if map_.level == "thread":  # nobody else counts here
+    if map_.level == "thread":  # no other lane counts here
         number = code.make("b64", "ld.global.u64", f"[{address}]")
         code.put(f"st.global.u64 [{address}], {code.make('b64', 'add.u64', number, 1)}", leader)
     else:

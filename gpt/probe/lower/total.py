@@ -1,4 +1,4 @@
-"""Lower SAVE to a total: take each lane's values in to its unit's, by sum, minimum, maximum, or as the last one.
+"""Lower SAVE to a total: combine each lane's values with its unit's, by sum, minimum, maximum, or by keeping the last.
 
 Where the target has redux, one lane takes in the values of all lanes that save together. If these are all threads of
 the unit, and none of them saves again, nobody else writes to the unit, so that lane stores its record: no atomic. All
@@ -38,7 +38,7 @@ def find_flipped(field: Field) -> int:
 def take_in(
     code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Take in the values of the lanes for which the condition holds. One may be narrower than its field, or empty."""
+    """Combine the values of the lanes for which the condition holds. One may be narrower than its field, or empty."""
     map_ = placed.map
     given = () if placed.counted else zip(map_.fields, values, widths, strict=True)
     places = {field.name: field for field in placed.fields}
@@ -74,7 +74,7 @@ def _widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
 
 
 def _spread(code: Emitter, group: str, values: list[_Value]) -> list[_Value]:
-    """Return values such that ptxas doesn't add up over the lanes what one of them adds."""
+    """Return values in a form that keeps ptxas from summing over the lanes when only one lane adds."""
     return [
         value._replace(register=code.spread(value.register, group)) if _is_added(value.field) else value
         for value in values
@@ -100,7 +100,7 @@ def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Conditi
     level = placed.map.level
     if not placed.once:
         return Condition("")
-    if level == "warp":  # of a warp with fewer threads it isn't known
+    if level == "warp":  # a warp with fewer threads can't be recognized
         return Condition(code.once("pred", "setp.ne.u32", group, "-1"))
     threads = code.threads()
     if isinstance(threads, int) and threads > WARP:
@@ -150,7 +150,7 @@ def _sum_type(field: Field) -> str:
 
 
 def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, saves: Condition | None) -> str:
-    """Return what the lanes' values come to, in a register of the field's size."""
+    """Return the lanes' values combined, in a register of the field's size."""
     if field.op == "last":
         return _widened(code, [(field, value, width)])[0].register
     if field.op == "max" and width < field.size:

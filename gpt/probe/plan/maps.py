@@ -8,9 +8,9 @@ from typing import Any
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 
-COPIES = 64  # of a histogram: SMs share one if there are more, a power of two
+COPIES = 64  # copies of a histogram, a power of two; with more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
-KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # of model.SIZES, as records have them
+KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
 
 
 @dataclass(frozen=True, slots=True)

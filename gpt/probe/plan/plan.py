@@ -111,7 +111,7 @@ class Plan:
                 if saves and placed.type == "total" and busy:
                     maps[name] = replace(placed, idle=idle)
 
-    # Where the snippets go
+    # Placing the snippets
 
     def _place_all(self, function: Function) -> None:
         for number, file in enumerate(self.files):
@@ -119,7 +119,7 @@ class Plan:
                 snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                # Where another position means the same site, the probe has a result even if it's a kernel's.
+                # If another position means the same site, the probe has a result even if it's a kernel's.
                 for site in function.find_sites(sorted(probe.positions, key=lambda one: one.kind == "kernel")):
                     if site[1:] in seen:
                         continue
@@ -158,7 +158,7 @@ class Plan:
         if text not in self.misfits:
             self.misfits.append(text)
 
-    # What lowering found out
+    # Results of lowering
 
     def settle(self, lower: Callable[[], T]) -> T:
         """Have everything lowered, again as long as something doesn't fit; return what the last `lower` did. Raises
@@ -173,7 +173,7 @@ class Plan:
         return found
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:
-        """Note that a snippet is lowered, or why it can't run at the instruction there, with the slots of its face."""
+        """Note that a snippet is lowered, or why it can't run at its instruction, with the slots of the face."""
         if misfit is not None:
             self._tell(use.key, f"an instruction {Template(misfit).fill(use.values)}")
             self._unfit.add(id(use))

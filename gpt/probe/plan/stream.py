@@ -54,8 +54,8 @@ class Weaving(ABC, Generic[M]):
         self._modules = self._maps = 0  # last ids
         self._seen = self._kernels = 0  # modules and kernels of the segment
         self._names: list[str] = []  # some of the excluded kernels
-        self._wanted = self._woven = False  # whether any kernel was so far
-        self._refused = False  # a kernel was left alone in which something may match
+        self._wanted = self._woven = False  # True once a kernel was
+        self._refused = False  # a kernel in which something may match was left alone
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
         self._faults: set[Reason] = set()  # reasons of kernels that were left alone with an error

@@ -1,4 +1,4 @@
-"""Maps from what a probe file says of them, with the limits that every form of file shares."""
+"""Make maps from their description in a probe file, within limits that all forms of files share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = (
     "step",
     *OPS,
 )  # keys that make_map takes
-MAX_BINS = 1024  # of a histogram
+MAX_BINS = 1024  # bins of a histogram
 MAX_SIZE = 4096  # bytes of a record
 MAX_CAPACITY = 1 << 24  # records of a thread, warp or block
 MAX_BUDGET = 1 << 40  # bytes of a log

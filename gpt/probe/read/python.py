@@ -67,7 +67,7 @@ class _File:
         self.source, self.path = source, path
         self.maps: dict[str, Map] = {}
         self.probes: list[Probe] = []
-        self.shared: dict[str, Register] = {}  # by their names in Python
+        self.shared: dict[str, Register] = {}  # by name in Python
         self.registers: list[Register] = []
         self.constants: dict[str, int | float] = {}
         self.callback: str | None = None
@@ -149,7 +149,7 @@ class _File:
         raise self.fault(node, f"'{node.name}' needs @{name}(...), alone")
 
     def constant(self, value: ast.expr) -> Any:
-        """Return the value of a constant, of a list of constants, or None of anything else."""
+        """Return the value of a constant or of a list of constants; None for anything else."""
         match value:
             case ast.Constant(constant):
                 return constant

@@ -9,8 +9,8 @@ from gpt.probe.model import Line, Save, Snippet
 from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
 from gpt.ptx import tree
 
-MAX_TURNS = 64  # of a loop that is unrolled
-MAX_ALL_TURNS = 4096  # of all loops of a probe
+MAX_TURNS = 64  # limit for a loop that is unrolled
+MAX_ALL_TURNS = 4096  # limit for all loops of a probe
 
 
 class Compiler(ExpressionLines):
@@ -56,7 +56,7 @@ class Compiler(ExpressionLines):
                     raise self.fault(self.node, f"'{name}': an operand has no type; say one, as nl.u32(...)")
                 default = TYPES["f64" if isinstance(value.number, float) else "s64"]
                 self.own[name] = Value(self._new(value.type or default, name), value.type or default)
-                guard = None  # it has no value that could stay
+                guard = None  # there's no earlier value to keep
             own = self.own[name]
             assert isinstance(own.operand, tree.Name) and own.type
             target, type_ = own.operand, own.type
@@ -118,7 +118,7 @@ class Compiler(ExpressionLines):
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
         found = [self._value(value) for value in values]
-        operands = tuple(  # an operand of the program is saved as what it is
+        operands = tuple(  # an operand of the program keeps its type
             self._operand(value if value.operand and not value.type else self._convert(value, TYPES[field.type]))
             for value, field in zip(found, map_.fields, strict=True)
         )

@@ -77,7 +77,7 @@ _COMPARE: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An operand and its type, None of an instruction's operand; `number` is set of a constant, without an operand."""
+    """An operand and its type, which is None for an instruction's operand; a constant has only a `number`."""
 
     operand: tree.Operand | None
     type: LanguageType | None
@@ -134,7 +134,7 @@ class ExpressionLines:
         self.node: ast.AST = ast.Pass()
         self.last = ""  # the temporary that the last line wrote
         self.temporaries = 0
-        self.turns = 0  # of all loops so far
+        self.turns = 0  # in all loops so far
 
     # Emitting
 

@@ -58,7 +58,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
     except MalformedError as error:
         if module is not None or not error.where.startswith(":"):
             raise
-        line = int(error.where[1:].partition(":")[0])  # what the scanner said of the snippet alone
+        line = int(error.where[1:].partition(":")[0])  # the line within the snippet
         raise _malformed(error, path, first + line - 1 if is_text else first, probe) from None
     return Snippet(tuple(lines)), registers
 

@@ -26,7 +26,7 @@ from gpt.probe.plan.plan import Plan
 from gpt.probe.sass.function import GUARD
 from gpt.ptx.types import SIZES
 
-MOST = 48  # bytes that a function takes in registers
+MOST = 48  # a function takes this many bytes in registers
 FIRST = 4  # the register with the first bytes
 
 

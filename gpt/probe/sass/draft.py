@@ -41,7 +41,7 @@ class Draft:
     pending: list[tuple[int, int, bool]]
     words: list[int] = field(default_factory=list)
     parts: list[Inserted | Moved] = field(default_factory=list)
-    waits: int = 0  # barriers of ours that the next word has to wait for
+    waits: int = 0  # our own barriers that the next word has to wait for
     reads: int = 0  # the site's registers that snippets read
     saved: int = 0
 
@@ -51,7 +51,7 @@ class Draft:
         return self.start + len(self.words)
 
     def glue(self, words: list[int], flight: InFlight) -> None:
-        """Add words of ours that don't depend on each other, as a part."""
+        """Add a part made of our own words, which don't depend on each other."""
         reads = writes = 0
         for word in words:
             masks = self.table.decoder(word).masks(word)

@@ -31,7 +31,7 @@ RZ = 255
 GUARD, ADDRESS = "%guard", "%addr"
 _VECTOR = re.compile(r"\.v([24])\.")
 _WIDE = re.compile(r"\.[busf]64$")
-_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # where an instruction of memory names its registers
+_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # positions of the register fields in memory instructions
 
 
 class Source(NamedTuple):
@@ -175,7 +175,7 @@ def find_source(one: Instruction, head: str, name: str) -> Source | None:
 
 
 def find_offset(one: Instruction) -> int:
-    """Return what an instruction of memory adds to its address."""
+    """Return the offset that a memory instruction adds to its address."""
     return bits(one.word, 40, 24) - (bits(one.word, 63, 1) << 24)
 
 

@@ -23,7 +23,7 @@ from gpt.sass.masks import STARTS
 
 STEP = 8  # registers are handed out in eights
 FULL = 32  # registers with which a multiprocessor still holds as many threads as it can, 2,048
-RESERVED = 2  # of the count, which the hardware keeps
+RESERVED = 2  # part of the count, but kept by the hardware
 HIGHEST = 253  # usable registers at most
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
@@ -47,8 +47,8 @@ class Choice:
 
     names: dict[str, dict[int, int]]
     saves: list[int] = field(default_factory=list)
-    copies: dict[int, int] = field(default_factory=dict)  # of the snippet's registers: the chosen one
-    predicates: int = 0  # live ones, which are kept in `scratch` meanwhile
+    copies: dict[int, int] = field(default_factory=dict)  # the snippet's register -> the chosen one
+    predicates: int = 0  # live registers, kept in `scratch` in the meantime
     scratch: int = 0
 
 
@@ -131,7 +131,7 @@ def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:
-    """Take free predicates, or let live ones be kept in a register meanwhile."""
+    """Take free predicates, or have live ones kept in a register in the meantime."""
     mask: int = compiled.named.P
     wanted = [number for number in range(7) if mask >> number & 1]
     spare = [number for number in range(7) if room.free >> STARTS.P + number & 1]

@@ -1,4 +1,4 @@
-"""Compile bodies (body.py) with ptxas, and find out what their words need.
+"""Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
 All bodies of a kernel that aren't known yet are compiled by one call, each as a function of its own. The words up to
 the last RET are the snippet: the RET itself is left out, so the next word takes over its waits.
@@ -38,12 +38,12 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
-FORMAT = b"4"  # of what's cached
-VERSION = 8, 0  # of PTX
+FORMAT = b"4"  # version of the cache's contents
+VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
-BANK_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of constant bank 0
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol that isspacep brings: bytes of the program's constants
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
@@ -59,7 +59,7 @@ class Unit:
 @dataclass(frozen=True)
 class Compiled:
     """A body's words, and the barriers that have to be awaited behind them. `sized` are words with the size of
-    constant bank 0.
+    the program's constants.
     """
 
     snippet: Snippet
@@ -142,7 +142,7 @@ class Compiler:
             self._cache.put(key, _dump(found))
 
     def find(self, text: str) -> Compiled:
-        """Return what a text was compiled to. Raises CannotProbe if that can't be a snippet."""
+        """Return the compiled text. Raises CannotProbe if it can't be a snippet."""
         found = self._known[text]
         if isinstance(found, str):
             raise CannotProbe(found)
@@ -220,14 +220,14 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
             start = int(cubin.symbols["name"][entry["symbol"]])
             name = strings[start : strings.find(0, start)]
             index = int(entry["offset"]) // 16
-            if name != BANK_SIZE or opcode_of(words[index]) != UMOV:
+            if name != CONSTANTS_SIZE or opcode_of(words[index]) != UMOV:
                 return "needs an address that only linking gives"
             found.append(index)
     return tuple(found)
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of a kernel's constant bank 0."""
+    """Return the snippet with the size of a program's constants: their copy isn't global memory."""
     if not compiled.sized:
         return compiled
     words = list(compiled.snippet.words)

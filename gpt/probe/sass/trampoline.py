@@ -113,7 +113,7 @@ class Splicer:
         draft.move(one, is_guarded_exit)
         if after:
             behind = issue(first, kernel.code, index)
-            needed = one.masks.reads | one.masks.writes  # what the snippets may ask for
+            needed = one.masks.reads | one.masks.writes  # registers that the snippets may ask for
             for piece in after:
                 self._piece(draft, piece, index + 1, behind, kernel.live[index + 1], needed)
         if one.name != "EXIT" and (one.name != "BRA" or is_conditional(one)):
@@ -295,6 +295,6 @@ class Splicer:
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
 
     def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
-        """Return results that the kernel still waits for where a trampoline begins."""
+        """Return the results that are still pending in the kernel where a trampoline begins."""
         late = iter_late(self.kernel.code, self.kernel.graph, self._predecessors, first)
         return [(written, cycles, False) for written, cycles in late]

@@ -56,7 +56,7 @@ from gpt.sass.woven import Declaration, Moved
 PREFIX = "gpt_"
 TARGET = 90
 STORES = {"STG", "ST", "REDG", "RED"}
-ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # of code at one instruction
+ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
 
 def weave(
@@ -302,7 +302,7 @@ class _Weaver:
                 given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
             else:
                 given.append(self._give_operand(use, member))
-        compiled = with_size(self.compiler.find(body.text), self._bank_size())
+        compiled = with_size(self.compiler.find(body.text), self._constants_size())
         return Piece(compiled, tuple(given), guard)
 
     def _give_operand(self, use: PlacedSnippet, member: Member) -> Given:
@@ -321,8 +321,9 @@ class _Weaver:
             return Given("zero", member.at, member.count)
         return Given("operand", member.at, member.count, source.register, value=value)
 
-    def _bank_size(self) -> int:
-        return len(self.cubin.content(self.cubin.numbers[b".nv.constant0." + self.editor.name]))
+    def _constants_size(self) -> int:
+        number = self.cubin.numbers.get(b".nv.constant3")
+        return len(self.cubin.content(number)) if number is not None else 0
 
     # The file
 

@@ -50,7 +50,7 @@ class Field(NamedTuple):
 
     @property
     def mask(self) -> int:
-        """The bits of the word that it takes."""
+        """The bits that it takes in the word."""
         return self.none << self.low
 
 
@@ -68,7 +68,7 @@ def registers_of(text: str, sizes: dict[str, int]) -> list[tuple[str, int]]:
 def find_fields(oracle: Oracle, words: Sequence[int], sizes: dict[str, int]) -> list[Field]:
     """Return the operand fields of words with one opcode. `sizes` has the bits of a register number of each file."""
     votes: set[tuple[str, int, int]] = set()  # file, lowest bit of the number, which of its bits
-    straight: dict[tuple[str, int], list[int]] = {}  # how often a bit that's set makes the number larger, or smaller
+    straight: dict[tuple[str, int], list[int]] = {}  # how often setting a bit makes the number larger, or smaller
     legal: set[int] = set()
     for word in words:
         before, *turned = oracle.texts([word, *(word ^ 1 << bit for bit in range(FIRST, LAST + 1))])

@@ -34,8 +34,8 @@ from gpt.sass.words import (
 
 SEEDS = 16  # words of an opcode that are measured
 ROUNDS = 4
-SEEN = 3  # of which every bit is turned
-OTHER = 6  # of a form that no test kernel has
+SEEN = 3  # words of which every bit is turned
+OTHER = 6  # words of a form that no test kernel has
 TURNS = (0, *(1 << bit for bit in range(FIRST, LAST + 1)))
 JUMPS = ("BRA", "CALL", "BSSY", "WARPSYNC", "JMP")  # the distance in their text is where they lead
 

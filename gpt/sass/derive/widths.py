@@ -91,7 +91,7 @@ class Samples:
             there = one in self.hidden or (one.file, number) in named
             writes, reads = (_run(listed.get(one.file, 0), number, one) if there else 0 for listed in effect[1:])
             shape.append((writes, reads))
-        if self.call:  # what else is listed is a guess about the function
+        if self.call:  # anything else listed is a guess about the function
             return tuple((0, reads) for _, reads in shape)
         left = _left(effect, word, self.fields, shape)
         ours = {(one.file, one.number(word)) for one in self.fields}

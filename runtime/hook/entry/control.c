@@ -67,7 +67,7 @@ static int listen_here(void) {
     int size = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, GPT_CONTROL_NAME, getpid(),
                         getenv(GPT_CONTROL));
     int file = gpt_set_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    // Orders come without descriptors. Closing one can take as long as its sender likes (SO_LINGER, FUSE).
+    // Orders carry no descriptors. Closing one can take as long as its sender likes (SO_LINGER, FUSE).
     if (file >= 0)
         setsockopt(file, SOL_SOCKET, SO_PASSRIGHTS, &(int){0}, sizeof(int));
     if (file >= 0 && !setsockopt(file, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) &&

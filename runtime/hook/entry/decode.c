@@ -26,7 +26,7 @@ static const struct {
 #include "abi/driver.h"
 };
 
-static const char *calls = "all,-query"; // which are recorded: words with commas between them
+static const char *calls = "all,-query"; // calls to record: words with commas between them
 
 void hook_decode_setup(void) {
     const char *wanted = hook_keep_variable("GPT_HOOK_CALLS");
@@ -168,7 +168,7 @@ void hook_describe(struct slot *slot, const char *symbol) {
     slot->on_return = known ? known->on_return : NULL;
     slot->capturable = is_capturable(slot);
     unsigned seen = hook_find_flags(slot);
-    __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is there
+    __atomic_store_n(&slot->id, (uint32_t)(slot - hook_slots) + 1, __ATOMIC_SEQ_CST); // the rest is complete
     hook_use_flags(slot); // recording may have been turned on or off meanwhile
     if (seen != hook_changes())
         hook_find_flags(slot);

@@ -19,10 +19,10 @@ extern handler hook_on_init;
 // Slot flags: what each call does while recording is on, and while it's off.
 
 void hook_use_flags(struct slot *slot); // sets the flags that apply now
-void hook_find_all_flags(void);         // of all slots, after something they depend on has changed
+void hook_find_all_flags(void);         // for all slots, after something they depend on has changed
 extern handler hook_on_capture;
 unsigned
-hook_changes(void); // number of such changes: compare to see whether flags computed meanwhile are stale
+hook_changes(void); // number of such changes, which tells whether flags that were just computed are stale
 void hook_expect_probes(const struct order *order,
                         bool recording); // once there is an order with probes and recording is on
 void hook_switch(bool on);               // one thread at a time
@@ -53,8 +53,8 @@ void hook_decode_setup(void);                 // reads GPT_HOOK_CALLS
 void hook_announce(struct slot *slot);        // writes its `api` record
 uint32_t hook_captured_id(struct slot *slot); // id of the record for captured calls
 const char *hook_type(const struct slot *slot);
-struct slot *hook_named_slot(const char *symbol); // of a function in driver.h, or NULL
-bool hook_is_old(const char *name);               // whether the name without a suffix is an older function
+struct slot *hook_named_slot(const char *symbol); // the slot of a function in driver.h, or NULL
+bool hook_is_old(const char *name);               // true if the name without a suffix is an older function
 
 // -- intercept.c -----------------------------------------------------------
 

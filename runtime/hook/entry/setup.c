@@ -23,7 +23,7 @@ static bool is_wanted(void) {
 
 // Return why nothing is recorded of this process, or NULL. The process itself runs normally.
 static const char *why_unwatched(void) {
-    if (!hook_is_glibc()) // of musl, say: it gets no driver, which is a library of glibc
+    if (!hook_is_glibc()) // musl, for example, which can't load the driver: that needs glibc
         return "not linked to glibc: this program is not watched";
     return hook_stub_of(hook_slots) ? NULL : UNKNOWN_PROCESSOR;
 }

@@ -12,7 +12,7 @@
 #define SLOT_QUERY_INDEX 57
 #define SLOT_WATCHED 1  // the stub calls hook_enter and hook_leave
 #define SLOT_RECORDED 2 // each call is a row
-#define SLOT_COUNTED 4  // also if it is not watched: a launch, by its function, or a query, by itself
+#define SLOT_COUNTED 4  // even if it isn't watched: a launch by its function, a query by its own name
 #define SLOT_SECOND 8   // a launch whose function is the second argument
 #define SLOT_QUERY 16
 #define SLOT_SCALAR 32      // no argument and no result is in a vector register
@@ -20,9 +20,9 @@
 #define SLOT_SYNC 128       // waits for the GPU: afterwards, timed work has probably ended
 #define SLOT_LEAN 256       // a call is a row of time and result, and nothing else
 #define SLOT_BEFORE 512     // it has a handler before the call
-#define SLOT_AFTER 1024     // and one after any call
+#define SLOT_AFTER 1024     // it has a handler after any call
 #define SLOT_UNCOUNTED 2048 // a launch, also of a graph, while nothing is recorded
-#define SLOT_STACK 4096     // where a call comes from is recorded
+#define SLOT_STACK 4096     // the caller's stack is recorded
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0
@@ -33,7 +33,7 @@
 #define LIVE_PID 0
 #define THREAD_PID 0
 #define THREAD_CHUNK 8
-#define THREAD_NEXT 24 // of the batch of plain rows
+#define THREAD_NEXT 24 // next row in the batch of plain rows
 #define THREAD_END 32
 #define THREAD_EARLIER 144
 #define THREAD_QUERIES 208
@@ -86,7 +86,7 @@ _Static_assert(sizeof(struct slot) == 1 << SLOT_SHIFT, "slots are indexed by the
 _Static_assert(offsetof(struct slot, query) == SLOT_QUERY_INDEX && offsetof(struct slot, id) == SLOT_ID &&
                    offsetof(struct slot, announced) == SLOT_ANNOUNCED,
                "as the stub has it");
-_Static_assert(sizeof(struct frame) == FRAME_SIZE, "as the stub has it");
+_Static_assert(sizeof(struct frame) == FRAME_SIZE, "the stub's size");
 _Static_assert(offsetof(struct frame, slot) == FRAME_SLOT && offsetof(struct frame, result) == FRAME_RESULT &&
                    offsetof(struct frame, registers) == FRAME_REGISTERS &&
                    sizeof(struct arch_registers) == ARCH_REGISTERS_SIZE,

@@ -172,7 +172,7 @@ static bool begins_module(const struct record *record, uint64_t id, bool any) {
     return is(record->kind, "ptx") || (is_code && (!any || unsigned_of(record->id) != id));
 }
 
-// Return which module with the kernel to use: like the driver, the one for the newest architecture.
+// Return the module with the kernel that fits best: like the driver, the one for the newest architecture.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
     bool found = false, any = false;

@@ -68,7 +68,7 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     slab->full = slab->ended = slab->written_late = slab->recorded = false;
     slab->refused = CUDA_SUCCESS;
     hook_step(slab, SLAB_CLAIM);
-    hook_write_later(); // it may never get full
+    hook_write_later(); // it may never fill up
     if (!claim->copied && !hook_ready_slab(pool, size, UINT64_MAX, false))
         hook_want_slab(pool, size);
     return slab;
@@ -120,7 +120,7 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
     bool first = is_first(pool, waiting);
-    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one has come meanwhile, or isn't clear yet
+    bool soon = first && !TAILQ_EMPTY(&pool->ready); // one came in the meantime, or isn't clear yet
     if (first && !soon && !hook_may_return(pool))
         return false;
     if (hook_wait_for_return(&waiting->patience, soon))
@@ -161,7 +161,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
     return slab;
 }
 
-// What a slab has that has ended is being written, and that waits for nothing that the program does.
+// A slab whose launches have ended is being written, which doesn't depend on the program.
 static bool is_being_read(const struct slab *slab) {
     return slab->state == SLAB_COPYING || (slab->state == SLAB_ISSUED && slab->ended);
 }
@@ -178,7 +178,7 @@ static bool has_ended(const struct pool *pool) {
         bool ended = !hook_do.query(slab->event);
         hook_end_calls(mode);
         if (slab->number == asked && (is_being_read(slab) || (ended && slab->state == SLAB_ISSUED)))
-            return true; // else it has come back
+            return true; // otherwise it has come back
         next = TAILQ_FIRST(&pool->draining);
     }
     return false;
@@ -200,7 +200,7 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
         waits = hook_wait_for_return(&patience, false) && !hook_pools_end;
         pool->uncounted |= !patience.left;
     }
-    uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // others wait for nothing
+    uint64_t most = !pool ? 0 : all ? pool->most : pool->most / 2; // without --complete, half
     pthread_mutex_unlock(&hook_pools_lock);
     return most;
 }

@@ -83,7 +83,7 @@ uint64_t hook_log_capacity(const struct woven_map *map, unsigned step) {
     return entries < MOST_ENTRIES ? (uint64_t)entries : MOST_ENTRIES;
 }
 
-// Steps that what a launch claimed needs; none if it fitted. The next one may claim a little more.
+// Return the steps that a launch's claim needs; 0 if it fitted. The next launch may claim a little more.
 static unsigned steps_for(const struct woven_map *map, uint64_t claimed) {
     unsigned step = 0;
     if (map->grows && claimed > map->capacity)

@@ -28,7 +28,7 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
-enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns; between two looks at slabs in use
+enum { OLD = 50000000, LOOK_OLD = 25000000 };                     // ns: an old launch; between two checks
 
 // Guarded by hook_pools_lock
 static pthread_cond_t news; // by CLOCK_MONOTONIC; musl has no pthread_cond_clockwait
@@ -275,13 +275,13 @@ enum {
     PART_LIVE = 448 << 10, // a record has to fit into a chunk
     PART = PACK_MOST,
     STAGE = 16 << 20,
-    NUMBER = 8, // of a unit
+    NUMBER = 8, // bytes of a unit's number
 }; // bytes
 
 // The stage
 
 static struct {
-    const struct slab *slab; // a part of which is there
+    const struct slab *slab; // the slab that this is a part of
     uint64_t start, size;
 } stage;
 
@@ -340,7 +340,7 @@ static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *f
 // Drop units that saved nothing, if that at least halves the part. `number` is the index of its first unit.
 static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     static char *room;     // only one thread writes
-    if (part->size % unit) // it ends inside a unit
+    if (part->size % unit) // the part ends inside a unit
         unit = part->size;
     uint64_t count = part->size / unit, units;
     if (!is_thin(part->data, unit, count, &units) || (!room && !(room = malloc(PART / 2))))
@@ -401,7 +401,7 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
         struct packing packed = {part.data, part.size, NULL, 0};
         if (packs && part.size)
             hook_pack(part.data, part.size, row, quick, &packed);
-        if (!at) // what does not shrink at its beginning is left as it is
+        if (!at) // data whose beginning doesn't shrink stays unpacked
             packs = packed.codec;
         if (beside && !hook_put_beside(packed.data, packed.size, &offset)) {
             lost = hook_limit_reached() ? WHY(max_disk) : WHY(side_file);
@@ -434,7 +434,7 @@ static bool is_side(int file) {
     return !fstat(file, &found) && found.st_dev == side.st_dev && found.st_ino == side.st_ino;
 }
 
-// A file that is there stays as it is, whosever it is: the next number is taken.
+// Never touch an existing file, even if it's ours: take the next number.
 static int make_side(void) {
     int file = -1, size = snprintf(side_path, sizeof(side_path) - 16, "%s.buffers", hook_live->path);
     for (int number = 2; file < 0 && number < 1000 && (number == 2 || errno == EEXIST); number++) {
@@ -445,8 +445,8 @@ static int make_side(void) {
     return file;
 }
 
-// The program may close what it did not open, and get the number for a file of its own: so before each use it
-// is seen whose number it is.
+// The program may close descriptors that it didn't open, and get the number for its own file. So before each
+// use we check whose file it is.
 static bool open_side(void) {
     bool made = *side_path;
     if (made && side_file >= 0 && is_side(side_file))
@@ -459,7 +459,7 @@ static bool open_side(void) {
     if (side_file >= 0 && is_side(side_file))
         return true;
     if (side_file >= 0)
-        close(side_file); // somebody put another file there
+        close(side_file); // somebody put another file in its place
     side_file = -1;
     return false;
 }

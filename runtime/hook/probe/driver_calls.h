@@ -73,6 +73,6 @@ struct probe_calls {
 extern struct probe_calls hook_do;
 
 bool hook_find_probe_calls(void); // false if the driver lacks one
-int hook_relaxed_mode(int mode);  // sets the capture mode of this thread and returns the one before
+int hook_relaxed_mode(int mode);  // sets this thread's capture mode and returns the previous one
 
 #endif

@@ -17,10 +17,10 @@ struct dressed {
     struct set set;
     struct prepared *graph; // locked if the call is about one of its nodes
     uint64_t node;
-    unsigned place; // of the set in the graph
+    unsigned place; // the set's place in the graph
     unsigned order; // the order that its probes come from
     uint64_t context;
-    uint64_t mover; // of it
+    uint64_t mover; // its mover
 };
 
 static void strip_all(struct members *members, const struct reason *reason) {
@@ -42,7 +42,7 @@ struct wanted {
     const struct members *around; // members of the graph that it's put into
     bool updates;
     unsigned place;
-    uint64_t context;  // of the executable graph; 0: the current one
+    uint64_t context;  // the executable graph's; 0: the current one
     uint64_t replaced; // bytes of the buffers that it had before
 };
 
@@ -205,7 +205,7 @@ void hook_before_exec_update(struct frame *frame) {
 
 void hook_after_exec_update(struct frame *frame) {
     struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed) { // so it has no probes any more
+    if (!dressed) { // it has lost its probes
         if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame_arg(frame, 0));
         return;

@@ -16,7 +16,7 @@ struct replay {
     uint64_t exec, start, stream;
     uint32_t thread;
     CUdevice device;
-    uint64_t starts[MOST_SETS]; // of each set, in the slab
+    uint64_t starts[MOST_SETS]; // where each set begins in the slab
 };
 
 // We make our own calls in the graph's context, in relaxed capture mode.
@@ -87,7 +87,7 @@ static uint64_t bytes_of(const struct prepared *graph) {
     return bytes;
 }
 
-// Return whether the graph has no probes and nothing of it is recorded.
+// Return whether the graph has no probes and none of its nodes are recorded.
 static bool is_idle(const struct prepared *graph) {
     return graph->quiet && hook_tally(graph->members, graph->order, graph->now) && !graph->members->saves;
 }
@@ -296,7 +296,8 @@ void hook_release_prepared(struct prepared *graph) {
     if (atomic_fetch_sub(&graph->users, 1) > 1)
         return;
     for (int i = 0; i < MOST_SETS; i++)
-        if (graph->sets[i].slab && hook_is_alive(graph->of_context)) // else it went with its context
+        if (graph->sets[i].slab &&
+            hook_is_alive(graph->of_context)) // otherwise it was destroyed with its context
             hook_let_go(graph->sets[i].slab);
     hook_drop_members(graph->members);
     pthread_mutex_destroy(&graph->lock);
@@ -406,7 +407,7 @@ unsigned hook_find_place(struct prepared *graph) {
 // a step of a graph takes 28 us longer on an H200, for 1.5 MB (docs/measured.md). The kernel is PTX, which
 // the driver assembles for its device.
 
-enum { THREADS = 256, PIECE = 16 }; // of a block; bytes that a thread moves
+enum { THREADS = 256, PIECE = 16 }; // threads of a block; bytes that a thread moves
 
 static const char code[] = ".version 6.0\n"
                            ".target sm_50\n"

@@ -17,8 +17,8 @@ struct table {
 
 static _Atomic(struct table *) the_table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct probed *all;       // those with something loaded
-static struct probed *functions; // of kernels
+static struct probed *all;       // entries that have loaded something
+static struct probed *functions; // kernels' functions
 static _Atomic bool any_missed;
 
 static size_t place_of(const struct table *table, uint64_t handle) {

@@ -176,7 +176,7 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
                                             .thread = frame->thread ? frame->thread->tid : 0,
                                             .dependent = is_dependent(frame)},
                              &offset, &reason);
-    if (slab) // else the claim said why
+    if (slab) // otherwise the claim has said why
         reason = hook_copy_variables(choice->bound, stream) ? NULL : WHY(constants);
     if (save)
         save->function = launch->function, save->params = launch->params, save->extra = launch->extra;
@@ -273,7 +273,7 @@ __attribute__((weak)) void hook_after_launch(struct frame *frame) {
 
 // Other calls of the program
 
-static _Atomic bool captures; // it has begun one
+static _Atomic bool captures; // the process has begun a capture
 _Atomic uint64_t hook_streams_ended;
 
 void hook_after_wait(struct frame *frame) {
@@ -331,8 +331,8 @@ void hook_before_context_ends(struct frame *frame) {
 void hook_end_probing(void) {
     if (!hook_probing || !hook_is_this_process()) // but a child in our memory, as vfork makes
         return;
-    const struct thread *thread = hook_thread; // as it is: don't begin a trace for this without the driver
-    bool calls = hook_calling > (const void *)__builtin_frame_address(0); // else that was left
+    const struct thread *thread = hook_thread;                            // don't begin a trace just for this
+    bool calls = hook_calling > (const void *)__builtin_frame_address(0); // otherwise that call was left
     bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
                          (calls || hook_call_in_flight(thread)); // it may hold the driver's locks
     if (!within_driver)

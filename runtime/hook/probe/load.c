@@ -48,7 +48,7 @@ static bool check_params(const struct probed *probed) {
     bool good = true;
     if (!info)
         return true;
-    for (size_t i = 0; good && i < count; i++) // each is there, where and as large as the pipeline tells
+    for (size_t i = 0; good && i < count; i++) // each must be where the pipeline says, and of that size
         good = !info(probed->handle, i, &offset, &size) && offset == woven->params[i].offset &&
                size == woven->params[i].size && !info(probed->probed, i, &offset, &size) &&
                offset == woven->params[i].offset && size == woven->params[i].size;
@@ -85,7 +85,7 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
 static struct bound *bind(struct probed *probed) {
     struct bound *bound = calloc(1, sizeof(*bound));
     uint64_t context = hook_current_context();
-    if (!bound || !hook_our_stream()) { // which makes the context known
+    if (!bound || !hook_our_stream()) { // this registers the context
         free(bound);
         return NULL;
     }
@@ -267,7 +267,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     enter(probed);
 }
 
-// cuModuleUnload, cuLibraryUnload: unload ours with the program's, unless it went with its context.
+// cuModuleUnload, cuLibraryUnload: unload ours with the program's, unless its context is gone.
 
 void hook_before_unload(struct frame *frame) {
     if (!hook_probing)
@@ -422,7 +422,7 @@ bool hook_copy_variables(const struct bound *bound, uint64_t stream) {
 
 // -- Per-context state -----------------------------------------------------
 //
-// The pool of a context with what else is ours there. Asking for our stream makes it.
+// Return a context's pool, with our other state there. Asking for our stream creates it.
 
 static struct pool *find_pool(void) {
     uint64_t context = hook_current_context();

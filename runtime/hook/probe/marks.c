@@ -16,8 +16,8 @@ enum { SECOND = 1000000000, SOON = 1000000 }; // ns
 
 static pthread_cond_t handed = PTHREAD_COND_INITIALIZER;
 static unsigned joining;            // calls of the program in progress that may start capturing streams
-static const struct slab *marked;   // by the marking thread
-static const struct pool *prepared; // by it: gets another slab
+static const struct slab *marked;   // the slab that the marking thread marks
+static const struct pool *prepared; // the pool that it gets another slab for
 static _Atomic bool marker_calls;   // it's in a call of the driver
 uint64_t hook_rounds;
 
@@ -34,7 +34,7 @@ struct timespec hook_in_ns(int ns) {
 //
 // A wait is given up once a number of seconds have passed in which only the driver or the program could have
 // ended it. The count starts again when a slab goes on. A second in which a thread of ours didn't get to what
-// it could do isn't counted: on a busy machine that takes as long as it takes, but it ends.
+// work that it had isn't counted: on a busy machine that can take long, but it ends.
 
 static void begin_second(struct patience *patience) {
     patience->end = hook_in_ns(SECOND);
@@ -48,7 +48,7 @@ struct patience hook_patience_of(unsigned seconds, bool by_clock) {
     return made;
 }
 
-// Return whether no thread of ours had anything to do in this second but wait for a driver call.
+// Return whether, in this second, our threads did nothing but wait for a driver call.
 static bool is_up_to_driver(const struct patience *patience) {
     unsigned handed_count = 0, issued = 0, copying = 0;
     for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -104,7 +104,7 @@ CUresult hook_put_event(const struct slab *slab, bool by_name) {
 }
 
 static void end_marking(struct slab *slab, CUresult status) {
-    if (slab->state != SLAB_MARKING) // it was given up meanwhile
+    if (slab->state != SLAB_MARKING) // it was given up in the meantime
         return;
     slab->refused = status;
     if (status)

@@ -104,7 +104,7 @@ const struct reason *hook_benchmark(struct frame *frame, struct save *save, cons
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED); // another stream may be captured
     for (size_t i = 0; i < BENCHMARK_EVENTS && !reason; i++)
         if (hook_do.create_event(&save->events[i], 0))
-            reason = WHY_DETAIL(benchmark, "the driver makes no event");
+            reason = WHY_DETAIL(benchmark, "the driver creates no event");
     if (!reason)
         reason = launch_plain(frame, save, choice, stream);
     if (reason)

@@ -27,7 +27,8 @@ void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends_now) {
     if (!hook_first_pool())
         return;
     pthread_mutex_lock(&hook_pools_lock);
-    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) { // a stream may be of any context
+    for (struct pool *pool = hook_first_pool(); pool;
+         pool = pool->next) { // a stream may belong to any context
         if (!pool->made || !hook_is_alive(pool->reference))
             continue;
         uint64_t round = ++hook_rounds;
@@ -96,7 +97,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         }
         in_time = wait_for_sent(pool, patience);
     }
-    // One that the end of the process gave up isn't on its way any more
+    // A slab that the end of the process gave up isn't on its way any more
     while (moment == CONTEXT_ENDS && in_time && hook_is_marking(pool))
         in_time = hook_wait_for_return(patience, false);
     return in_time;
@@ -119,13 +120,13 @@ void hook_drain_all(enum moment moment, uint64_t context) {
             pool->stuck = true;
         EACH_SLAB (slab, &pool->draining) {
             if (slab->state == SLAB_HANDED && moment == CONTEXT_ENDS)
-                hook_step(slab, SLAB_REFUSE); // no call may be about this context any more
+                hook_step(slab, SLAB_REFUSE); // no call may use this context any more
         }
     }
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Give up what isn't in the queue of the writer yet.
+// Give up the slabs that aren't in the writer's queue yet.
 static void give_up(struct slab *slab) {
     if (!slab->saves)
         return;

@@ -1,6 +1,6 @@
 // Packs what probes saved: as columns, then with zstd.
 //
-// Records that follow each other hold much the same: a count of 1, clocks that differ by little, one of a few
+// Consecutive records are much alike: a count of 1, clocks that differ by little, one of a few
 // SMs. So each 32-bit word is replaced by its difference to the same word of the record before, and then come
 // the lowest bytes of all first words, their second bytes, and so on. Most of these planes are all zero and
 // left out. gpt-stream(5), Columns, has the exact form. It costs little more than copying the bytes, and
@@ -28,7 +28,7 @@ enum {
     MOST_ROW = 256,    // bytes; larger records are rather unlike each other
     LEAST_ROWS = 4,    // fewer save nothing
     LEAST_ZSTD = 4096, // bytes; below, the tables in a frame cost more than they save
-    PLANES = 4,        // of a word
+    PLANES = 4,        // bytes of a word
 };
 
 static bool is_worth(uint64_t packed, uint64_t size) { return packed <= size - size / 8; }
@@ -55,7 +55,7 @@ static void write_planes(const unsigned char *word, uint64_t row, uint64_t rows,
 
 // Return the size of the data as columns, or 0 if that isn't worth it.
 static uint64_t make_columns(const unsigned char *data, uint64_t size, uint64_t row, unsigned char *out) {
-    uint32_t bits[MOST_ROW / 4] = {0}; // that any difference in a word has
+    uint32_t bits[MOST_ROW / 4] = {0}; // bits set in any difference of a word
     unsigned char *planes[MOST_ROW] = {NULL};
     uint64_t rows = size / row, rest = size % row, made = row + (row + 7) / 8;
     if (rows < LEAST_ROWS)
@@ -129,7 +129,7 @@ static uint64_t find_name(const struct link_map *map) {
     return strings > map->l_addr ? strings - map->l_addr + name : 0;
 }
 
-// A file without a name that holds another, with its library's name changed; -1 if that cannot be.
+// Return a nameless copy of a file, with its library's name changed; -1 if that's impossible.
 static int copy_renamed(const char *path, uint64_t at) {
     struct stat status;
     int from = open(path, O_RDONLY | O_CLOEXEC), to = -1;
@@ -171,7 +171,7 @@ static void *open_copy(const struct linker *linker) {
 }
 
 void hook_zstd_setup(const struct linker *linker) {
-    if (linker->symbol(RTLD_DEFAULT, "__sanitizer_print_stack_trace")) // which ends what binds itself first
+    if (linker->symbol(RTLD_DEFAULT, "__sanitizer_print_stack_trace")) // sanitizers forbid that
         return;
     void *handle = linker->open(library, RTLD_LAZY | RTLD_NOLOAD);
     if (!find_functions(linker, handle ? handle : open_copy(linker)))

@@ -57,11 +57,11 @@ struct woven {
     struct woven_map *maps;
     struct woven_variable *variables;
     size_t param_count, added_count, map_count, variable_count;
-    size_t param_bytes;         // of the kernel's own parameters
+    size_t param_bytes;         // the kernel's own parameters
     uint32_t cluster[3];        // blocks per entry of a launch's grid
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
-    uint32_t number;            // of the kernel in the trace
+    uint32_t number;            // the kernel's number in the trace
 };
 
 // Return whether the pipeline would give the same answer again. A failure may be temporary: say, a compiler
@@ -164,7 +164,7 @@ struct bound {
     uint64_t context;
     struct reference of_context;
     uint64_t function;            // the CUfunction in that context
-    int max_threads;              // of a block
+    int max_threads;              // threads of a block
     const struct reason *refused; // why it can't run there, or NULL if it can
     struct shared_variable *variables;
     size_t variable_count;
@@ -176,7 +176,7 @@ struct bound {
 // The table holds the first variant of each handle. Variants with fewer registers hang off it in a list, and
 // a launch that the first can't serve tries them in order.
 struct probed {
-    _Atomic unsigned users; // of everything that it and its variants have loaded
+    _Atomic unsigned users; // users of anything that it and its variants have loaded
     _Atomic unsigned order; // the order that asked for it
     uint64_t handle;        // in the program
     struct reference reference;
@@ -304,16 +304,16 @@ struct save { // a launch and the place of its buffers
     struct slab *slab;
     struct probed *probed;
     uint32_t id;                       // in the trace; 0: no record, so the buffers are useless
-    uint64_t offset;                   // of the first buffer in the slab
-    uint64_t bytes;                    // of all buffers
+    uint64_t offset;                   // where the first buffer is in the slab
+    uint64_t bytes;                    // bytes of all buffers
     uint64_t function;                 // the program's, called if the launch with probes fails
     void **params, **extra;            // also the program's
     char *block;                       // parameters at their offsets
     uint64_t prologue;                 // ticks before the launch
     uint64_t needed;                   // bytes, with --memusage
     uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
-    uint64_t sizes[MOST_MAPS];         // of each map's buffer
-    uint8_t steps[MOST_MAPS];          // by how much logs outgrow their maps' capacity
+    uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
+    uint8_t steps[MOST_MAPS];          // how far logs outgrow their maps' capacity
     struct demand *demand;             // NULL without a growing log
     uint32_t grid[3];                  // blocks
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
@@ -357,7 +357,7 @@ struct demand;
 
 // Return NULL if the kernel has no growing log or memory runs out. `first`: this is the first launch to ask.
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
-bool hook_is_counted(const struct demand *demand); // whether any launch has been counted
+bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
 
 // Record how many entries a launch claimed in this map's log. Don't hold hook_pools_lock.
 void hook_count_entries(struct demand *demand, uint32_t map, uint64_t entries);
@@ -374,15 +374,15 @@ bool hook_size_logs(struct save *save, uint64_t most);
 // Pieces of device memory, and how they change hands: the states and events are explained in slabs.c.
 
 struct slab {
-    TAILQ_ENTRY(slab) link; // in the list of its pool that its state belongs to
+    TAILQ_ENTRY(slab) link; // in the pool's list for its state
     struct pool *pool;
     uint64_t address, size, used;
-    uint64_t number;        // counts the pool's slabs that were to be drained
+    uint64_t number;        // its number among the pool's drained slabs
     uint64_t round;         // the last walk through slabs in use that looked at it
     uint64_t event;         // in the program's stream, after the last launch
     uint64_t cleared;       // in our stream: the slab may be written to
-    uint64_t stream;        // whose launches have places in it
-    uint64_t issued;        // time stamp: the last of them was in the stream by then
+    uint64_t stream;        // the stream whose launches have places in it
+    uint64_t issued;        // time stamp by which the last of them was in the stream
     uint64_t seen;          // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
     uint32_t thread;        // if it's a per-thread default stream: the thread
     unsigned issuing;       // launches that have a place but aren't in the stream yet
@@ -438,13 +438,13 @@ TAILQ_HEAD(slab_list, slab);
 struct pool {
     struct pool *next;
     struct reference reference;
-    bool made; // else a thread is making it
+    bool made; // false while a thread is making it
     uint64_t context, stream;
     CUdevice device;
     uint64_t memory;      // the driver's pool
     char *stage;          // freed with the context
-    uint64_t bytes, most; // of all slabs and the scratch memory
-    uint64_t extra;       // bytes that are allocated besides, for a moment
+    uint64_t bytes, most; // all slabs and the scratch memory
+    uint64_t extra;       // bytes allocated in addition, briefly
     uint64_t reserved;    // the most that the driver's pool has held
     uint64_t scratch, scratch_size;
     _Atomic bool furnished;
@@ -456,26 +456,26 @@ struct pool {
     struct slab_list ready;    // longest ready first
     struct slab_list draining; // handed, marking, issued and copying, in the order that they came
     struct slab_list bare;
-    uint64_t sent;                 // how many were to be drained
-    uint64_t wanted;               // bytes of a slab that the marking thread is to make for later launches
+    uint64_t sent;                 // number of slabs sent to be drained
+    uint64_t wanted;               // size of a slab that the marking thread should make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
     unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
     unsigned count[SLAB_STATES];   // slabs in each state
     bool making;                   // a thread is making the scratch memory
     TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
     unsigned patience;             // seconds that one may wait for the driver
-    bool stuck, uncounted; // a wait for a slab, or for a count, was given up: none before a slab comes back
+    bool stuck,
+        uncounted; // a wait for a slab or count was given up: don't wait again before a slab comes back
 };
 
-extern pthread_mutex_t hook_pools_lock; // guards all pools and their slabs
-extern pthread_cond_t
-    hook_pools_changed;            // a slab has another state, or something else that a thread waits for
-extern unsigned hook_slabs_issued; // how many are in that state
-enum { PATIENCE = 60 };            // seconds of waiting for the driver, at first
+extern pthread_mutex_t hook_pools_lock;   // guards all pools and their slabs
+extern pthread_cond_t hook_pools_changed; // a slab's state, or something else that threads wait for
+extern unsigned hook_slabs_issued;        // how many are in that state
+enum { PATIENCE = 60 };                   // seconds of waiting for the driver, at first
 
-// What the threads of ours did, for calls that wait for them
-extern _Atomic uint64_t hook_progress; // steps of slabs on their way back, and pieces of them that were read
-extern uint64_t hook_looks;            // how often no slab was found whose event has completed
+// Progress of our threads, for calls that wait for them
+extern _Atomic uint64_t hook_progress; // steps made by slabs on their way back, and pieces of them read
+extern uint64_t hook_looks;            // how often no slab had a completed event
 extern _Atomic bool hook_writer_calls; // the writer is in a call of the driver
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
@@ -486,7 +486,7 @@ void hook_wake_claims(void);                             // don't hold the lock
 char *hook_make_zeros(void);                             // for the current context
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
 
-// Under the lock. Those that call the driver drop it meanwhile.
+// Under the lock. Functions that call the driver drop it for that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
 int hook_begin_calls(void); // drops the lock to call the driver
@@ -526,8 +526,8 @@ struct timespec hook_in_ns(int ns);
 // ended it.
 struct patience {
     unsigned seconds, left;
-    bool by_clock;       // for a moment only: our threads may be unable to go on
-    struct timespec end; // of this second
+    bool by_clock;       // short by the clock: our threads may be unable to go on
+    struct timespec end; // when this second ends
     uint64_t progress, looks;
 };
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
@@ -710,8 +710,8 @@ struct prepared { // an executable graph
     unsigned order;            // the order that its probes come from
     bool updated;              // from another graph: the program still names nodes by the first one
     bool has_run;
-    uint64_t stream; // where it ran last
-    uint32_t thread; // if that is a per-thread default stream
+    uint64_t stream; // stream in which it ran last
+    uint32_t thread; // the thread, if that is a per-thread default stream
     uint64_t ended;  // value of hook_streams_ended at that time
     // For the launch in progress
     struct slab *slab;
@@ -733,7 +733,7 @@ void hook_release_prepared(struct prepared *graph);
 // Call these on a locked graph.
 
 struct member *hook_find_member(const struct prepared *graph, uint64_t node);
-bool hook_own_members(struct prepared *graph); // afterwards nobody else shares them; false if memory runs out
+bool hook_own_members(struct prepared *graph); // stops sharing them; false if memory runs out
 unsigned
 hook_find_place(struct prepared *graph); // a free index for another set, freeing unused sets; or MOST_SETS
 void hook_let_set_go(struct set *set);
@@ -924,7 +924,7 @@ void hook_count_known(struct known_counts *counts);
 
 extern handler hook_after_function, hook_after_kernel_function, hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
-void hook_end_burst(void);      // of look-ups, which share one time limit
+void hook_end_burst(void);      // ends a burst of look-ups, which share one time limit
 
 // Kernels whose probes are being built. Each is requested once, however many threads look it up.
 
@@ -936,8 +936,8 @@ void hook_await(uint64_t handle); // until it is loaded or --wait is over
 // The request for a kernel, and the cache key of its result.
 
 struct answer_keys { // in the cache; empty if nothing is cached
-    char kernel[65]; // of the answer about the kernel
-    char image[65];  // of the answer about its whole image; never empty
+    char kernel[65]; // digest of the answer about the kernel
+    char image[65];  // digest of the answer about its whole image; never empty
 };
 
 // Both return NULL, or why the kernel can't get probes.
@@ -984,10 +984,10 @@ extern struct settings hook_settings;
 
 void hook_probe_setup(void);
 void hook_probe_stop(void);      // stop probing for good
-void hook_probe_begin(void);     // something was loaded: this process's state, not its children's
+void hook_probe_begin(void);     // when something was loaded: initializes this process, but not its children
 bool hook_is_this_process(void); // false in a child that shares our memory, as after vfork
 bool hook_is_wanted(const char *kernel, const struct order *order);
-bool hook_is_closed(const char *path); // whether we don't look into the code of this library
+bool hook_is_closed(const char *path); // true if the library's code is closed, so we leave it alone
 
 // -- sources.c -------------------------------------------------------------
 

@@ -247,7 +247,7 @@ struct pending {
 
 static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *all;
-static _Atomic unsigned count; // of all
+static _Atomic unsigned count; // number of requests
 static unsigned asked_count;
 static _Atomic uint64_t spent, waited_until; // ms waited in this burst; the time up to which they're counted
 
@@ -271,7 +271,7 @@ static void spend(uint64_t start) {
 
 // Entries
 
-// Return whether somebody still wants it.
+// Return whether the answer is still wanted.
 static bool is_wanted(const struct looked_up *function) {
     return hook_is_alive(function->reference) && function->order == hook_order()->number;
 }
@@ -376,7 +376,7 @@ static bool take_alive(struct pending *pending) {
     return true;
 }
 
-// The same, if somebody still wants it: another thread may own it and unload it.
+// The same, if it's still wanted: another thread may own it and unload it.
 static bool take(struct pending *pending) {
     struct reference held = hook_object_hold(pending->function.reference);
     bool alive = held.current && is_wanted(&pending->function);

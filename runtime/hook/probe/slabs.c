@@ -431,7 +431,8 @@ bool hook_free_memory(struct pool *pool) {
     any |= hook_free_ready(pool);
     if (any) {
         int mode = hook_begin_calls();
-        hook_do.wait_stream(pool->stream); // no kernel is in it: then the driver's pool has the memory again
+        hook_do.wait_stream(
+            pool->stream); // it runs no kernels; afterwards the driver's pool has the memory again
         hook_do.trim_pool(pool->memory, 0);
         hook_end_calls(mode);
         pool->reserved = pool->bytes;
@@ -452,7 +453,7 @@ bool hook_add_scratch(struct pool *pool, uint64_t size) {
         int mode = hook_begin_calls();
         bool good = !hook_do.alloc(&address, size, pool->memory, pool->stream);
         if (good)
-            hook_do.wait_stream(pool->stream); // other streams are to use it
+            hook_do.wait_stream(pool->stream); // other streams will use it
         hook_end_calls(mode);
         pool->bytes -= good ? 0 : size;
         pool->scratch_size = good ? size : 0;

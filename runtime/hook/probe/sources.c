@@ -28,16 +28,16 @@ struct loaded {
     struct loaded *next;
     uint64_t handle;
     struct reference reference;
-    const struct reason *refused; // why nobody is asked about it; NULL if somebody may be
+    const struct reason *refused; // why the pipeline isn't asked about it; NULL if it may be
     char answer[65];              // key of the last answer about the whole image; empty: none was looked for
     const struct reason *whole;   // that answer: why none of its kernels gets probes, or NULL
-    bool linked;                  // by the driver, of more than one PTX module
+    bool linked;                  // the driver linked it from several PTX modules
     struct image image;           // starts at the copy, if there is one
     void *copy;
     size_t copy_size;
     int memory; // the file that `copy` maps, or -1
     ino_t inode;
-    char *path;         // of the file that contains it; NULL if there's none, or if it was copied
+    char *path;         // the file that contains it; NULL if there's none, or if it was copied
     struct stat status; // the file's status at the time of loading
     uint64_t offset;    // in it
     char digest[65];    // empty until needed, which few images are
@@ -371,7 +371,7 @@ struct link {
     uint64_t state; // 0: a result
     struct gpt_bytes text;
     unsigned parts; // but libraries
-    uint64_t size;  // of the result
+    uint64_t size;  // bytes of the result
     char digest[65];
 };
 

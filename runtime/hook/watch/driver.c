@@ -78,7 +78,7 @@ static struct driver *find_driver(void) {
     struct driver *driver = atomic_load(&the_driver);
     for (struct linked linked = {0}, whole; !driver && hook_next_linked(&linked);)
         if (hook_is_driver(&linked) && hook_linked_of((const void *)linked.dynamic, &whole)) {
-            whole.in_use = false; // another thread may close it
+            whole.in_use = false; // another thread may close it now
             driver = read_driver(&whole);
         }
     return driver;

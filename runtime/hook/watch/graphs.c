@@ -11,8 +11,8 @@
 #include "watch.h"
 
 #define MAX_FUNCTIONS 4096 // different ones
-#define MAX_DEPTH 16       // of graphs in graphs
-#define MAX_BODIES 64      // of a conditional node
+#define MAX_DEPTH 16       // nesting of graphs
+#define MAX_BODIES 64      // bodies of a conditional node
 
 struct walk {
     CUresult (*nodes)(void *, void **, size_t *), (*type)(void *, int *), (*child)(void *, void **);
@@ -60,7 +60,7 @@ static uint32_t function_of(const CUDA_KERNEL_NODE_PARAMS *params, bool has_kern
     return hook_ask_function((uint64_t)(params->func || !has_kernel ? params->func : params->kern));
 }
 
-struct bodies { // of a node
+struct bodies { // a node's bodies
     uint64_t node;
     unsigned count;
     void *graphs[MAX_BODIES];
@@ -122,7 +122,7 @@ void hook_walk_graph(void *graph, bool (*see)(const struct graph_node *node, voi
 
 struct listing {
     struct nodes *nodes;
-    uint32_t around[MAX_DEPTH + 1]; // the last one of each depth
+    uint32_t around[MAX_DEPTH + 1]; // the last node at each depth
 };
 
 static bool list_node(const struct graph_node *found, void *with) {

@@ -70,8 +70,8 @@ static size_t loaded_count;
 
 // The library being examined, one at a time.
 static struct {
-    const struct mapping *first; // of the file's beginning
-    const char *path;            // of the file
+    const struct mapping *first; // the mapping of the file's beginning
+    const char *path;            // the file's path
     int file;
     Elf64_Phdr headers[MAX_HEADERS];
     unsigned count;
@@ -203,7 +203,7 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
     for (uint32_t i = 0; i < count && !library; i++)
         if (!strcmp(watched->library[i].path, path))
             library = &watched->library[i];
-    if (library) { // it came back elsewhere
+    if (library) { // it was loaded again, elsewhere
         set_segments(library, mapping);
         goto done;
     }
@@ -260,7 +260,7 @@ static void scan(void) {
     if (!atomic_exchange(&watched->unmapped, false) && !changed)
         return; // don't open files: a seccomp filter may forbid it
     memset(there, 0, sizeof(there));
-    uint64_t inode = 0, end = 0; // of the previous library
+    uint64_t inode = 0, end = 0; // the previous library's
     struct maps *maps = hook_open_maps();
     for (struct mapping mapping; hook_next_mapping(maps, &mapping);) {
         if (*mapping.path != '/' || mapping.offset || (mapping.inode == inode && mapping.start < end))

@@ -10,12 +10,12 @@
 #include "arch_elf.h"
 #include "watch.h"
 
-#pragma weak _r_debug                                        // of glibc
-extern struct r_debug *_dl_debug_addr __attribute__((weak)); // of musl
+#pragma weak _r_debug                                        // glibc's
+extern struct r_debug *_dl_debug_addr __attribute__((weak)); // musl's
 
 struct more_debug { // r_version 2, glibc 2.35
     struct r_debug debug;
-    struct more_debug *next; // of another namespace
+    struct more_debug *next; // another namespace's
 };
 
 static size_t began_with = MAX_LINKED; // libraries, including the program

@@ -26,7 +26,7 @@ static const void *image_of(uint64_t handle) {
     return view.image;
 }
 
-struct cut_image { // of an image
+struct cut_image { // an image that lost code
     const void *start;
     const char *path; // path of the mapped file that contains it, or NULL
     uint64_t offset;
@@ -78,7 +78,7 @@ static bool has_gaps(const char *start, bool code) {
 // region lost.
 struct cut_names {
     char magic[8];        // "gpt-cut"
-    uint32_t count, size; // of kernels, of the list
+    uint32_t count, size; // kernels in the list, and its bytes
     char list[496];       // names, each ended by a NUL
 };
 

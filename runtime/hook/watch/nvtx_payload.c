@@ -14,9 +14,9 @@ enum { PLACE = 0xfe }; // flags of an entry: pointers, offsets, arrays
 // The position of the message in a schema's data.
 struct message {
     const void *domain;
-    uint64_t id;                 // of the schema
+    uint64_t id;                 // the schema's id
     uint64_t type, offset, room; // bytes of a text that lies in the data; 0 for a pointer or a handle
-    size_t size;                 // of the data; 0 if unknown
+    size_t size;                 // bytes of the data; 0 if unknown
 };
 
 static struct {
@@ -99,7 +99,7 @@ static bool find_entry(struct message *message, const nvtxPayloadSchemaAttr_t *s
         return false;
     bool packed = schema->fieldMask & NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ALIGNMENT && schema->packAlign;
     bool sized = schema->fieldMask & NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE;
-    bool placed = true; // whether we know the position of an entry without an offset
+    bool placed = true; // we know the position of an entry without an offset
     uint64_t at = 0;
     for (size_t i = 0; i < schema->numEntries && i < ENTRIES; i++) {
         const nvtxPayloadSchemaEntry_t *entry = &schema->entries[i];

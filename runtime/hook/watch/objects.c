@@ -20,7 +20,7 @@ struct kept { // a property
 };
 
 struct object {
-    _Atomic uint64_t generation; // first: a reference points to it. 0: gone
+    _Atomic uint64_t generation; // must be first: references point to it. 0: gone
     struct object *same_bucket;
     struct object *parent, *children, *sibling;
     uint64_t handle, context;

@@ -179,7 +179,7 @@ struct operation *hook_stream_begin(struct stream_queue *queue, const struct fra
 
 void hook_stream_end(struct operation *operation, const struct frame *frame, bool done) {
     if (operation->state != STREAM_RUNNING || operation->owner != frame)
-        return; // it was given up
+        return; // the wait was given up
     if (!done || hook_cu.record(operation->end, (void *)operation->stream) != CUDA_SUCCESS)
         operation->end = NULL;
     operation->state = STREAM_ISSUED;
@@ -316,7 +316,7 @@ static void end_at_exit(void) {
             continue;
         void *unused;
         if (hook_cu.push_context((void *)queue->context) == CUDA_SUCCESS) {
-            queue->thread = thread; // which writes the rows
+            queue->thread = thread; // this thread writes the rows
             hook_stream_read(queue, see);
             hook_cu.pop_context(&unused);
         } // and nobody else uses it any more

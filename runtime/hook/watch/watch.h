@@ -49,7 +49,7 @@ typedef void handler(struct frame *frame);
 struct slot {
     void *real;
     uint32_t flags;
-    uint32_t id;                // of its `api` record
+    uint32_t id;                // id of its `api` record
     _Atomic uint32_t announced; // live->pid of the trace that has this record
     uint8_t layout;             // enum layout
     uint8_t special;            // enum special
@@ -111,14 +111,14 @@ struct __attribute__((aligned(16))) frame {
     struct slot *slot;
     struct row *row;
     uint64_t start;
-    struct count *counter;   // of the function launched, or of the query
-    struct thread *thread;   // that recorded the call
+    struct count *counter;   // counter of the function launched, or of the query
+    struct thread *thread;   // the thread that recorded the call
     struct operation *timed; // the operation that the call puts into a stream
-    struct note note;        // from the handler before the call to the one after it
+    struct note note;        // left by the handler before the call for the one after it
     void *real;              // the function to call, normally the real one
     uint64_t answer;
     struct launch launch;
-    uint32_t flags;    // of the slot, when the call began
+    uint32_t flags;    // the slot's flags when the call began
     bool probed;       // a launch was made with probes
     bool off;          // nothing was recorded when the call began
     const void *outer; // the enclosing call, if this one was made in a signal handler, for example
@@ -167,7 +167,7 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 
 // Handlers of the functions that make and destroy contexts.
 
-uint64_t hook_current_context(void); // of this thread, or 0
+uint64_t hook_current_context(void); // this thread's, or 0
 // Which context a call destroys, releases or resets; 0 if the program never retained it.
 uint64_t hook_context_that_ends(const struct frame *frame);
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
@@ -189,7 +189,7 @@ static inline bool hook_is_capturing(void) {
     return atomic_load_explicit(&hook_captures, memory_order_relaxed) != 0;
 }
 
-bool hook_has_captured(void); // whether any stream ever was
+bool hook_has_captured(void); // true if any stream ever was
 
 // Return whether a stream is being captured. Call it after a successful call on that stream.
 bool hook_is_captured(uint64_t stream);
@@ -227,7 +227,7 @@ struct graph_node {
     int type;
     unsigned depth;                 // how many nodes enclose it
     bool sure;                      // it runs once; false inside a conditional node's body
-    CUDA_KERNEL_NODE_PARAMS kernel; // of a kernel node; all zero if the driver doesn't tell
+    CUDA_KERNEL_NODE_PARAMS kernel; // a kernel node's; all zero if the driver doesn't say
 };
 
 // Call `see` for each node of a graph, each followed by the nodes of the graphs inside it, until it returns
@@ -249,7 +249,7 @@ int hook_record_ioctl(int (*real)(int, unsigned long, ...), int file, unsigned l
 void hook_scan_libraries(void);
 void hook_before_close(const void *handle);
 void hook_after_close(void);
-const char *hook_find_library(const void *address); // the library whose code or data contains it, or NULL
+const char *hook_find_library(const void *address); // the library that contains it, or NULL
 const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, size_t size);
 // Changes when a library is closed, since another one may be mapped in its place.
 uint64_t hook_unwind_generation(void);
@@ -284,13 +284,13 @@ struct span {
 void hook_each_reference(const struct linked *linked, void (*see)(void *state, void **word, const char *name),
                          void *state);
 struct span hook_protected_in(const struct linked *linked); // the caller keeps the library open
-bool hook_has_namespaces(void);                             // from dlmopen or an auditing library
+bool hook_has_namespaces(void);                             // made by dlmopen or an auditing library
 
 // -- driver.c --------------------------------------------------------------
 
 // The driver's library.
 
-bool hook_has_driver(void); // whether it is loaded
+bool hook_has_driver(void); // true if it's loaded
 bool hook_driver_is_simulated(void);
 void *hook_driver_function(const char *symbol); // the real one, or NULL
 // Call `find_all` once per loaded driver and return its result, even if several threads come at once. `found`
@@ -299,7 +299,7 @@ bool hook_find_once(_Atomic int *found, bool (*find_all)(void));
 bool hook_in_driver(const void *address);
 // Return the exported name of the function at an address: the first that belongs to the API, or NULL.
 const char *hook_driver_symbol(const void *address);
-bool hook_forget_driver(struct span *was); // if it was closed: true, and where it was
+bool hook_forget_driver(struct span *was); // returns true, and where it was, if it was closed
 
 // -- memory.c --------------------------------------------------------------
 
@@ -357,7 +357,7 @@ struct image {
     const void *start;
     uint64_t size;
 };
-struct image hook_read_image(const void *given); // of the pointer passed to the driver; follows wrappers
+struct image hook_read_image(const void *given); // at the pointer passed to the driver; follows wrappers
 
 uint32_t hook_new_id(_Atomic uint32_t *ids);
 uint32_t hook_ask_function(uint64_t handle); // the id of a function, asking the driver for its name; or 0
@@ -394,7 +394,7 @@ enum { NVTX_SLOTS = 16 };
 extern nvtx_function *hook_nvtx_core[NVTX_SLOTS], *hook_nvtx_core2[NVTX_SLOTS];
 extern nvtx_function *hook_nvtx_payload[NVTX_SLOTS];
 
-// How our functions end: the other tool's function, if it has one, is called last, and the program gets its
+// How our functions end: they call the other tool's function, if there is one, and the program gets its
 // result.
 #define NVTX_CALL(type, next, ...) ((type (*)())next)(__VA_ARGS__)
 #define NVTX_PASS(type, next, mine, ...)                                                                     \
@@ -481,8 +481,8 @@ enum object_kind {
     OBJECT_CONTEXT,
     OBJECT_MODULE,
     OBJECT_LIBRARY,
-    OBJECT_KERNEL,   // of a library; has functions
-    OBJECT_FUNCTION, // of a module, or of a kernel in a context
+    OBJECT_KERNEL,   // belongs to a library; has functions
+    OBJECT_FUNCTION, // belongs to a module, or is a kernel's in a context
     OBJECT_GRAPH,
     OBJECT_GRAPH_EXEC,
 };
@@ -496,7 +496,7 @@ struct object_facts {
     const char *name; // or NULL
     const void *image;
     uint64_t image_size; // bytes; 0: unknown
-    uint32_t id;         // of its record in the trace, or 0
+    uint32_t id;         // id of its record in the trace, or 0
     bool made;           // created by this call, so an earlier object with this handle is gone
     bool asked;          // we have asked the driver for the name
 };
@@ -516,18 +516,18 @@ struct object_view {
 // A property that the program set, or the driver reported, on a function or module.
 struct property {
     enum {
-        PROPERTY_ATTRIBUTE,     // of a function: number is the CUfunction_attribute
+        PROPERTY_ATTRIBUTE,     // for functions: number is the CUfunction_attribute
         PROPERTY_CACHE_CONFIG,  // CUfunc_cache
         PROPERTY_SHARED_CONFIG, // CUsharedconfig
         PROPERTY_PARAMETER,     // number is its index; value its offset, size its bytes
-        PROPERTY_VARIABLE,      // of a module or library: value is its address, size its bytes
-        PROPERTY_BODY,          // of a graph: number is a conditional node, value one of its graphs
-        PROPERTY_NODES,         // of an executable graph: mapped memory that is freed with it
+        PROPERTY_VARIABLE,      // for modules and libraries: value is its address, size its bytes
+        PROPERTY_BODY,          // for graphs: number is a conditional node, value one of its graphs
+        PROPERTY_NODES,         // for executable graphs: mapped memory that is freed with it
     } what;
     uint64_t number;
     int device; // -1: not tied to a device. For a body: its index
     uint64_t value, size;
-    const char *name; // of a variable, else NULL
+    const char *name; // a variable's name, or NULL
 };
 
 struct reference hook_object_add(const struct object_facts *facts);
@@ -551,7 +551,7 @@ uint32_t hook_object_set_id(struct reference reference, uint32_t id);
 // it on afterwards: an object that another thread created in between survives, even under the same handle.
 uint64_t hook_object_generation(void);
 void hook_object_gone(uint64_t handle, uint64_t generation);          // and everything it owns
-void hook_object_context_gone(uint64_t context, uint64_t generation); // and everything in it
+void hook_object_context_gone(uint64_t context, uint64_t generation); // drops everything in it, too
 
 // Add a property, or replace the one of the same kind, number, device and name. Returns whether the object
 // has it now.
@@ -598,15 +598,15 @@ struct library {
     const char *path;
     const char *replaces;  // the path that the program knows, if it differs
     uint64_t mapping;      // a digest of where it starts
-    uint64_t end, dynamic; // of all segments; of its dynamic section
+    uint64_t end, dynamic; // end of all segments; address of its dynamic section
 };
 
 struct watched {
     _Atomic uint32_t modules, functions;    // number of ids given out
     _Atomic uint32_t kernels, maps, probed; // number of ids given out, for probes
-    struct stream_queue *_Atomic timelines; // of --gpu-time
+    struct stream_queue *_Atomic timelines; // for --gpu-time
     pthread_mutex_t finding;                // guards the search for the driver's functions
-    _Atomic uint64_t devices;               // bit set: the device has a record
+    _Atomic uint64_t devices;               // a bit for each device that has a record
     _Atomic uint32_t libraries;
     _Atomic bool unmapped; // libraries may have been closed since the last scan
     _Atomic uint32_t scanning;
@@ -633,7 +633,7 @@ _Atomic uint64_t *hook_find_in_map(struct map *map,
 
 extern const char *hook_stacks; // the words after gpt-hook --stacks, or NULL
 void hook_sites_setup(void);
-extern handler hook_on_site; // of a call that has a row
+extern handler hook_on_site; // for calls that have a row
 
 // The stack of a thread, from the unwind tables of its libraries (runtime/arch).
 
@@ -674,7 +674,7 @@ struct operation {
 };
 
 struct stream_queue {
-    struct stream_queue *next; // of this thread
+    struct stream_queue *next; // this thread's next queue
     struct stream_queue *next_of_all;
     struct thread *thread;
     uint64_t context;

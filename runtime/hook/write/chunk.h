@@ -8,11 +8,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CHUNK_PAGE 4096u       // chunks begin at multiples of it, and have whole ones
-#define CHUNK_MAX (512u << 10) // bytes of one at most
+#define CHUNK_PAGE 4096u       // chunks begin at multiples of it, and consist of whole pages
+#define CHUNK_MAX (512u << 10) // most bytes of a chunk
 #define CHUNK_HEAD 36          // bytes before a chunk's data
-#define CHUNK_USED 20          // where the word `used` is
-#define CHUNK_LENGTH 32        // where the length of `data` is; written last: before that there is no chunk
+#define CHUNK_USED 20          // offset of the word `used`
+#define CHUNK_LENGTH                                                                                         \
+    32 // offset of the length of `data`, which is written last: before that, there's no chunk
 #define CHUNK_TAIL sizeof(struct tail)
 
 // Texts are encoded longer than necessary, so that both words are aligned.
@@ -35,8 +36,8 @@ static inline uint32_t chunk_size(const unsigned char *head) {
 // State that processes share, at the end of a chunk, in bytes without records. The first chunk of a file uses
 // all of it, the others only `closed`.
 struct tail {
-    _Atomic uint64_t records; // of the segment
-    _Atomic uint64_t pid;     // whose file it is
+    _Atomic uint64_t records; // records in the segment
+    _Atomic uint64_t pid;     // process that owns the file
     _Atomic uint64_t born;    // when that process began, in clock ticks since boot, since pids are reused
     _Atomic uint64_t run;     // a random number that identifies the run of gpt-hook
     _Atomic uint64_t ticket;  // where the file's next chunk begins; 0: the rest is not filled in yet

@@ -98,7 +98,7 @@ static bool is_left(void) {
 static __attribute__((noinline)) void give_up_stream(void) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
-    if (!unlink(path)) // the first of all threads and processes of the run
+    if (!unlink(path)) // only the first thread of the run succeeds
         hook_say(hook_folder, "the helper that passes the stream on was killed", "nothing more is recorded");
     hook_turn_off(hook_folder, NULL);
     folder_remove(hook_folder);
@@ -263,7 +263,7 @@ struct tail *hook_map_tail(int file, uint32_t size) {
 // the program would have without us, and a signal that isn't about one of our mappings is handled
 // accordingly.
 
-static struct sigaction dispositions[2]; // of the program
+static struct sigaction dispositions[2]; // the program's
 static _Atomic unsigned current;
 _Atomic bool hook_bus_installed;
 int (*hook_real_sigaction)(int, const struct sigaction *, struct sigaction *);
@@ -321,7 +321,7 @@ static void handle(int signal, siginfo_t *info, void *context) {
         return;
     if (theirs.sa_handler == SIG_DFL || theirs.sa_handler == SIG_IGN) {
         hook_real_sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
-        if (info->si_code <= 0) // else the fault comes again
+        if (info->si_code <= 0) // otherwise the fault comes again
             syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, info);
         return;
     }

@@ -32,7 +32,7 @@ struct written {
 };
 
 static uint64_t most, enough; // 0: no limit; where recording is turned off
-static const char *path;      // of the file
+static const char *path;      // the file's path
 static pid_t root;
 static struct written *_Atomic written;
 static _Atomic bool reached, untold; // untold: it isn't in the trace yet

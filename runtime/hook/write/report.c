@@ -25,7 +25,7 @@
 static struct {
     int pid;                          // pid of the root process; 0: no report
     bool streams;                     // the trace is a stream: only report losses
-    unsigned long long device, inode; // of its standard error
+    unsigned long long device, inode; // identify its standard error
     char error[PATH_MAX];             // its path, if it's a terminal or a file; otherwise empty
     char path[PATH_MAX];
 } root;
@@ -293,7 +293,7 @@ static bool take(enum loss loss, struct note *note) {
     bool read_all = gpt_is_private(file, S_IFREG) && read(file, note, sizeof(*note)) == sizeof(*note);
     note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
     close(file);
-    unlink(path); // even if it isn't our file, the name is ours
+    unlink(path); // we chose the name, so remove whatever has it
     return read_all;
 }
 

@@ -72,7 +72,7 @@ static void pass(struct trace_file *trace, uint64_t end) {
 _Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
 
 struct table {
-    uint64_t start, size, stride; // of the rows in the file
+    uint64_t start, size, stride; // the rows in the file
 };
 
 static uint64_t load(const struct trace_file *trace, const struct table *table, uint64_t row) {
@@ -154,12 +154,12 @@ static void count_record(unsigned depth, uint64_t end) {
     struct value map = next(trace), kind_key = next(trace), kind = next(trace);
     bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
     bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
-    uint64_t without = 0, size = 0;            // of a buffer: the part in this record
+    uint64_t without = 0, size = 0;            // for a buffer: the part in this record
     char code[AHEAD] = "", detail[AHEAD] = ""; // the window moves
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
     found.probed += is(kind, "probed");
-    found.stopped += is(kind, "dropped"); // the hook writes none for another reason
+    found.stopped += is(kind, "dropped"); // the hook writes these for no other reason
     if (trace->bad || map.type != MAP || kind_key.type != TEXT) {
         trace->bad = true;
         return;

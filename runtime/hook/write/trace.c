@@ -93,7 +93,7 @@ static void begin_recording(void) {
 bool hook_is_ours(void) {
     return hook_live && !hook_in_vfork && atomic_load(&hook_live->state) == ON &&
            (uint32_t)getpid() ==
-               atomic_load(&hook_live->pid); // not a process that shares our memory, as posix_spawn makes
+               atomic_load(&hook_live->pid); // not a process that shares our memory, such as posix_spawn's
 }
 
 void hook_finish(unsigned status) {
@@ -140,7 +140,7 @@ static void forget(void) {
 }
 
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
-                      void *) __attribute__((weak)); // what pthread_atfork calls in glibc
+                      void *) __attribute__((weak)); // pthread_atfork calls this in glibc
 
 bool hook_trace_setup(void (*more)(void)) {
     hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");

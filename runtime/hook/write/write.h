@@ -34,23 +34,23 @@
 // starts its own.
 
 #define MAX_MAPPINGS 16384
-#define MAX_COUNT_CHUNKS 4096 // of at most 20,000 rows
+#define MAX_COUNT_CHUNKS 4096 // chunks have at most 20,000 rows
 
 enum state { FRESH, STARTING, ON, OFF };
 
 struct live {
-    _Atomic uint32_t pid;   // of the process while its trace is on, otherwise 0
+    _Atomic uint32_t pid;   // the process while its trace is on, otherwise 0
     _Atomic uint32_t state; // enum state
     _Atomic uint32_t pool_lock;
     struct tail *tail;
     char path[4096];
-    struct thread *pool;                               // of threads that have ended
-    struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // of launches and of queries: rows, by chunk
+    struct thread *pool;                               // states of threads that have ended
+    struct count *_Atomic counts[2][MAX_COUNT_CHUNKS]; // rows of launches and of queries, by chunk
     _Atomic uint32_t count_rows[2];                    // handed out so far
     struct {
         unsigned char *_Atomic start;
         _Atomic size_t size;
-    } mappings[MAX_MAPPINGS]; // of the trace file
+    } mappings[MAX_MAPPINGS]; // mappings of the trace file
 };
 extern struct live *hook_live;
 
@@ -77,16 +77,16 @@ struct thread;
 // record, in a chunk that stays mapped. Only that thread writes it.
 struct count {
     _Atomic uint64_t count, first;
-    uint32_t id, pad; // of the function or api
+    uint32_t id, pad; // id of the function or api
 };
 
 // Hash a key's place in a thread's table. The stubs use it too, since they count most launches.
 #define COUNTER_FACTOR 0x9e3779b97f4a7c15u
 #define COUNTER_SHIFT 40
 
-struct counter {                // of a thread's hash table with open addressing
+struct counter {                // an entry of a thread's hash table, with open addressing
     uint64_t key;               // the function's handle, or the address of the query's slot
-    struct count *row;          // of the function that had the handle at that time
+    struct count *row;          // row of the function that had the handle at that time
     struct reference reference; // to that function
 };
 
@@ -157,7 +157,7 @@ void hook_limit_end(void); // the process ends
 // Messages, and ending the recording early.
 
 extern const char
-    *hook_folder; // of a live stream, whose helper reads the trace while it grows; otherwise NULL
+    *hook_folder; // a live stream's, whose helper reads the trace while it grows; otherwise NULL
 void hook_fail(const char *where, int error); // turns the hook off and reports why
 void hook_turn_off(const char *where, const char *fact);
 extern const char *(*hook_real_strerrordesc)(int); // glibc's strerrordesc_np (since 2.32), otherwise NULL
@@ -203,7 +203,7 @@ enum why {
 };
 
 extern const struct reason hook_reasons[]; // by enum why, without a detail
-extern const struct reason hook_uncounted; // not a reason: such launches aren't counted
+extern const struct reason hook_uncounted; // stands for no reason: such launches aren't counted
 
 #define WHY(code) (&hook_reasons[WHY_##code])
 #define UNCOUNTED (&hook_uncounted)
@@ -225,7 +225,7 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 // The part of the final report on launches with probes and without.
 
 void hook_add_reason(const char *code, const char *detail, uint64_t launches);
-void hook_add_gpu_time(bool probed, uint64_t duration); // of a kernel, in time stamp ticks
+void hook_add_gpu_time(bool probed, uint64_t duration); // adds a kernel's, in time stamp ticks
 uint64_t hook_count_reason(const struct reason *why);   // launches without probes that have this code
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // the last is the total
 
@@ -243,7 +243,7 @@ enum loss {
 
 void hook_lost_setup(pid_t root, uint64_t error_device,
                      uint64_t error_inode); // the root process reports there
-bool hook_notes_losses(void);               // whether any process will report them
+bool hook_notes_losses(void);               // true if some process will report them
 void hook_note_loss(enum loss loss, const char *program, const char *how);
 
 // Remove all notes and write the text for the worst of them. Returns that one.
@@ -297,7 +297,7 @@ struct row_launch {
     uint16_t pad;
 };
 
-struct row_gpu {            // of a `gpu_times` record
+struct row_gpu {            // a row of a `gpu_times` record
     _Atomic uint64_t begin; // 0: unused; stored last
     uint64_t duration, call, stream;
     uint32_t api, function, thread;
@@ -332,7 +332,7 @@ struct thread {
     struct count *queries[MAX_QUERIES]; // by slot->query; index 0 means not counted
     struct mapped spare;                // the next chunk, if already prepared
     const struct row *in_flight;        // the innermost call when the previous chunk was full
-    uint32_t used;                      // of the chunk's data, in bytes
+    uint32_t used;                      // bytes used of the chunk's data
     struct counter *counters;
     uint32_t counters_mask, counters_used; // the mask is the size minus one; the size is a power of two
     struct stream_queue *timelines;
@@ -356,13 +356,13 @@ static inline struct thread *hook_this_thread(void) {
 void hook_threads_setup(bool (*start)(void), void (*begin)(void));
 struct thread *hook_new_thread(void);                                // in this process; or NULL
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
-struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // of at least this size
+struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // has at least this size
 bool hook_start_thread(void *(*work)(void *));                       // starts a thread of ours in the program
 void hook_make_spare(struct thread *thread);                         // inside a call that is slow anyway
 
 // Records, written into the thread's chunk.
 
-extern TLS bool hook_writing; // in a record: a signal handler that runs now writes none
+extern TLS bool hook_writing; // true in the middle of a record: a signal handler that runs now writes none
 // Makes room for a record: first in the thread's chunk, then in the next one, then in one of the largest.
 enum { TRIES = 3 };
 bool hook_open(struct gpt_packer *buffer, int try);
@@ -392,7 +392,7 @@ static inline struct gpt_str hook_str(const char *text) {
 // Rows: their description for readers, and how a thread takes one.
 
 static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
-    return arch_advance(&batch->next, stride); // a signal's handler may take one too
+    return arch_advance(&batch->next, stride); // a signal handler may take one too
 }
 
 struct row_layout {
@@ -433,7 +433,7 @@ static inline struct gpt_packer mapped_room(struct mapped chunk, uint32_t used) 
 void hook_set_used(unsigned char *chunk, uint32_t used);
 
 // Chunk sizes in bytes.
-uint32_t hook_chunk_size(unsigned step); // at a step of the sizes, which grow from 4 KiB
+uint32_t hook_chunk_size(unsigned step); // sizes grow in steps from 4 KiB
 uint32_t
 hook_chunk_for(size_t bytes); // the smallest with room for this many bytes of records, or the largest
 uint32_t hook_chunk_after(uint32_t size); // the next larger size, or the largest
@@ -451,7 +451,7 @@ bool hook_may_grow(
 int hook_open_file(const char *path); // an existing trace, for reading and writing
 void hook_keep_file(int file, const struct stat *found);
 void hook_close_file(void);
-bool hook_is_unread(void); // a live stream whose helper was killed: record nothing more
+bool hook_is_unread(void); // true for a live stream whose helper was killed: record nothing more
 int hook_keep_apart(void); // for a thread that will have a descriptor table of its own; -1 without a file
 
 // -- totals.c --------------------------------------------------------------
@@ -508,7 +508,7 @@ void hook_write_recording(bool on);
 
 bool hook_trace_setup(void (*more)(void)); // `more` writes the other records of the start and the end
 void *hook_process_memory(size_t size);    // reads as zero in a forked child too; NULL if memory runs out
-bool hook_is_ours(void);                   // whether there's a trace that this process started
+bool hook_is_ours(void);                   // true if this process has started a trace
 void hook_finish(unsigned status);         // ends the trace; later events aren't recorded
 
 #endif

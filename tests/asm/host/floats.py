@@ -33,7 +33,7 @@ class Case(NamedTuple):
     result: int
     operands: tuple[int, ...]
     does: Callable[..., int]
-    nan: Format | None = None  # of whose NaNs any is right
+    nan: Format | None = None  # any NaN of this format is right
 
 
 def clamped(form: Format, negative: bool, value: Value, mode: str, words: str) -> int:

@@ -217,7 +217,7 @@ def test_copies_within_a_cluster_of_one_block(thread):
             "{ .param .b32 a; .param .b32 back; st.param.b32 [a], 99999999; call (back), depth, (a); }",
             "STACK",
         ),
-        ("FOR: bra FOR;", "ASSERT"),  # of thread.c: too many turns
+        ("FOR: bra FOR;", "ASSERT"),  # thread.c's limit: too many turns
     ],
 )
 def test_faults(thread, body, fault):

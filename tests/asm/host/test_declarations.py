@@ -17,7 +17,7 @@ USES = ".visible .entry k() { .reg .u64 a; mov.u64 a, x; ret; }\n"
 CALLED = ".visible .entry k() { .reg .u64 a; mov.u64 a, f; ret; }\n"
 
 UNUSED = ".visible .entry k() { ret; }\n"
-VARIABLES = {  # of a module, used by a kernel or not
+VARIABLES = {  # a module's variables, used by a kernel or not
     ".global .v2 .f64 x;": "",
     ".shared .v4 .u16 x;": "",
     ".global .f16x2 x;": "",
@@ -110,7 +110,7 @@ IN_KERNELS = {
     ".reg .u16 x; b: .branchtargets a; brx.idx x, b; a:": "where .u32 is expected",
     "b: .branchtargets a; brx.idx %tid.x, b; a:": "where .u32 is expected",
 }
-PARAMETERS = {  # of functions
+PARAMETERS = {  # functions' parameters
     ".reg .v2 .u16 a": "",
     ".reg .u16 a": "functions have .b8, .b16 or more",
     ".param .s8 a": "functions have .b8, .b16 or more",

@@ -144,7 +144,7 @@ def test_flushing_conversions(thread):
     modes = ("rn", "rz", "rm", "rp")
     cases = [Case(form.format(mode), to, (of,), int) for form, to, of, _ in wanted for mode in modes]
     operands = [(value, 0, 0) for _, _, of, operand in wanted for value in (operand, operand | 1 << of - 1)]
-    rows = [*results(thread, cases, operands)]  # of all forms at once: each compiles code
+    rows = [*results(thread, cases, operands)]  # all forms at once, since each call compiles code
     for number, ((form, _, _, operand), results_) in enumerate(wanted.items()):
         pairs = [row[4 * number : 4 * number + 4] for row in rows[2 * number : 2 * number + 2]]
         assert tuple(one for pair in zip(*pairs, strict=True) for one in pair) == results_, (form, hex(operand))
@@ -199,7 +199,7 @@ APPROXIMATE: dict[str, tuple[Callable[[float], float], float]] = {
     "cos": (math.cos, -20.5),
 }
 INFINITE, ZERO, MINUS = 0x7F800000, 0, 0x80000000
-SPECIAL = {  # of +infinity, -infinity, +0, -0, -1; None for a NaN
+SPECIAL = {  # results for +infinity, -infinity, +0, -0, -1; None for a NaN
     "rcp": (ZERO, MINUS, INFINITE, INFINITE | MINUS, 0xBF800000),
     "sqrt": (INFINITE, None, ZERO, MINUS, None),
     "rsqrt": (ZERO, None, INFINITE, INFINITE | MINUS, None),
@@ -247,7 +247,7 @@ def number_of(bits: int) -> float:
 def test_division_that_is_approximate(thread):
     """div.approx is 0 by what is above 2^126, and a NaN if infinity is divided; div.full is neither."""
     one, two, large, infinite = 0x3F800000, 0x40000000, 0x7F400000, 0x7F800000
-    expected = {  # of div.approx and div.full
+    expected = {  # results of div.approx and div.full
         (one, large): (0, 0x002AAAAB),
         (infinite, large): (0x7FFFFFFF, infinite),
         (one, two): (0x3F000000, 0x3F000000),

@@ -23,7 +23,7 @@ from gpt.asm.host.backend import Host, HostTarget
 from tests.asm.host.exact import FORMATS
 from tests.runtime import hooked
 
-Place = Callable[[int, int, int], tuple[int, int]]  # of lane / 4, lane % 4 and element: row and column
+Place = Callable[[int, int, int], tuple[int, int]]  # lane / 4, lane % 4 and element -> row and column
 SIZES = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
 SIZES |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
 
@@ -33,7 +33,7 @@ def C(g: int, t: int, i: int) -> tuple[int, int]:
     return g + 8 * (i >= 2), 2 * t + (i & 1)
 
 
-LAYOUTS: dict[tuple[int, str], tuple[Place, Place]] = {  # of A and B, by K and type
+LAYOUTS: dict[tuple[int, str], tuple[Place, Place]] = {  # places of A and B, by K and type
     (8, "f16"): (lambda g, t, i: (g + 8 * (i >= 2), 2 * t + (i & 1)), lambda g, t, i: (2 * t + i, g)),
     (16, "f16"): (
         lambda g, t, i: (g if i < 2 or 4 <= i < 6 else g + 8, 2 * t + (i & 1) + 8 * (i >= 4)),
@@ -245,7 +245,7 @@ def layout_of(k: int, type_: str) -> tuple[Place, Place]:
     return LAYOUTS[k, name]
 
 
-QUARTERS = {  # of a lane's number within its quarter, 0 to 7, and element, for the layouts of m8n8k4
+QUARTERS = {  # lane within its quarter, 0 to 7, and element -> place, for the layouts of m8n8k4
     ("a", "row"): lambda q, i: (q, i),
     ("a", "col"): lambda q, i: (i % 4 + (q & 4), q % 4),
     ("b", "row"): lambda q, i: (q % 4, i + (q & 4)),

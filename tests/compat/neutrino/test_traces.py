@@ -23,7 +23,7 @@ from tests.analyze.asked import Answers, run
 from tests.tiers import examples
 from tests.trace import folders, forge
 
-WARPS = b"".join(struct.pack("<QII", 1000 * warp + 1, 50, warp // 2) for warp in range(4))  # of 2 blocks of 64
+WARPS = b"".join(struct.pack("<QII", 1000 * warp + 1, 50, warp // 2) for warp in range(4))  # 2 blocks of 64 threads
 UNITS = {"thread": lambda threads: threads, "warp": lambda threads: -(-threads // 32), "block": lambda threads: 1}
 
 

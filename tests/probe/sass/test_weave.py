@@ -99,6 +99,8 @@ def test_bytes_of_global_memory():
     assert found == [(None, [{"read": 2432, "written": 1984}])] * 2, "no field for what the kernel doesn't do"
     _, (found,) = check("copies-2x128-5", "gmem_bytes")
     assert sum(record["async"] for _, (record,) in found) > 0
+    _, (found,) = check("generic-2x96-5", "gmem_bytes")  # the counters are close behind the program's constants
+    assert found[0] == (None, [{"read": 996, "written": 1256}])
 
 
 def test_a_guard_counts_the_lanes_for_which_it_holds():

@@ -11,7 +11,7 @@ enum { STREAMS = 48, QUEUE = 6, EVENTS = 2048, CONTEXTS = 3, UNIT = 256, UNITS =
 struct work {
     enum { LAUNCH = 1, CLEAR, BACK, RECORD, WAIT, FREE, MOVE } kind;
     uint64_t serial;
-    uint64_t address, bytes, to; // of LAUNCH: `to` is its id
+    uint64_t address, bytes, to; // for LAUNCH, `to` is its id
     uint64_t event, number;
     const bool *gate; // a kernel that runs once the host has set this
 };
@@ -20,7 +20,7 @@ struct stream {
     uint64_t handle;
     int context;
     bool there, blocking, ours;
-    int thread;  // of a per-thread default stream
+    int thread;  // the thread, for a per-thread default stream
     int capture; // a number; 0: none
     unsigned first, count;
     struct work queue[QUEUE];

@@ -36,7 +36,7 @@ _Atomic int programs_left;
 struct totals {
     uint64_t schedules, probed, unprobed, lost, replays;
 };
-static struct totals *totals; // of all schedules
+static struct totals *totals; // totals of all schedules
 
 // -- What the code under test needs ----------------------------------------
 
@@ -187,7 +187,7 @@ static unsigned gate_count;
 static bool is_over; // nobody closes another one
 static int last_capture;
 static bool uses_captures, uses_gates, uses_contexts, within_driver;
-static int count; // of programs
+static int count; // number of programs
 
 static uint64_t some_bytes(void) {
     uint64_t most = limit / 4 / UNIT;

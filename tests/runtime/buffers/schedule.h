@@ -26,7 +26,7 @@ void run_all(bool (*device)(void)); // until no thread is left; `device` does on
 void turn(void);                    // perhaps of another thread now
 void wait_until(bool (*is_over)(const void *), const void *of);
 void begin_atomic(void), end_atomic(void); // no other thread runs in between
-bool holds_lock(void);                     // of the code under test
+bool holds_lock(void);                     // a lock of the code under test
 void set_calls(bool calls);                // the driver, until it locks something
 uint64_t ns_passed(void);
 extern __thread int running;      // the number of the thread

@@ -10,7 +10,7 @@ from tests.sass.interp.memory import LOCAL_WINDOW, SHARED_WINDOW, MemoryFault
 
 _SIZES = (1, 1, 2, 2, 4, 8, 16)
 _WINDOW = U64(32)
-SHARED_START = 0x400  # of a kernel's own variables; the driver has what's in front
+SHARED_START = 0x400  # a kernel's own variables begin here, after the driver's
 
 
 def address(word: Word, place: int = 24) -> Fetch:

@@ -28,7 +28,7 @@ class Case:
     n: int = 5
     dynamic: int = 0  # bytes of shared memory
     close: float = 0
-    kind: str = "u4"  # of the results, if they are only close
+    kind: str = "u4"  # type of the results, if they are only close
 
     @property
     def name(self) -> str:

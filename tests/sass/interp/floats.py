@@ -224,7 +224,7 @@ _FUNCTIONS: dict[int, Callable[[Array], Array]] = {
 def _approximate(word: Word) -> Run:
     kind = word.field(74, 4)
     write = word.result()
-    if kind in (6, 7):  # of the upper half of a double
+    if kind in (6, 7):  # for the upper half of a double
         upper = word.raw("b")
         minus, absolute = word.is_negated("b"), word.is_absolute("b")
 

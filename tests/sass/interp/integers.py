@@ -152,7 +152,7 @@ def _set_predicate(word: Word) -> Run:
     if joined == 3:
         raise word.refuse("no known way to join")
     a, b, also = word.raw("a"), word.raw(word.other), word.predicate(87)
-    before = word.predicate(68) if word.bit(72) else None  # of the lower halves
+    before = word.predicate(68) if word.bit(72) else None  # from the lower halves
     first, second = word.decide(81), word.decide(84)
 
     def run(warp, mask):

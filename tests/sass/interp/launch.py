@@ -23,7 +23,7 @@ from tests.sass.interp.decode import Array
 from tests.sass.interp.lanes import packed
 from tests.sass.interp.loader import LoadedCubin, constants
 from tests.sass.interp.machine import LOCAL_BASE, LOCAL_SIZE, Stuck, Warp
-from tests.sass.interp.memory import LOCAL_WINDOW, PARAMETER_WINDOW, GlobalMemory, Space
+from tests.sass.interp.memory import LOCAL_WINDOW, GlobalMemory, Space
 from tests.sass.interp.timing import Timing
 
 MODULES = (accesses, atomics, bitwise, conversions, doubles, floats, halves, integers, lanes, matrices)
@@ -114,7 +114,7 @@ class Launch:
         bank = bytearray(arch.parameters + len(parameters))
         struct.pack_into("<6I", bank, 0, *block, *grid)
         struct.pack_into("<QI", bank, 0x20, LOCAL_WINDOW, LOCAL_BASE + LOCAL_SIZE)
-        struct.pack_into("<Q", bank, 0xD0, PARAMETER_WINDOW)
+        struct.pack_into("<Q", bank, 0xD0, cubin.place_constants(memory))
         bank[arch.parameters :] = parameters
         self.banks = constants(cubin, kernel, cubin.place_variables(memory), bytes(bank))
         self.executed = 0

@@ -76,6 +76,11 @@ class LoadedCubin:
                 placed[index] = memory.allocate(section.size, data)
         return placed
 
+    def place_constants(self, memory: GlobalMemory) -> int:
+        """Put a copy of the program's constants into memory, for generic addresses. Return its address, or 0."""
+        section = self.find(".nv.constant3")
+        return memory.allocate(section.size, section.data) if section else 0
+
     def constant(self, name: str, placed: dict[int, int]) -> bytes:
         """Return the contents of a section of constants, addresses filled in."""
         section = self.find(name)

@@ -10,7 +10,6 @@ Addresses = npt.NDArray[np.uint64]
 
 SHARED_WINDOW = 0x7E00_0000_0000  # where generic addresses lead to shared memory
 LOCAL_WINDOW = 0x7D00_0000_0000
-PARAMETER_WINDOW = 0x7C00_0000_0000
 GLOBAL = 0x7F00_0000_0000
 _OFFSETS = {size: np.arange(size) for size in (1, 2, 4, 8, 16)}
 

@@ -42,7 +42,7 @@ class Log:
         self.names: dict[str, str] = {}
         self.folders: dict[str, str] = {}
         self.launches: list[LoggedLaunch] = []
-        self.unprobed = Counter[tuple[str, str]]()  # by pointer or name, and reason
+        self.unprobed = Counter[tuple[str, str]]()  # by pointer or name, and by reason
         self.calls = Counter[str]()  # by function
         self._function = ""
 

@@ -204,7 +204,7 @@ full:
     call hook_leave
     movq FRAME_RESULT(%rsp), %rax
     movq FRAME_RDX(%rsp), %rdx
-    movaps FRAME_XMM(%rsp), %xmm0   // of no meaning where the function has no such result
+    movaps FRAME_XMM(%rsp), %xmm0   // meaningless if the function has no such result
     movaps FRAME_XMM + 16(%rsp), %xmm1
     leave
     .cfi_remember_state

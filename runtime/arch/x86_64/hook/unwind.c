@@ -73,7 +73,7 @@ static struct rule find_rule(uint64_t address) {
 
 // The stack
 
-struct window { // of it
+struct window { // a piece of stack memory
     uintptr_t start, size;
     unsigned char bytes[WINDOW];
 };
@@ -195,7 +195,7 @@ static struct bytes copy_entry(uintptr_t from, unsigned char *room, size_t most)
     return (struct bytes){room, good ? room + length : room, !good};
 }
 
-struct common { // of a CIE
+struct common { // a CIE's contents
     uint64_t code;
     int64_t data;
     unsigned encoding;

@@ -36,7 +36,7 @@ def parse(path: str):
         # Read block_sched
         f.seek(sections[0].offset)
         record = struct.Struct("<QII")
-        whole, units = blockSize // 32, (blockSize + 31) // 32  # of a block; parts of warps come after them
+        whole, units = blockSize // 32, (blockSize + 31) // 32  # per block; partial warps come after the whole ones
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:
@@ -54,7 +54,7 @@ from collections import defaultdict
 from heapq import heappop, heappush
 
 header, sections, records = parse(sys.argv[1])
-blocks = defaultdict(list)  # begin and end of the blocks of each SM, whose clock they are on
+blocks = defaultdict(list)  # begin and end of each SM's blocks, on its clock
 for warps in records:
     if warps:
         end = max(warp.begin + warp.elapsed for warp in warps)

@@ -65,7 +65,7 @@ def read_result(path):
 
 
 def read_dmat(path):
-    """The same of a `.dmat`."""
+    """Yield the accesses of a `.dmat`."""
     data = Path(path).read_bytes()
     pages, count = struct.unpack_from("<QQ", data)
     at, found = 16 + 8 * pages, []

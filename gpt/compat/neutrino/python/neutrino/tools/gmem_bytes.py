@@ -35,7 +35,7 @@ def parse(path: str):
         # Read gmem_bytes
         f.seek(sections[0].offset)
         record = struct.Struct("<II")
-        whole, units = blockSize, blockSize  # of a block; parts of warps come after them
+        whole, units = blockSize, blockSize  # per block; partial warps come after the whole ones
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:

@@ -36,7 +36,7 @@ def parse(path: str):
         # Read program_progress
         f.seek(sections[0].offset)
         record = struct.Struct("<QII")
-        whole, units = blockSize // 32, (blockSize + 31) // 32  # of a block; parts of warps come after them
+        whole, units = blockSize // 32, (blockSize + 31) // 32  # per block; partial warps come after the whole ones
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:

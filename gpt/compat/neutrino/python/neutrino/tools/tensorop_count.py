@@ -34,7 +34,7 @@ def parse(path: str):
         # Read tensorop_count
         f.seek(sections[0].offset)
         record = struct.Struct("<Q")
-        whole, units = blockSize, blockSize  # of a block; parts of warps come after them
+        whole, units = blockSize, blockSize  # per block; partial warps come after the whole ones
         blocks = [[] for _ in range(gridSize)]
         for count in (whole, units - whole):
             for block in blocks:
@@ -50,7 +50,7 @@ def parse(path: str):
 import sys
 
 header, sections, records = parse(sys.argv[1])
-count = 0  # of warps: each thread of one has counted the same operations
+count = 0  # warps: all threads of a warp have counted the same operations
 for block in records:
     for first in range(0, len(block), 32):
         count += max(thread.operations for thread in block[first : first + 32])

@@ -1,0 +1,143 @@
+"""One run of a comparison: its sums, and the conditions under which it ran, which a comparison should share."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpt.analyze.lib.answer import Column, Record, make_answer
+from gpt.analyze.lib.differences import RunSums, mean_of
+from gpt.trace.durations import Durations
+from gpt.trace.process import Api
+
+if TYPE_CHECKING:
+    from gpt.analyze.lib.totals import ProcessTotals, Totals
+    from gpt.trace.process import Process
+
+SIDES = (
+    Column("side", "text"),
+    Column("probes", "text?", shown="any"),
+    Column("command", "text", shown="line"),
+    Column("runs", "u64"),
+    Column("processes", "u64"),
+    Column("calls", "u64"),
+    Column("counted", "u64", title="not timed", shown="any"),
+    Column("launches", "u64"),
+    Column("probed", "u64", title="with probes", shown="any"),
+)
+CONDITIONS = (  # what each is called, and what's said if A and B don't share it
+    ("commands", "A and B ran different commands, which may do different work"),
+    ("probes", "A and B ran with different probes, which take time of their own"),
+    ("GPUs", "A and B ran on different GPUs"),
+    ("hosts", "A and B ran on different hosts"),
+)
+
+
+class RunSummary:
+    """One run: its processes, how long they ran, and sums by function and by kernel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # the name of its file
+        self.commands: list[str] = []
+        self.hosts: set[str] = set()
+        self.gpus: set[str] = set()
+        self.probes: set[str] = set()  # names of their maps
+        self.calls = self.counted = self.launches = self.probed = self.threads = 0
+        self.functions: dict[Api, RunSums] = defaultdict(RunSums)
+        self.kernels: dict[str, RunSums] = defaultdict(RunSums)
+        self.on_gpu = 0.0  # ns
+        self.in_thread = 0.0  # ns in calls of the thread that spends most time in them
+        self._begin, self._end, self._unrecorded = math.inf, -math.inf, 0
+
+    def begin(self, process: Process) -> None:
+        """Add a process whose totals come later."""
+        self.commands.append(shlex.join(process.header["argv"]))
+        self.hosts.add(process.header["host"])
+
+    def add(self, found: ProcessTotals) -> None:
+        """Add the totals of a process, which may still run."""
+        clock, totals = found.process.clock, found.named()
+        self.gpus |= {card["name"] for card in found.process.cards.values()}
+        self.probes |= {layout.name for layout in found.process.probes.maps.values()}
+        self.calls, self.counted = self.calls + found.calls, self.counted + found.counted
+        self.probed += totals.coverage.probed
+        self.threads += len(found.in_threads)
+        self.in_thread = max(self.in_thread, *found.in_threads.values(), 0.0)
+        self._begin, self._end = min(self._begin, clock.monotonic), max(self._end, found.last)
+        self._unrecorded = max(self._unrecorded, found.process.unrecorded_until(found.last))
+        self._add_totals(totals)
+
+    def _add_totals(self, totals: Totals) -> None:
+        for api, function in totals.functions.items():
+            number = function.calls + function.counted
+            self.functions[api].add(number, function.moved["bytes"], function.durations)
+            self.on_gpu += function.gpu.total
+        for (type_, op), done in totals.replays.done.items():
+            if done.number:
+                self.functions[Api(type_, op, f"{op} in graphs")].add(done.number, done.bytes, Durations())
+        for name, kernel in totals.kernels.items():
+            launches = max(kernel.launches, kernel.gpu.count)
+            self.kernels[name].add(launches, 0, kernel.gpu)
+            self.launches += launches
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Add up kernels that are compared as one."""
+        for name, shape in names.items():
+            if name in self.kernels:
+                kernel = self.kernels.pop(name)
+                self.kernels[shape].add(kernel.number, kernel.bytes, kernel.times)
+
+    @property
+    def wall(self) -> float:
+        """Return the ns from the start of the first process to the end of the last call."""
+        return max(0.0, self._end - self._begin - self._unrecorded)
+
+    @property
+    def outside(self) -> float:
+        """Return the rest of this time, without calls of the thread that spends most time in them."""
+        return max(0.0, self.wall - self.in_thread)
+
+    @property
+    def in_calls(self) -> float:
+        """Return the ns spent in calls, of all threads."""
+        return sum(function.times.total for function in self.functions.values())
+
+    @property
+    def conditions(self) -> tuple[tuple[str, ...], ...]:
+        """Return what CONDITIONS are about."""
+        return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
+
+
+def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
+    """Return the table of both sides, with a verdict that warns of conditions they don't share."""
+    rows: list[tuple[Any, ...]] = []
+    for name, runs in (("A", a), ("B", b)):
+        probes = ", ".join(sorted(set().union(*(run.probes for run in runs)))) or None
+        numbers = [
+            round(mean_of(getattr(run, what) for run in runs).mean)
+            for what in ("calls", "counted", "launches", "probed")
+        ]
+        more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""
+        rows.append((name, probes, runs[0].commands[0] + more, len(runs), len(runs[0].commands), *numbers))
+    return make_answer("sides", SIDES, rows, [*_warn(a, b)])
+
+
+def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
+    """Say which conditions aren't the same in all runs."""
+    for at, (what, different) in enumerate(CONDITIONS):
+        sides = [{run.conditions[at] for run in runs} for runs in (a, b)]
+        if sides[0] == sides[1]:
+            if len(sides[0]) > 1:
+                yield f"runs of the same side differ in their {what}"
+            continue
+        told = "" if what == "commands" else f": {_name(sides[0])} in A, {_name(sides[1])} in B"
+        yield different + told
+    if max(len(a), len(b)) > 1:
+        yield "numbers of calls and launches are the means of the runs"
+
+
+def _name(found: set[tuple[str, ...]]) -> str:
+    return " or ".join(sorted({", ".join(one) or "none" for one in found}))
