@@ -137,7 +137,7 @@ def default_line(tmp_path_factory, program):
     launcher, stage = folder / "gpt-hook", folder / "gpt-extract"
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
     real = shlex.quote(str(hooked.ROOT / "bin" / "gpt-extract"))
-    stage.write_text(f"#!/bin/sh\ncat /proc/$PPID/cmdline >{folder}/words\nexec {real} \"$@\"\n")
+    stage.write_text(f'#!/bin/sh\ncat /proc/$PPID/cmdline >{folder}/words\nexec {real} "$@"\n')
     stage.chmod(0o755)
     env = os.environ | {
         "GPT_SIM_RUN": "none",
