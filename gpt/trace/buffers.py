@@ -314,6 +314,7 @@ class Probes:
         self.maps: dict[int, MapLayout] = {}
         self.probed = Counter[int]()
         self.unprobed = Counter[tuple[int, Reason]]()
+        self.quick = 0  # bytes of buffers that were packed without zstd
         self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
@@ -370,7 +371,8 @@ class Probes:
             case "unprobed":
                 self.unprobed[record["function"], find_reason(record) or Reason(OTHER)] += record["launches"]
             case "buffer":
-                parse_part(record)
+                part = parse_part(record)
+                self.quick += part.length if record.get("quick") else 0
                 self._buffers.append(record)
                 self._size += len(record.get("data", b""))
                 self._fresh += 1

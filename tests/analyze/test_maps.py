@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 
+from gpt.stream import records
 from tests.analyze.asked import answers, ask, run
 from tests.trace import forge
 
@@ -123,3 +124,17 @@ def test_whole_numbers_keep_all_their_digits():
     ]  # fmt: skip
     text = run("maps", "--format", "csv", data=forge.pack(trace(map_, (3, data)))).stdout.decode()
     assert ",9007199254740993,9007199254740993," in text
+
+
+def test_buffers_that_were_packed_without_zstd():
+    """A line says how many of their bytes, as they were before."""
+    map_ = forge.probe_map("mine", type_="total", sum="u64")
+    data = struct.pack("<2Q", 32, 5) * 2
+    quick = records.make("buffer", launch=1, map=1, size=len(data), data=data, quick=1)
+    told = trace(map_, (1, data))
+    told[-1:-1] = [forge.probed(1, 3, 4, 1, 64), quick]
+    verdict = answers("maps", told).verdicts["mine"]
+    assert verdict[1:] == [
+        "2 launches ran with probes",
+        f"{len(data)} B of buffers were packed without zstd: writing couldn't keep up with the probes",
+    ]

@@ -143,7 +143,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
     (row,) = ask("roofline", trace(moved(1), computed(1), device=older)).rows["devices"]
     assert (row["peak_tflops"], row["peak_gbytes"], row["flops_from"]) == (989.4, 4800, "published, dense FP16")
     found = ask("roofline", trace(moved(1), computed(1), device=older | {"name": "another"}))
-    assert found.verdicts["devices"][-1].startswith("not known of all devices: --peak-flops and --peak-bytes")
+    assert found.verdicts["devices"][-1].startswith("not known for all devices: set it with --peak-flops and")
     assert "peak_tflops" not in found.rows["devices"][0] and "bound" not in found.rows["kernels"][0]
 
 

@@ -274,3 +274,27 @@ def test_dynamic_shared_memory_that_there_is_not(tmp_path, how):
         run_with(0);
     """
     assert set_dynamic(tmp_path, body) == (1, {UNFIT: 2})
+
+
+def test_a_stream_of_another_context_with_the_handle_of_one_before(tmp_path):
+    """Whose a stream is, is asked once, and again when a stream has ended."""
+    body = r"""
+        void *first, *second, *stream, *same, *params[] = {&items, &added, &count};
+        OK(D(cuCtxGetCurrent)(&first));
+        OK(D(cuCtxCreate_v2)(&second, 0, 0));
+        OK(D(cuCtxSetCurrent)(first));
+        OK(D(cuStreamCreate)(&stream, 1));
+        for (int i = 0; i < 3; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, stream, params, NULL));
+        OK(D(cuStreamSynchronize)(stream));
+        OK(D(cuStreamDestroy_v2)(stream));
+        OK(D(cuCtxSetCurrent)(second));
+        OK(D(cuStreamCreate)(&same, 1));
+        assert(same == stream);
+        OK(D(cuCtxSetCurrent)(first));
+        for (int i = 0; i < 2; i++)
+            OK(cuLaunchKernel(function, 6, 1, 1, 70, 1, 1, 0, same, params, NULL));
+        OK(D(cuStreamSynchronize)(same));
+    """
+    trace = run(tmp_path, body)
+    assert counts(trace) == (3, {"its stream belongs to another context than the current one": 2})

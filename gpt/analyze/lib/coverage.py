@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gpt.analyze.lib.answer import Column, Record, make_answer
-from gpt.screen.units import amount
+from gpt.screen.units import amount, human
 from gpt.stream.reasons import OTHER, Reason
 
 if TYPE_CHECKING:
@@ -26,16 +26,18 @@ NOT_KNOWN = Reason(OTHER, "not known: the trace of its process has no end")
 
 
 class Coverage:
-    """Launches: how many were `probed`, and the others by kernel and reason."""
+    """Launches: how many were `probed`, and the others by kernel and reason; bytes that the writer packed in haste."""
 
     def __init__(self) -> None:
         self.probed = 0
         self.unprobed = Counter[tuple[str, Reason]]()
+        self.quick = 0
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
 
     def merge(self, other: Coverage) -> None:
         """Merge another one."""
         self.probed += other.probed
+        self.quick += other.quick
         self.unprobed.update(other.unprobed)
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, other.gpu_time, strict=True)]
 
@@ -51,6 +53,8 @@ class Coverage:
             yield from self.reasons(f"{ran}, {self.unprobed.total():,} without{times[False]}")
         elif self.probed:
             yield ran
+        if self.quick:
+            yield f"{human(self.quick)} of buffers were packed without zstd: writing couldn't keep up with the probes"
 
     def reasons(self, what: str) -> Iterator[str]:
         """Yield why launches ran without probes, after `what` happened to them; then the remedies."""
@@ -78,6 +82,7 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
     """Return the coverage of a process. `launches` counts all by function; not all have a record with a reason."""
     found, probes, names = Coverage(), process.probes, process.kernels()
     found.probed = sum(count for id_, count in probes.probed.items() if process.is_chosen(names.get(id_, "")))
+    found.quick = probes.quick
     known = probes.probed.copy()
     for (function, reason), count in probes.unprobed.items():
         known[function] += count

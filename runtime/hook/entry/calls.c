@@ -217,13 +217,17 @@ static void count_query(struct thread *thread, struct slot *slot, uint64_t now) 
 
 // What the stub calls
 
-static void run(handler *handler, struct frame *frame) {
-    HOOK_HOLD_SIGNALS;
+static void run_with_signals(handler *handler, struct frame *frame) {
     int error = errno;
     if (UNLIKELY(hook_probing))
         hook_find_probe_calls(); // this handler may be the first to need them
     handler(frame);
     errno = error;
+}
+
+static void run(handler *handler, struct frame *frame) {
+    HOOK_HOLD_SIGNALS;
+    run_with_signals(handler, frame);
 }
 
 // Return the id for the row of a captured call, or 0 if the call wasn't captured. This may write a record and
@@ -274,7 +278,9 @@ uint64_t hook_enter(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_BEFORE)) {
         if (slot->known->before)
             run(slot->known->before, frame);
-        if (slot->known->probe_before)
+        if (slot->known->signals)
+            run_with_signals(slot->known->probe_before, frame);
+        else if (slot->known->probe_before)
             run(slot->known->probe_before, frame);
         frame->real = frame->real ? frame->real : (void *)hook_give_answer;
     }

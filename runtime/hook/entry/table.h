@@ -20,7 +20,7 @@
 #define ALLOCATES .allocates = true
 #define LAUNCH(how)                                                                                          \
     .layout = LAYOUT_LAUNCH, .special = how, .probe_before = HANDLER(before_launch),                         \
-    .probe_after = HANDLER(after_launch), .first = true, ALLOCATES
+    .probe_after = HANDLER(after_launch), .first = true, .signals = true, ALLOCATES
 #define AROUND(what)                                                                                         \
     .first = true, .probe_before = HANDLER(before_##what), .probe_after = HANDLER(after_##what)
 #define INSTANTIATES                                                                                         \

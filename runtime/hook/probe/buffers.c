@@ -2,6 +2,7 @@
 // the lock, and all waits.
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "driver_calls.h"
@@ -42,6 +43,61 @@ static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
     return again ? hook_new_slab(pool, size, copied, NULL) : slab;
 }
 
+// -- Places ----------------------------------------------------------------
+//
+// A launch takes a place in a slab by one compare-and-swap of `places`, if the slab is open. Then the slab
+// stays this stream's until the launch is in the stream: hook_seal fails, but at the end of the process.
+//
+// Most launches do that without the lock, in the slab that the last launch into their stream found. That one
+// may have become another stream's meanwhile, which a hash of the stream in `places` shows. Two streams in
+// two million have the same, so a launch looks at whose slab it is once it has its place there, and gives
+// that back.
+
+enum { RECENT = 64 };
+
+static _Atomic(struct slab *) recent[RECENT];
+
+static uint64_t hash_of(const struct claim *claim) {
+    const uint64_t factor = 0x9e3779b97f4a7c15u;
+    uint64_t thread = claim->stream == CU_STREAM_PER_THREAD_HANDLE ? claim->thread : 0;
+    return ((claim->context ^ thread << 1 ^ claim->copied) * factor ^ claim->stream) * factor;
+}
+
+static _Atomic(struct slab *) *recent_of(const struct claim *claim) {
+    return &recent[hash_of(claim) / (UINT64_MAX / RECENT + 1)];
+}
+
+// The part of `places` that tells streams apart.
+static uint64_t mark_of(const struct claim *claim) {
+    uint64_t below = 1ull << PLACES_LEFT, from = 1ull << PLACES_STREAM;
+    return (hash_of(claim) >> 16) % below / from * from;
+}
+
+static bool take_place(struct slab *slab, const struct claim *claim, uint64_t *offset) {
+    uint64_t places = slab->places, size = claim->bytes / PLACE, of = mark_of(claim) | PLACES_OPEN;
+    do {
+        uint64_t issuing = places & PLACES_ISSUING, low = places % (1ull << PLACES_LEFT);
+        if (low - issuing != of || places >> PLACES_LEFT < size || issuing == PLACES_ISSUING)
+            return false;
+    } while (!atomic_compare_exchange_weak(&slab->places, &places, places - (size << PLACES_LEFT) + 1));
+    *offset = slab->size - (places >> PLACES_LEFT) * PLACE;
+    return true;
+}
+
+static bool is_for(const struct slab *slab, const struct claim *claim) {
+    return hook_is_of(slab, claim->stream, claim->thread) && slab->copied == claim->copied;
+}
+
+static struct slab *claim_recent(const struct claim *claim, uint64_t *offset) {
+    struct slab *slab = atomic_load_explicit(recent_of(claim), memory_order_acquire);
+    if (!slab || !take_place(slab, claim, offset))
+        return NULL;
+    if (slab->context == claim->context && is_for(slab, claim) && hook_is_alive(slab->pool->reference))
+        return slab;
+    hook_issue(slab, NULL);
+    return NULL;
+}
+
 static struct slab *open_slab(struct pool *pool, const struct claim *claim, const struct reason **reason) {
     uint64_t size = size_for(pool, claim->bytes);
     struct slab *slab = hook_ready_slab(pool, claim->bytes, size, claim->copied);
@@ -58,15 +114,20 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
         *reason = WHY(device_memory);
         return NULL;
     }
-    if ((*reason = make_clear(slab, claim))) {
+    *reason = make_clear(slab, claim);
+    if (hook_pools_end)
+        *reason = WHY(ending);
+    if (*reason) {
         hook_step(slab, SLAB_PUT_BACK);
         return NULL;
     }
     slab->stream = claim->stream;
     slab->thread = claim->thread;
-    slab->used = slab->round = 0;
+    slab->round = 0;
     slab->full = slab->ended = slab->written_late = slab->recorded = false;
     slab->refused = CUDA_SUCCESS;
+    slab->places =
+        ((slab->size - claim->bytes) / PLACE << PLACES_LEFT | mark_of(claim)) + 1; // the caller's place
     hook_step(slab, SLAB_CLAIM);
     hook_write_later(); // it may never fill up
     if (!claim->copied && !hook_ready_slab(pool, size, UINT64_MAX, false))
@@ -74,13 +135,14 @@ static struct slab *open_slab(struct pool *pool, const struct claim *claim, cons
     return slab;
 }
 
-static struct slab *find_open(struct pool *pool, const struct claim *claim) {
+static struct slab *find_open(struct pool *pool, const struct claim *claim, uint64_t *offset) {
     EACH_SLAB (slab, &pool->in_use) {
-        if (!hook_is_of(slab, claim->stream, claim->thread) || slab->copied != claim->copied)
+        if (!is_for(slab, claim))
             continue;
-        if (!slab->full && slab->used + claim->bytes <= slab->size)
+        if (take_place(slab, claim, offset))
             return slab;
         slab->full = true;
+        atomic_fetch_and(&slab->places, ~(uint64_t)PLACES_OPEN);
     }
     return NULL;
 }
@@ -130,35 +192,37 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
     return false;
 }
 
-struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
+static struct slab *claim_locked(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
+    HOOK_HOLD_SIGNALS;
     struct slab *slab = NULL;
     struct waiting waiting = {.waits = false};
     *reason = WHY(device_buffers);
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_find_pool(claim->context);
     uint64_t round = ++hook_rounds;
-    while (pool && !hook_pools_end && !(slab = find_open(pool, claim))) {
+    while (pool && !hook_pools_end && !(slab = find_open(pool, claim, offset))) {
         if (!claim->dependent)
             hook_mark_stream(pool, claim->stream, claim->thread, false, round);
+        *offset = 0;
         if (is_first(pool, &waiting) && (slab = open_slab(pool, claim, reason)))
             break;
-        if (claim->bytes > pool->most || !wait_for_slab(pool, claim, &waiting, round, *reason))
+        if (hook_pools_end || claim->bytes > pool->most ||
+            !wait_for_slab(pool, claim, &waiting, round, *reason))
             break;
     }
     if (pool)
         stop_waiting(pool, &waiting);
-    if (hook_pools_end) {
+    if (hook_pools_end)
         *reason = WHY(ending);
-        slab = NULL;
-    }
-    if (slab) {
-        *offset = slab->used;
-        slab->used += hook_rounded(claim->bytes);
-        slab->issuing++;
-        pool->issuing++;
-    }
+    if (slab)
+        atomic_store_explicit(recent_of(claim), slab, memory_order_release);
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;
+}
+
+struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason) {
+    struct slab *slab = claim_recent(claim, offset);
+    return slab ? slab : claim_locked(claim, offset, reason);
 }
 
 // A slab whose launches have ended is being written, which doesn't depend on the program.
@@ -219,19 +283,18 @@ static bool record_own(const struct slab *slab) {
 void hook_issue(struct slab *slab, struct save *save) {
     bool owned = hook_settings.complete && save && slab->stream == CU_STREAM_PER_THREAD_HANDLE;
     bool recorded = owned && record_own(slab);
+    HOOK_HOLD_SIGNALS;
     pthread_mutex_lock(&hook_pools_lock);
     slab->recorded = save ? recorded : slab->recorded;
     bool lost = save && (hook_slabs_given_up || slab->state != SLAB_CLAIMED); // the process ends
     slab->written_late |= lost;
-    slab->pool->issuing--;
-    slab->issuing--;
     slab->issued = hook_now();
-    if (!slab->issuing)
+    if ((atomic_fetch_sub(&slab->places, 1) & PLACES_ISSUING) == 1)
         pthread_cond_broadcast(&hook_pools_changed);
     if (save && !lost) {
         *(slab->saves ? &slab->last->next : &slab->saves) = save;
         slab->last = save;
-        if (slab->copied && slab->used > slab->size / 2 && !slab->issuing)
+        if (slab->copied && hook_used(slab) > slab->size / 2 && hook_seal(slab, false))
             hook_mark(slab); // while the graph runs, not when it is waited for
     }
     pthread_mutex_unlock(&hook_pools_lock);
@@ -241,10 +304,10 @@ void hook_issue(struct slab *slab, struct save *save) {
 
 void hook_slab_back(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
-    slab->used = 0;
+    atomic_fetch_and(&slab->places, PLACES_ISSUING);
     slab->known_ready = slab->copied; // the copy from it has completed
     slab->pool->stuck = slab->pool->uncounted = false;
-    hook_step(slab, slab->failed || slab->issuing || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
+    hook_step(slab, slab->failed || hook_issuing(slab) || slab->written_late ? SLAB_RETIRE : SLAB_PUT_BACK);
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
@@ -322,7 +385,6 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
 void hook_let_go(struct slab *slab) {
     pthread_mutex_lock(&hook_pools_lock);
     slab->pool->held -= slab->size;
-    slab->used = slab->size;
     slab->ended = false;
     hook_send(slab);
     pthread_mutex_unlock(&hook_pools_lock);

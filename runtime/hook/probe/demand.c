@@ -36,7 +36,7 @@ static struct demand **bucket_of(const struct key *key) {
     return &buckets[(hash >> 32) % BUCKETS];
 }
 
-static bool has_growing_log(const struct woven *woven) {
+bool hook_has_growing_log(const struct woven *woven) {
     bool found = false;
     for (size_t i = 0; i < woven->map_count; i++)
         found |= woven->maps[i].grows;
@@ -47,7 +47,7 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
     const struct woven *woven = save->probed->woven;
     struct key key = {.kernel = woven->number, .maps = (uint32_t)woven->map_count};
     *first = false;
-    if (!has_growing_log(woven))
+    if (!hook_has_growing_log(woven))
         return NULL;
     memcpy(key.grid, save->grid, sizeof(key.grid));
     memcpy(key.block, block, sizeof(key.block));

@@ -99,7 +99,7 @@ static void write_slab(struct slab *slab) {
     hook_forget_stage();
     hook_writer_calls = true;
     if (!slab->failed && !slab->copied)
-        slab->failed = hook_zero_slab(slab, slab->used);
+        slab->failed = hook_zero_slab(slab, hook_used(slab));
     if (!slab->failed && !slab->copied)
         slab->failed = hook_do.record(slab->cleared, slab->ours);
     if (pushed)
@@ -182,7 +182,7 @@ static uint64_t hand_old(void) {
             if (!slab->saves)
                 continue;
             slab->seen = slab->seen ? slab->seen : now;
-            if (now - slab->seen < OLD || slab->issuing)
+            if (now - slab->seen < OLD || !hook_seal(slab, false))
                 continue;
             if (slab->recorded)
                 hook_step(slab, SLAB_SEND);
@@ -297,7 +297,7 @@ static CUresult fetch(struct slab *slab, uint64_t start, uint64_t size) {
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size) {
     if (stage.slab == slab && start >= stage.start && start + size <= stage.start + stage.size)
         return *slab->stage + (start - stage.start);
-    size = slab->used - start < STAGE ? slab->used - start : STAGE;
+    size = hook_used(slab) - start < STAGE ? hook_used(slab) - start : STAGE;
     stage.slab = NULL;
     if (!slab->failed) {
         hook_writer_calls = true;

@@ -300,6 +300,7 @@ void hook_want_fewer(struct probed *first, unsigned registers) {
     unsigned before = atomic_load(&first->limit);
     while (registers && (!before || registers < before))
         if (atomic_compare_exchange_weak(&first->limit, &before, registers)) {
+            HOOK_HOLD_SIGNALS;
             struct looked_up fewer = first->asked;
             fewer.registers = registers;
             hook_ask_later(&fewer, first->name);

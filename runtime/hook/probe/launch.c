@@ -35,11 +35,27 @@ static bool is_captured(uint64_t stream) {
            (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
+// Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
+// the streams that do are remembered by a hash of both, until any stream ends: then its handle may come back.
+static bool is_of_context(uint64_t stream, uint64_t context) {
+    enum { STREAMS = 64 };
+    static _Atomic uint64_t known[STREAMS];
+    const uint64_t factor = 0x9e3779b97f4a7c15u;
+    uint64_t ended = atomic_load(&hook_streams_ended), of = context;
+    uint64_t hash = ((stream * factor ^ context) * factor ^ ended) * factor | 1;
+    _Atomic uint64_t *at = &known[stream * factor / (UINT64_MAX / STREAMS + 1)];
+    if (atomic_load_explicit(at, memory_order_relaxed) == hash)
+        return true;
+    CUresult status = hook_do.stream_context(stream, &of);
+    if (!status && of == context)
+        atomic_store_explicit(at, hash, memory_order_relaxed);
+    return status || of == context;
+}
+
 // Return why this launch can't be probed, or NULL if it can; UNCOUNTED, for example, while capturing, when
 // nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
-    uint64_t of_stream = context;
     struct probed *first = choice->first;
     bool never = !first || first->refused;
     if (!hook_stream_is_known(stream))
@@ -50,8 +66,7 @@ static const struct reason *find_reason(const struct frame *frame, const struct 
     reason = reason ? reason : choice->reason;
     if (reason)
         return reason;
-    if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE &&
-        !hook_do.stream_context(stream, &of_stream) && of_stream != context)
+    if (choice->probed->is_library && stream > CU_STREAM_PER_THREAD_HANDLE && !is_of_context(stream, context))
         return WHY(stream_context);
     if (hook_settings.benchmark && is_dependent(frame))
         return WHY_DETAIL(benchmark, "it depends on its predecessor, so nothing may come between them");
@@ -199,6 +214,14 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
+// Holding signals off takes two system calls, and with another two after the launch they'd be a third of what
+// a launch costs. In most launches nothing needs it: they take no lock and no memory from malloc, and change
+// what others see in one step. What takes a lock then holds signals off for itself.
+static bool is_plain(const struct choice *choice) {
+    bool measures = hook_settings.benchmark || hook_settings.memusage;
+    return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
+}
+
 __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     if (!hook_probing)
         return;
@@ -210,7 +233,12 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
         return;
     }
     struct choice choice = hook_choose(&frame->launch, context);
-    launch_with_probes(frame, &choice, context, begun);
+    if (is_plain(&choice))
+        launch_with_probes(frame, &choice, context, begun);
+    else {
+        HOOK_HOLD_SIGNALS;
+        launch_with_probes(frame, &choice, context, begun);
+    }
     hook_let_choice_go(&choice);
 }
 
@@ -291,7 +319,7 @@ void hook_after_wait(struct frame *frame) {
 
 void hook_before_stream_ends(struct frame *frame) {
     struct thread *thread = hook_this_thread();
-    atomic_fetch_add_explicit(&hook_streams_ended, 1, memory_order_relaxed);
+    atomic_fetch_add(&hook_streams_ended, 1);
     if (hook_probing)
         hook_drain_stream(frame_arg(frame, 0), thread ? thread->tid : 0, true);
 }
@@ -324,6 +352,7 @@ void hook_after_capture(struct frame *frame) {
 }
 
 void hook_before_context_ends(struct frame *frame) {
+    atomic_fetch_add(&hook_streams_ended, 1); // its streams end with it
     if (hook_probing)
         hook_drain_all(CONTEXT_ENDS, hook_context_that_ends(frame));
 }
@@ -409,16 +438,69 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
+// Memory for saves. Signal handlers of the program may run while a launch gets one, may launch themselves,
+// and may leave by siglongjmp, which malloc doesn't survive. So a thread takes them from a list of its own,
+// or else takes all that the writer has given back, or else makes some at once. They are kept for later
+// launches. An exchange empties a list in one step: a handler that comes then finds none.
+
+enum { SMALLEST = 512, AT_ONCE = 16 };
+
+static struct save *_Atomic given_back[SAVE_SIZES];
+
+static void give_back(struct save *save) {
+    if (!save->size) {
+        HOOK_HOLD_SIGNALS;
+        free(save);
+        return;
+    }
+    struct save *_Atomic *to = &given_back[save->size - 1];
+    save->next = atomic_load(to);
+    while (!atomic_compare_exchange_weak(to, &save->next, save))
+        continue;
+}
+
+static struct save *make_saves(size_t bytes, unsigned count) {
+    HOOK_HOLD_SIGNALS;
+    char *made = malloc(bytes * count);
+    for (unsigned i = 0; made && i < count; i++)
+        ((struct save *)(made + i * bytes))->next = i + 1 < count ? (void *)(made + (i + 1) * bytes) : NULL;
+    return (struct save *)made;
+}
+
+static struct save *take_save(size_t bytes) {
+    struct thread *thread = hook_thread;
+    unsigned size = 0;
+    while (size < SAVE_SIZES && bytes > (size_t)SMALLEST << size)
+        size++;
+    bool listed = size < SAVE_SIZES && thread;
+    struct save *taken = listed ? atomic_exchange(&thread->saves[size], NULL) : NULL;
+    if (listed && !taken)
+        taken = atomic_exchange(&given_back[size], NULL);
+    if (!taken && !(taken = listed ? make_saves((size_t)SMALLEST << size, AT_ONCE) : make_saves(bytes, 1)))
+        return NULL;
+    struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
+    memset(taken, 0, bytes);
+    taken->size = (uint8_t)(listed ? size + 1 : 0);
+    for (struct save *next; left; left = next) { // a handler that has launched meanwhile left these
+        next = left->next;
+        left->size = taken->size;
+        give_back(left);
+    }
+    return taken;
+}
+
 struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
     const struct woven *woven = probed->woven;
     size_t count = woven->param_count + woven->added_count,
            head = sizeof(struct save) + count * sizeof(void *);
-    struct save *save = calloc(1, head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    struct save *save = take_save(head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
     char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
-    if (!save || !copy_params(launch, woven, block)) {
-        free(save);
-        return NULL;
+    if (save && !copy_params(launch, woven, block)) {
+        give_back(save);
+        save = NULL;
     }
+    if (!save)
+        return NULL;
     hook_hold_again(save->probed = probed);
     save->block = block;
     for (size_t i = 0; i < woven->param_count; i++)
@@ -429,7 +511,8 @@ struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
 void hook_free_save(struct save *save) {
     if (save && save->probed)
         hook_let_probed_go(save->probed);
-    free(save);
+    if (save)
+        give_back(save);
 }
 
 // A grid may be given in clusters. Returns false if there are too many blocks.

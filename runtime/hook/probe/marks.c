@@ -241,8 +241,8 @@ void hook_let_drain(void) {
 
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round) {
     EACH_SLAB (slab, &pool->in_use) {
-        if (slab->round >= round || slab->issuing || !hook_is_filled(slab) || !(any || slab->full) ||
-            !hook_is_of(slab, stream, thread))
+        if (slab->round >= round || !hook_is_filled(slab) || !(any || slab->full) ||
+            !hook_is_of(slab, stream, thread) || !hook_seal(slab, false))
             continue;
         slab->round = round;
         hook_mark(slab);
@@ -277,19 +277,31 @@ void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t ro
     if (claim->stream != CU_STREAM_PER_THREAD_HANDLE)
         hook_mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, claim->thread, true, round);
     EACH_SLAB (slab, &pool->in_use) {
-        if (slab->round >= round || slab->issuing || !hook_is_filled(slab) ||
-            hook_is_of(slab, claim->stream, claim->thread))
+        bool ended = !slab->saves && !slab->written_late; // no launch was made
+        bool sends = slab->recorded || ended;
+        if (slab->round >= round || !hook_is_filled(slab) || hook_is_of(slab, claim->stream, claim->thread) ||
+            (!sends && slab->stream == CU_STREAM_PER_THREAD_HANDLE) || !hook_seal(slab, false))
             continue;
         slab->round = round;
-        slab->ended = !slab->saves && !slab->written_late; // no launch was made
-        if (slab->recorded || slab->ended)
+        slab->ended = ended;
+        if (sends)
             hook_send(slab);
-        else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
+        else
             hook_hand(slab);
     }
 }
 
+bool hook_any_issuing(const struct pool *pool) {
+    const struct slab_list *lists[] = {&pool->in_use, &pool->draining, &pool->retired};
+    for (int i = 0; i < 3; i++)
+        EACH_SLAB (slab, lists[i]) {
+            if (hook_issuing(slab))
+                return true;
+        }
+    return false;
+}
+
 bool hook_may_return(const struct pool *pool) {
-    return joining || !TAILQ_EMPTY(&pool->draining) || pool->issuing || pool->count[SLAB_TAKEN] ||
+    return joining || !TAILQ_EMPTY(&pool->draining) || hook_any_issuing(pool) || pool->count[SLAB_TAKEN] ||
            pool->making;
 }

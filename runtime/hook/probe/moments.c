@@ -37,7 +37,8 @@ void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends_now) {
                 round = ++hook_rounds;
         } while (hook_mark_next(pool, stream, thread, true, round));
         EACH_SLAB (slab, &pool->in_use) {
-            if (!ends_now || slab->issuing || !hook_is_filled(slab) || !hook_is_of(slab, stream, thread))
+            if (!ends_now || !hook_is_filled(slab) || !hook_is_of(slab, stream, thread) ||
+                !hook_seal(slab, false))
                 continue;
             slab->failed = CUDA_ERROR_INVALID_HANDLE;
             hook_send(slab);
@@ -54,13 +55,15 @@ void hook_drain_waited(const struct waited *waited) {
     struct pool *pool = hook_find_pool(context);
     for (struct slab *slab = pool ? TAILQ_FIRST(&pool->in_use) : NULL, *next; slab; slab = next) {
         next = TAILQ_NEXT(slab, link);
-        if (slab->issuing || !hook_is_filled(slab))
-            continue;
-        slab->ended =
+        bool ended =
             slab->issued < waited->since && (waited->all || hook_is_of(slab, waited->stream, waited->thread));
-        if (slab->ended)
+        if (!hook_is_filled(slab) || (!ended && slab->stream == CU_STREAM_PER_THREAD_HANDLE) ||
+            !hook_seal(slab, false))
+            continue;
+        slab->ended = ended;
+        if (ended)
             hook_send(slab);
-        else if (slab->stream != CU_STREAM_PER_THREAD_HANDLE)
+        else
             hook_hand(slab);
     }
     if (pool)
@@ -88,11 +91,12 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         EACH_SLAB (slab, &pool->in_use) {
             // the legacy stream makes others wait for each other: only at an end
             bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
-            if ((slab->issuing && moment != PROCESS_ENDS) || !hook_is_filled(slab))
+            if (!hook_is_filled(slab) || (!slab->recorded && !named) ||
+                !hook_seal(slab, moment == PROCESS_ENDS))
                 continue;
-            if (slab->recorded && !slab->issuing)
+            if (slab->recorded && !hook_issuing(slab))
                 hook_send(slab);
-            else if (named)
+            else
                 hook_hand(slab);
         }
         in_time = wait_for_sent(pool, patience);
@@ -103,12 +107,20 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
     return in_time;
 }
 
+static void end_claims(void) {
+    hook_pools_end = true;
+    for (struct pool *pool = hook_first_pool(); pool; pool = pool->next)
+        EACH_SLAB (slab, &pool->in_use)
+            hook_seal(slab, true);
+}
+
 void hook_drain_all(enum moment moment, uint64_t context) {
     if (!hook_first_pool()) // don't start a trace in a process that doesn't use the driver
         return;
     pthread_mutex_lock(&hook_pools_lock);
     struct patience patience = hook_patience_of(PATIENCE, false);
-    hook_pools_end |= moment == PROCESS_ENDS;
+    if (moment == PROCESS_ENDS)
+        end_claims();
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         bool needed = moment == MEMORY_NEEDED;
         if (!pool->made || (context && pool->context != context) || !hook_is_alive(pool->reference) ||
@@ -154,9 +166,9 @@ static void lose_sent(struct pool *pool) {
 void hook_abandon_pending(bool within_driver) {
     pthread_mutex_lock(&hook_pools_lock);
     struct patience patience = hook_patience_of(within_driver ? HASTE : PATIENCE, within_driver);
-    hook_pools_end = true;
+    end_claims();
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
-        for (struct timespec soon = hook_in_ns(SECOND); pool->issuing && !within_driver;)
+        for (struct timespec soon = hook_in_ns(SECOND); !within_driver && hook_any_issuing(pool);)
             if (pthread_cond_timedwait(&hook_pools_changed, &hook_pools_lock, &soon))
                 break;
         hook_slabs_given_up = true;

@@ -288,7 +288,7 @@ extern handler hook_after_attribute;
 
 // A place in a slab for each launch, and slabs for executable graphs.
 
-// Round up: buffers start at multiples of 256.
+// Round up: buffers start at multiples of 256, as places in slabs do.
 static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 enum { BENCHMARK_EVENTS = 4 };
@@ -300,6 +300,7 @@ struct save { // a launch and the place of its buffers
     struct replay *replay;   // for a graph: stands for the launches of all nodes, and has no kernel
     bool repeats;            // the node is in the body of a conditional node, so it may run several times
     bool unpacked;           // only unpacks the parameters of a captured launch: no buffers
+    uint8_t size;            // number in SAVE_SIZES of its memory, from 1 on; 0: malloc's
     _Atomic unsigned others; // more users, for a node's save
     struct slab *slab;
     struct probed *probed;
@@ -325,7 +326,7 @@ struct claim {
     uint32_t thread;
     bool dependent; // it may start before its predecessor has ended, so nothing may go in between
     bool copied;    // its buffers receive a copy, so they needn't be clear
-    uint64_t bytes;
+    uint64_t bytes; // a multiple of 256
 };
 
 // Find buffers for a launch into a stream, zeroed unless `copied`. Returns NULL and sets `reason` without
@@ -355,6 +356,7 @@ void hook_slab_back(struct slab *slab); // its contents are written
 // One for each kernel, grid and block, shared by their launches and never freed.
 struct demand;
 
+bool hook_has_growing_log(const struct woven *woven);
 // Return NULL if the kernel has no growing log or memory runs out. `first`: this is the first launch to ask.
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3], bool *first);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
@@ -376,27 +378,27 @@ bool hook_size_logs(struct save *save, uint64_t most);
 struct slab {
     TAILQ_ENTRY(slab) link; // in the pool's list for its state
     struct pool *pool;
-    uint64_t address, size, used;
-    uint64_t number;        // its number among the pool's drained slabs
-    uint64_t round;         // the last walk through slabs in use that looked at it
-    uint64_t event;         // in the program's stream, after the last launch
-    uint64_t cleared;       // in our stream: the slab may be written to
-    uint64_t stream;        // the stream whose launches have places in it
-    uint64_t issued;        // time stamp by which the last of them was in the stream
-    uint64_t seen;          // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
-    uint32_t thread;        // if it's a per-thread default stream: the thread
-    unsigned issuing;       // launches that have a place but aren't in the stream yet
-    bool full;              // takes no more launches
-    bool ended;             // all of them have ended: there's no event to wait for
-    bool known_ready;       // the host knows that it's clear; otherwise ask the event
-    bool copied;            // holds copies of what graphs wrote, so it needn't be cleared for those
-    bool written_late;      // a launch into it may have begun after its event: never used again
-    bool recorded;          // its event is already behind its last launch
-    CUresult refused;       // why its stream took no event
-    uint64_t context, ours; // where it lives, and the stream that clears it
-    char **stage, **zeros;  // the context's staging buffer for the writer, and its zeros to clear from
-    CUresult failed;        // device error: don't reuse
-    enum slab_state {       // 0 is no state
+    uint64_t address, size;
+    _Atomic uint64_t places; // while claims may take places in it: see hook_used
+    uint64_t number;         // its number among the pool's drained slabs
+    uint64_t round;          // the last walk through slabs in use that looked at it
+    uint64_t event;          // in the program's stream, after the last launch
+    uint64_t cleared;        // in our stream: the slab may be written to
+    uint64_t stream;         // the stream whose launches have places in it
+    uint64_t issued;         // time stamp by which the last of them was in the stream
+    uint64_t seen;           // ns: the writer saw launches in it; 0 if it didn't. Only the writer uses it
+    uint32_t thread;         // if it's a per-thread default stream: the thread
+    bool full;               // takes no more launches
+    bool ended;              // all of them have ended: there's no event to wait for
+    bool known_ready;        // the host knows that it's clear; otherwise ask the event
+    bool copied;             // holds copies of what graphs wrote, so it needn't be cleared for those
+    bool written_late;       // a launch into it may have begun after its event: never used again
+    bool recorded;           // its event is already behind its last launch
+    CUresult refused;        // why its stream took no event
+    uint64_t context, ours;  // where it lives, and the stream that clears it
+    char **stage, **zeros;   // the context's staging buffer for the writer, and its zeros to clear from
+    CUresult failed;         // device error: don't reuse
+    enum slab_state {        // 0 is no state
         SLAB_BARE = 1,
         SLAB_TAKEN,
         SLAB_READY,
@@ -429,6 +431,23 @@ enum slab_event {
 
 TAILQ_HEAD(slab_list, slab);
 
+// Claims take places in a slab without the lock, so what they change is one word: how much is left, in units
+// of 256 bytes; a hash that tells streams apart; whether the slab is open; and how many launches have a place
+// but aren't in the stream yet.
+enum {
+    PLACE = 256,
+    PLACES_LEFT = 32, // bits to shift
+    PLACES_STREAM = 11,
+    PLACES_OPEN = 1 << 10,
+    PLACES_ISSUING = PLACES_OPEN - 1,
+};
+static inline uint64_t hook_used(const struct slab *slab) {
+    return slab->size - (slab->places >> PLACES_LEFT) * PLACE;
+}
+static inline unsigned hook_issuing(const struct slab *slab) {
+    return (unsigned)(slab->places & PLACES_ISSUING);
+}
+
 // The loop body may remove the slab from the list.
 #define EACH_SLAB(slab, list)                                                                                \
     for (struct slab *slab = TAILQ_FIRST(list), *next; slab && (next = TAILQ_NEXT(slab, link), true);        \
@@ -455,11 +474,10 @@ struct pool {
     struct slab_list in_use;   // claimed
     struct slab_list ready;    // longest ready first
     struct slab_list draining; // handed, marking, issued and copying, in the order that they came
-    struct slab_list bare;
+    struct slab_list bare, retired;
     uint64_t sent;                 // number of slabs sent to be drained
     uint64_t wanted;               // size of a slab that the marking thread should make for later launches
     uint64_t held, largest;        // bytes of slabs held by graphs; the size of the largest
-    unsigned issuing;              // launches that have a place in a slab but aren't in the stream yet
     unsigned count[SLAB_STATES];   // slabs in each state
     bool making;                   // a thread is making the scratch memory
     TAILQ_HEAD(, waiting) waiting; // calls that wait for a slab, the first one first
@@ -489,6 +507,9 @@ CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the fi
 // Under the lock. Functions that call the driver drop it for that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
+// Let no launch take a place in a claimed slab from now on, before it's handed, marked or sent. Returns false
+// if a launch has one and isn't in the stream yet; with `even_then`, it's closed nevertheless.
+bool hook_seal(struct slab *slab, bool even_then);
 int hook_begin_calls(void); // drops the lock to call the driver
 void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
@@ -536,12 +557,13 @@ bool hook_wait_for_return(struct patience *patience, bool soon);
 // Return whether a slab is on its way back, or may soon be. A slab isn't sent while a launch is being made
 // into it, and another thread may or may not keep the one it has taken.
 bool hook_may_return(const struct pool *pool);
+bool hook_any_issuing(const struct pool *pool); // launches that have a place but aren't in the stream yet
 
 static inline bool hook_is_of(const struct slab *slab, uint64_t stream, uint32_t thread) {
     return slab->stream == stream && (stream != CU_STREAM_PER_THREAD_HANDLE || slab->thread == thread);
 }
 static inline bool hook_is_filled(const struct slab *slab) {
-    return slab->state == SLAB_CLAIMED && (slab->used || slab->saves);
+    return slab->state == SLAB_CLAIMED && (hook_used(slab) || slab->saves);
 }
 
 CUresult hook_put_event(const struct slab *slab, bool by_name); // don't hold the lock

@@ -15,7 +15,7 @@
 //               or event still leads to a slab, though perhaps to another use of it
 //     TAKEN     one thread has it to itself and calls the driver for it: allocates, frees, makes a stream wait
 //     READY     free; its bytes are zero once `cleared` has completed (`known_ready`: it has)
-//     CLAIMED   a stream's launches take places in it, unless it's `full`
+//     CLAIMED   a stream's launches take places in it while it's open, which it is unless it's `full`
 //     HANDED    the marking thread (marks.c) is to put an event into its stream
 //     MARKING   a thread is doing that
 //     ISSUED    its event is in the stream, or its launches are known to have ended
@@ -49,6 +49,12 @@
 // with hook_begin_calls. After hook_end_calls everything else may have changed. A slab may be sent while it's
 // MARKING, when the process ends, so marking looks at the state again. In COPYING only the writer touches
 // `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
+//
+// Launches take places without the lock (buffers.c), in a slab that is open. Before a claimed slab moves on
+// it has to be sealed, under the lock: that fails while a launch has a place but isn't in the stream
+// yet, so that the event comes behind all launches. At the end of the process it doesn't fail: those launches
+// are lost. A slab that is claimed again is opened again. Counting a launch as being in the stream takes the
+// lock.
 //
 // Order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has a lock of its own, and no
 // thread holds both.
@@ -113,6 +119,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -157,6 +164,8 @@ static struct slab_list *list_of(struct slab *slab) {
     case SLAB_ISSUED:
     case SLAB_COPYING:
         return &pool->draining;
+    case SLAB_RETIRED:
+        return &pool->retired;
     default:
         return NULL;
     }
@@ -166,6 +175,7 @@ void hook_step(struct slab *slab, enum slab_event event) {
     unsigned char next = next_state[slab->state][event];
 #ifdef GPT_CHECKED
     assert(next);
+    assert(slab->state != SLAB_CLAIMED || !(slab->places & PLACES_OPEN));
 #endif
     struct slab_list *from = list_of(slab), *to;
     hook_progress += event == SLAB_SEND || event == SLAB_COPY || slab->state == SLAB_COPYING;
@@ -183,7 +193,17 @@ void hook_step(struct slab *slab, enum slab_event event) {
         TAILQ_INSERT_HEAD(to, slab, link);
     else if (to && from != to)
         TAILQ_INSERT_TAIL(to, slab, link);
+    if (slab->state == SLAB_CLAIMED && !slab->full && !hook_pools_end)
+        atomic_fetch_or(&slab->places, PLACES_OPEN);
     pthread_cond_broadcast(&hook_pools_changed);
+}
+
+bool hook_seal(struct slab *slab, bool even_then) {
+    uint64_t places = slab->places;
+    while (even_then || !(places & PLACES_ISSUING))
+        if (atomic_compare_exchange_weak(&slab->places, &places, places & ~(uint64_t)PLACES_OPEN))
+            return true;
+    return false;
 }
 
 int hook_begin_calls(void) {
@@ -251,6 +271,7 @@ struct pool *hook_make_pool(uint64_t context) {
     if (!made)
         return NULL;
     TAILQ_INIT(&made->bare);
+    TAILQ_INIT(&made->retired);
     TAILQ_INIT(&made->ready);
     TAILQ_INIT(&made->in_use);
     TAILQ_INIT(&made->draining);

@@ -105,6 +105,13 @@ struct thread *hook_new_thread(void) {
     return thread;
 }
 
+// Return at once from all sections in which no signal handler may run.
+static void *begin_thread(void *work) {
+    struct held_signals all = hook_hold_signals();
+    pthread_sigmask(SIG_SETMASK, &all.signals, NULL);
+    return ((void *(*)(void *))(uintptr_t)work)(NULL);
+}
+
 // The thread blocks all signals except SIGBUS, which a truncated trace raises (file.c).
 bool hook_start_thread(void *(*work)(void *)) {
     pthread_t thread;
@@ -112,7 +119,7 @@ bool hook_start_thread(void *(*work)(void *)) {
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = !pthread_create(&thread, NULL, work, NULL);
+    bool started = !pthread_create(&thread, NULL, begin_thread, (void *)(uintptr_t)work);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (started)
         pthread_detach(thread);

@@ -319,6 +319,8 @@ struct batch {
     uint32_t rows; // in the next batch
 };
 
+enum { SAVE_SIZES = 4 };
+
 struct mapped { // a mapped chunk, or all zero
     unsigned char *start;
     size_t size;
@@ -336,7 +338,8 @@ struct thread {
     struct counter *counters;
     uint32_t counters_mask, counters_used; // the mask is the size minus one; the size is a power of two
     struct stream_queue *timelines;
-    struct thread *next; // in the pool
+    struct save *_Atomic saves[SAVE_SIZES]; // free ones, by size (launch.c)
+    struct thread *next;                    // in the pool
 };
 
 extern TLS struct thread *hook_thread;

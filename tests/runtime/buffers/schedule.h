@@ -50,4 +50,16 @@ int turn_time(clockid_t clock, struct timespec *now);
 #endif
 #endif
 
+#ifdef UNDER_TEST // another thread may come between a look and what is done then, and right after that
+#include <stdatomic.h>
+#undef atomic_compare_exchange_weak
+#define atomic_compare_exchange_weak(at, before, after)                                                      \
+    ({                                                                                                       \
+        turn();                                                                                              \
+        bool done_ = atomic_compare_exchange_strong(at, before, after);                                      \
+        turn();                                                                                              \
+        done_;                                                                                               \
+    })
+#endif
+
 #endif
