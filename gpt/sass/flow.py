@@ -134,7 +134,7 @@ NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 
 
 class Flights:
-    """What's in flight before each instruction, before its own wait; None: it's never reached.
+    """The registers in flight before each instruction, before its own wait; None: it's never reached.
 
     A block is walked when one of its instructions is asked for, since probes go to few.
     """

@@ -24,7 +24,7 @@ bool probes_call_back;
 
 static struct gpt_bytes pipeline, identity;
 
-// Architectures whose machine code gets probes: those that gpt/sass/arch.py calls proven. The simulated device
+// Architectures whose machine code gets probes, the proven ones of gpt/sass/arch.py. The simulated device
 // runs no machine code.
 #define SASS_ARCHS "sm_90"
 
@@ -180,7 +180,7 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
     return start;
 }
 
-// Adds the stages that weave probes into PTX, behind gpt-extract. Sets the words of the one that reads the probes.
+// Adds the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
 static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
     add_stage("gpt-extract");
     add(&pipeline, " --ptx%s |", options);
@@ -199,7 +199,8 @@ static void use_probes(const struct probing *probing) {
     add_ptx_stages(probing, " --payload", &reader);
     add(&pipeline, " |");
     add_weaver("gpt-sass-probe", probing);
-    add(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "", probing->benchmark ? " --original" : "");
+    add(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "",
+        probing->benchmark ? " --original" : "");
     add_ptx_stages(probing, "", &reader);
     add(&pipeline, " ;;\nesac");
     add(&show, "exec%s --show%c", reader.data, '\0');

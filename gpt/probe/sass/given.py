@@ -1,4 +1,4 @@
-"""Find places for what snippets are given: values that they keep from one place to another, and a site's operands."""
+"""Find registers for what a snippet takes: values that probes keep between places, and operands of its site."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Kept(NamedTuple):
 
 
 def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -> tuple[dict[str, Kept], int, int]:
-    """Return where each value is kept, the registers among them, and the bytes of slots. `often` is how often each is
-    used: those that are used most get registers.
+    """Return where each value is kept, the registers among them, and the bytes of slots. `often` counts the
+    uses of each: the most used values get registers.
     """
     sizes = {member.name: member.count for member in members if member.kind == "kept"}
     named = registers_named(kernel) | 1 << 1
