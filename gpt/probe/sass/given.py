@@ -1,4 +1,4 @@
-"""Find registers for what a snippet takes: values that probes keep between places, and operands of its site."""
+"""Give snippets their values: those that outlive a snippet, and operands of the place where it runs."""
 
 from __future__ import annotations
 
