@@ -1,4 +1,4 @@
-"""Give snippets their values: those that outlive a snippet, and operands of the place where it runs."""
+"""Give snippets their values, from registers, slots of the stack, parameters and the operands of a place."""
 
 from __future__ import annotations
 
