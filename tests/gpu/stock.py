@@ -28,7 +28,8 @@ from gpt.stream.reasons import Reason, find_reason
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "stock_programs.py"
-LEAST = {"block_sched": 0.99, "gmem_bytes": 0.95}  # of launches outside closed libraries
+# The share of launches outside closed libraries that must have probes
+LEAST = {"block_sched": 0.99, "gmem_bytes": 0.95}
 CLOSED = str(Reason("closed_library"))
 
 
