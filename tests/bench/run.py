@@ -5,7 +5,8 @@
 The libraries come from pinned wheels on PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
 takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians. Raw figures
 and the machine go to docs/figures/bench/slim.json. --reading measures only the reading of ten libraries, and prints the
-table of docs/measured.md. --zstd measures only sizes with zstd before and after the cut, and prints their table. The exit status is 1 if a bound was missed.
+table of docs/measured.md. --zstd measures only sizes with zstd before and after the cut, and prints their table.
+The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations
