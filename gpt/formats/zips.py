@@ -127,8 +127,12 @@ class Zip:
             import tempfile
 
             with tempfile.TemporaryFile() as file:
-                file.write(head)
-                self._pour(info, packed, file)
+                try:
+                    file.write(head)
+                    self._pour(info, packed, file)
+                except OSError as error:
+                    error.filename = error.filename or tempfile.gettempdir()  # full, perhaps, and TMPDIR names another
+                    raise
                 yield head, Source(f"{self.source.name}/{info.filename}", file.fileno())
 
     def _pour(self, info: ZipInfo, packed: IO[bytes], file: IO[bytes]) -> None:

@@ -138,7 +138,9 @@ class Patcher:
         for wheel, replaced in wheels.take_complete().items():
             try:
                 target = places.take(wheel, is_wheel=True)
-                wheels.write(wheel, replaced, target, places.renaming)
+                for name in wheels.write(wheel, replaced, target, places.renaming):
+                    fact = f"RECORD has no line for '{name}', so installers can't check it"
+                    yield self._stage.warn(str(target), fact, ref=str(wheel))
                 sizes = {"size_before": wheel.stat().st_size, "size_after": target.stat().st_size}
                 if self._way.listing:
                     append(self._way.listing, os.fsencode(os.path.abspath(target)) + b"\0")

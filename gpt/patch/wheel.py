@@ -99,17 +99,18 @@ class Wheels:
         }
         return {wheel: members for wheel, members in there.items() if members}
 
-    def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> None:
-        """Write a wheel with members replaced. Raises GptError."""
+    def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> list[str]:
+        """Write a wheel with members replaced. Returns replaced members that RECORD doesn't list. Raises GptError."""
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with open_regular(wheel) as file:
                 if self._status[wheel] != _status(file):
                     raise GptError("somebody else changed it meanwhile: extract it again", str(wheel))
                 with replacing(out, 0o600) as new:
-                    repack(Zip(Source(str(wheel), file.fileno())), replaced, new, renaming)
+                    unlisted = repack(Zip(Source(str(wheel), file.fileno())), replaced, new, renaming)
                     new.flush()
                     copy_attributes(file.fileno(), new.fileno(), every=False)
+                    return unlisted
         except OSError as error:
             raise GptError.of(error, error.filename or out) from None
 
@@ -133,7 +134,11 @@ def _make_folder(near: Path) -> tuple[Path, int]:
             finally:
                 os.close(lock)
     while True:
-        made = Path(tempfile.mkdtemp(prefix=FOLDER, dir=near))
+        try:
+            made = Path(tempfile.mkdtemp(prefix=FOLDER, dir=near))
+        except OSError as error:
+            error.filename = str(near)  # instead of a name that nobody knows
+            raise
         lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):  # without locks in the file system, nobody can take it for abandoned either
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -154,8 +159,11 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
         raise GptError.of(error, f"{wheel.name}/{member}") from None
 
 
-def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> None:
-    """Write a wheel with these members replaced by files. Raises GptError."""
+def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> list[str]:
+    """Write a wheel with these members replaced by files.
+
+    Returns the replaced members that RECORD doesn't list, so that nothing in it vouches for them. Raises GptError.
+    """
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
         fact = f"is signed ('{signature}'), and would not be any more: unpack it first"
@@ -177,6 +185,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
         lines[_plain(metadata.filename)] = _line(hashlib.sha256(described).digest(), len(described))
     elif renaming.label:
         raise MalformedError("a wheel without METADATA", wheel.source.name)
+    unlisted = {_plain(name): name for name in replaced}
     order = {info.header_offset: number for number, info in enumerate(wheel.all)}
     members = sorted(wheel.all, key=lambda info: info.header_offset)
     _copy(wheel.source, 0, members[0].header_offset, out)
@@ -193,7 +202,9 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
             elif lines and _is_own(info.filename, (RECORD,)):
                 data = wheel.read(info, MAX_RECORD_FILE)
                 with io.BytesIO() as file:
-                    file.writelines(_iter_record(data, lines, wheel.source.name, renaming))
+                    for line, name_in_it in _iter_record(data, lines, wheel.source.name, renaming):
+                        file.write(line)
+                        unlisted.pop(name_in_it, None)
                     _add(made, wheel, info, file, name)
             elif name != info.filename:
                 with tempfile.TemporaryFile() as file:
@@ -208,6 +219,7 @@ def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: R
                 made.filelist.append(kept)
         ordered = sorted(zip(members, made.filelist, strict=True), key=lambda pair: order[pair[0].header_offset])
         made.filelist[:] = [info for _, info in ordered]
+    return list(unlisted.values())
 
 
 def _status(file: IO[bytes]) -> tuple[int, ...]:
@@ -275,8 +287,8 @@ def _line(digest: bytes, size: int) -> list[str]:
 
 def _iter_record(
     data: bytes, lines: Mapping[str, list[str]], name: str, renaming: Renaming = SAME_NAMES
-) -> Iterator[bytes]:
-    """Yield the lines of RECORD, with new digests for some members and new names for others."""
+) -> Iterator[tuple[bytes, str]]:
+    """Yield the lines of RECORD, with new digests for some members and new names for others, and the member of each."""
     raw: list[str] = []
 
     def read() -> Iterator[str]:
@@ -293,7 +305,7 @@ def _iter_record(
                     [renamed, *lines.get(_plain(row[0]), row[1:])]
                 )
                 raw[:] = [new.getvalue()]
-            yield "".join(raw).encode()
+            yield "".join(raw).encode(), _plain(row[0]) if row else ""
             raw.clear()
     except (UnicodeDecodeError, csv.Error) as error:
         raise MalformedError(f"RECORD: {error}", name) from None

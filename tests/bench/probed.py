@@ -1,4 +1,4 @@
-"""What a launch with probes costs the thread that makes it, over one that's only recorded: ns of its CPU time.
+"""Measure what a launch with probes costs its thread, compared with a recorded one: ns of CPU time.
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N]
 
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
 
 def run(runtime: Path, folder: Path, program: Path, options: list[str], form: str) -> float:
     """ns a launch."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the pipeline
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for the pipeline
     env = os.environ | {"GPT_SIM_RUN": "none", "XDG_CACHE_HOME": str(folder / "cache"), "PATH": path}
     line = [runtime / "gpt-hook", "run", "-f", "--calls", "all", "-o", folder / "t.mp", "--device", "sim"]
     line += [*options, "--", program, PTX, *(["library"] if form == "kernel" else [])]

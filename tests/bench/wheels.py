@@ -1,13 +1,19 @@
 """Measure how small finished wheels get without a trace: recompressed, for one architecture, and both.
 
-    python -m tests.bench.wheels [--arch SM] [--output FILE] [--table] [WHEEL ...]
+    python -m tests.bench.wheels [--arch SM] [--with REQUIREMENT] ... [--output FILE] [--imports | --table] [WHEEL ...]
 
 WHEELS were chosen before any of them was measured, one of each kind that people install: a tracker, trainers, kernels
-for attention, NVIDIA's own. Each is fetched from PyPI, measured, and removed; its figures are written to the output
-file, docs/figures/bench/wheels.json by default, before the next one is fetched, and replace its old ones. Every
-new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the shipped
-one, and it has to list the same kernels, or for one architecture only such. --table prints the table of
-docs/measured.md from the output file.
+for attention, NVIDIA's own. Any other wheel of PyPI can be named instead, NAME or NAME==VERSION. Each is fetched,
+measured, and removed; its figures are written to the output file, docs/figures/bench/wheels.json by default, before the
+next one is fetched, and replace its old ones. --imports leaves the sizes and times of a wheel alone and makes all
+checks anew, with zstd at level 3, which takes a twentieth of the time; the code, unpacked, is the same at any level.
+--table prints the table of docs/measured.md from the output file.
+
+Every new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the
+shipped one, and it has to list the same kernels, or for one architecture only such. What a wheel requires is installed
+beside it, from PyPI as well, which is some 5 GB for those that require PyTorch; --with adds what its METADATA leaves
+out. The import runs on the simulated device, so that libraries find a libcuda.so.1. The Python that runs this is tried
+first, then those of PYTHONS that are on PATH: the first that pip finds the wheel for.
 
 Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
@@ -22,19 +28,22 @@ import io
 import json
 import os
 import platform
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
 from gpt.screen.units import human, percent
-from tests.bench.run import BIN, PLATFORMS
+from tests.bench.run import BIN
 
 WHEELS = (
     "nvidia-curand==10.4.5.25",
@@ -48,34 +57,58 @@ WHEELS = (
     "nvidia-cusparse==12.9.4.2",
     "sgl-kernel==0.3.21",
 )
+UNSAID = {"sgl-kernel==0.3.21": ("torch==2.9.1",)}  # what a wheel requires and only its description says
 ARCH = "sm_90"  # unless a wheel has no code for it
 MOST = 600_000_000  # bytes of a wheel
-VERSIONS = (f"{sys.version_info.major}.{sys.version_info.minor}", "3.12")  # Python's; the first that a wheel supports
-TIMEOUT = 120  # s of an import
+PYTHONS = (f"python{sys.version_info.major}.{sys.version_info.minor}", "python3.12", "python3.13", "python3.10")
+TIMEOUT = 300  # s of an import
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
 OUTPUT = Path(__file__).parents[2] / "docs/figures/bench/wheels.json"
 WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
-    "recompressed": (None, "--recompress"),
+    "recompressed": (None, "--recompress={level}"),
     "architecture": ("--arch {arch}", "--label {label}"),
-    "both": ("--arch {arch}", "--recompress --label {label}"),
+    "both": ("--arch {arch}", "--recompress={level} --label {label}"),
 }
+LEVEL, FAST_LEVEL = 19, 3  # of zstd; the fast one is for --imports
+
+
+def pip(python: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run pip for a Python, which needs no pip of its own."""
+    line = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python, *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
 def fetch(name: str, folder: Path) -> tuple[Path, str]:
-    """Download a wheel; return it and the version of Python that it's for."""
-    tags = [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", *tags, "-d", folder, name]
-    for version in VERSIONS:
-        done = subprocess.run([*pip, f"--python-version={version}"], capture_output=True, text=True, check=False)
+    """Download a wheel; return it and the Python that it's for. Exits if there's none, or it's too large."""
+    said = ""
+    for word in PYTHONS:
+        python = shutil.which(word)
+        if not python:
+            continue
+        done = pip(python, "download", "--no-deps", "--only-binary=:all:", "-d", folder, name)
         if not done.returncode:
             break
+        said += f"\n{word}: {done.stderr.strip()}"
     else:
-        raise SystemExit(f"bench: error: {name}: {done.stderr}")
+        raise SystemExit(f"bench: error: {name}: pip finds no wheel for a Python that is here{said}")
     (wheel,) = folder.glob("*.whl")
     if wheel.stat().st_size > MOST:
         raise SystemExit(f"bench: error: {name}: {wheel.stat().st_size} bytes; the limit is {MOST}")
-    return wheel, version
+    return wheel, python
+
+
+def install_needs(wheel: Path, python: str, more: Sequence[str], folder: Path) -> None:
+    """Install what a wheel requires, and more, into a folder. Exits if pip fails."""
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = [n for n in file.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(file.read(name).decode())
+    needs = [need for need in metadata.get_all("Requires-Dist", []) if not re.search(r";.*\bextra\b", need)]
+    if not needs and not more:
+        return
+    done = pip(python, "install", "--only-binary=:all:", "--no-compile", "--target", folder, *needs, *more)
+    if done.returncode:
+        raise SystemExit(f"bench: error: {wheel.name}: pip can't install {', '.join([*needs, *more])}: {done.stderr}")
 
 
 def kernels_of(wheel: Path) -> Counter[tuple[str, str, str]]:
@@ -101,42 +134,41 @@ def check_record(wheel: Path) -> None:
     assert wheel.name.split("-")[1] == version, wheel.name
 
 
-def install(wheel: Path, version: str) -> str:
-    """Return the outcome of importing a wheel that pip has installed; fail if pip doesn't install it."""
+def install(wheel: Path, python: str, needs: Path) -> str:
+    """Return the outcome of importing a wheel that pip has installed; exits if pip doesn't install it."""
     with tempfile.TemporaryDirectory() as site:
-        tag = f"--platform={wheel.name.removesuffix('.whl').split('-')[-1].split('.')[0]}"
-        options = ["-q", "--no-deps", "--no-index", "--only-binary=:all:", "--target", site, tag]
-        options.append(f"--python-version={version}")
-        if version != VERSIONS[0]:
-            options.append("--ignore-requires-python")  # for a file, pip compares that with its own Python
-        subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
-        return load(Path(site)) if version == VERSIONS[0] else f"needs Python {version}"
+        done = pip(python, "install", "--no-deps", "--no-index", "--no-compile", "--target", site, wheel)
+        if done.returncode:
+            raise SystemExit(f"bench: error: pip can't install {wheel.name}: {done.stderr}")
+        return load(Path(site), python, needs)
 
 
-def load(site: Path) -> str:
-    """Return "imported", or why a package of a folder isn't: it may need a driver, a Python, or other packages.
+def load(site: Path, python: str, needs: Path) -> str:
+    """Return "imported", or why a package of a folder isn't.
 
     For a package without Python, such as NVIDIA's own, load each shared library.
     """
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
-    code = IMPORT if packages else LOAD
-    line = [sys.executable, "-c", code, *(packages or libraries)]
-    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{needs}"}
+    if not packages:  # those of other packages are found as the dynamic loader finds them
+        environment["LD_LIBRARY_PATH"] = ":".join(sorted({str(file.parent) for file in needs.rglob("*.so*")}))
+    line = [BIN / "gpt-hook", "run", "-q", "--calls", "none", "--device", "sim", "-o", site / "trace.mp", "--"]
+    line += [python, "-c", IMPORT if packages else LOAD, *(packages or libraries)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=site, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         return f"no end within {TIMEOUT} s"
     if not done.returncode:
         return "imported" if packages else "loaded"
-    said = done.stderr.strip().rpartition("\n")[2].replace(str(site), "")
+    said = done.stderr.strip().rpartition("\n")[2].replace(str(site), "").replace(str(needs), "")
     return said[:200] or f"status {done.returncode}"
 
 
-def measure(wheel: Path, arch: str, way: str, out: Path) -> tuple[Path, dict[str, Any]]:
+def measure(wheel: Path, arch: str, way: str, level: int, out: Path) -> tuple[Path, dict[str, Any]]:
     """Make a wheel as a user does; return it with its size and the time that it took."""
     locate, patch = WAYS[way]
-    settings = {"arch": arch, "label": arch.replace("_", "")}
+    settings = {"arch": arch, "label": arch.replace("_", ""), "level": level}
     line = f"gpt-extract -r '{wheel}' | "
     line += f"gpt-locate {locate.format(**settings)} | " if locate else ""
     line += f"gpt-patch --json -o '{out}' {patch.format(**settings)} | grep -v '\"element\"'"
@@ -155,18 +187,22 @@ def measure(wheel: Path, arch: str, way: str, out: Path) -> tuple[Path, dict[str
     return new, figures
 
 
-def measure_all(name: str, arch: str) -> dict[str, Any]:
-    """The figures of one wheel."""
+def measure_all(name: str, arch: str, more: Sequence[str], level: int = LEVEL) -> dict[str, Any]:
+    """The figures of one wheel. Fails if a new wheel isn't as it should be."""
     with tempfile.TemporaryDirectory() as folder:
-        wheel, version = fetch(name, Path(folder))
+        wheel, python = fetch(name, Path(folder))
         before = kernels_of(wheel)
+        if not before:
+            raise SystemExit(f"bench: error: {wheel.name}: gpt-extract finds no kernels")
+        needs = Path(folder, "needs")
+        install_needs(wheel, python, more, needs)
         found: dict[str, Any] = {"file": wheel.name, "arch": arch, "shipped": wheel.stat().st_size}
         found["kernels"] = before.total()
-        found["import"] = install(wheel, version)
+        found["import"] = install(wheel, python, needs)
         for way in WAYS:
-            new, figures = measure(wheel, arch, way, Path(folder, way))
+            new, figures = measure(wheel, arch, way, level, Path(folder, way))
             check_record(new)
-            imported = install(new, version)
+            imported = install(new, python, needs)
             assert imported == found["import"], f"{name}: {way}: {imported}; the original: {found['import']}"
             after = kernels_of(new)
             assert after == before if way == "recompressed" else after <= before, f"{name}: {way}: other kernels"
@@ -193,14 +229,24 @@ def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(prog="tests.bench.wheels")
     parser.add_argument("--arch", default=ARCH)
+    parser.add_argument("--with", dest="more", metavar="REQUIREMENT", action="append", default=[])
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--table", action="store_true")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--imports", action="store_true")
+    only.add_argument("--table", action="store_true")
     parser.add_argument("wheels", nargs="*", default=WHEELS)
     options = parser.parse_args()
     figures = json.loads(options.output.read_text()) if options.output.exists() else {"wheels": {}}
     for name in () if options.table else options.wheels:
-        figures["machine"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-        figures["wheels"][name] = measure_all(name, options.arch)
+        more = [*UNSAID.get(name, ()), *options.more]
+        if options.imports:
+            if not (old := figures["wheels"].get(name)):
+                raise SystemExit(f"bench: error: {name}: {options.output} has no figures of it: leave --imports out")
+            new = measure_all(name, old["arch"], more, FAST_LEVEL)
+            figures["wheels"][name] = {**old, "import": new["import"]}
+        else:
+            figures["machine"] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+            figures["wheels"][name] = measure_all(name, options.arch, more)
         ordered = sorted(figures["wheels"].items(), key=lambda item: item[1]["shipped"])
         figures["wheels"] = dict(ordered)
         options.output.write_text(json.dumps(figures, indent=1) + "\n")

@@ -82,7 +82,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
                 data = new.read(name)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
                 assert rows[name] == [f"sha256={digest}", str(len(data))]
-    # What is in it is what gpt-patch makes of the libraries outside.
+    # Its libraries are the same as gpt-patch's output outside of wheels.
     alone = tmp_path / "pkg" / "lib" / "libone.so"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
         old.extract("pkg/lib/libone.so", tmp_path)
@@ -132,7 +132,7 @@ def located_in(wheel, folder):
 
 
 def raw_of(path):
-    """What stands where each member is, packed, and its entry of the directory but for the place."""
+    """Return each member's packed bytes, and its directory entry without the offset."""
     data = path.read_bytes()
     with zipfile.ZipFile(path) as file:
         infos = sorted(file.infolist(), key=lambda info: info.header_offset)
@@ -225,6 +225,21 @@ def test_a_record_of_short_lines(wheel, tmp_path):
         assert file.read("other-1.dist-info/RECORD") == b"a\n" * (1 << 20)
 
 
+def test_a_library_that_record_does_not_list(wheel, tmp_path):
+    """It may spell the path in another way. The digest that an installer would check is that of the old library."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("RECORD"):
+                lines = data.splitlines(keepends=True)
+                data = b"".join(line.replace(b"pkg/lib/libone", rb"pkg\lib\libone") for line in lines)
+            odd.writestr(info, data)
+    done = run("gpt-patch", "-o", tmp_path / "out", data=located_in(tmp_path / "odd-1-py3-none-any.whl", tmp_path))
+    assert done.status == 0
+    assert "odd-1-py3-none-any.whl: RECORD has no line for 'pkg/lib/libone.so'" in done.err
+    assert "libtwo" not in done.err
+
+
 def test_a_member_comes_once(wheel, tmp_path):
     made = list(wire.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
@@ -278,6 +293,13 @@ def test_a_full_disk(wheel, tmp_path, blocks):
     assert "File too large" in done.err
     assert "internal" not in done.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_errors_name_the_folder_and_not_what_is_made_in_it(wheel, tmp_path):
+    done = run("bash", "-c", f"ulimit -f 8; TMPDIR={tmp_path} gpt-extract -r {wheel} >/dev/null")
+    assert (done.status, done.err) == (4, f"gpt-extract: error: {tmp_path}: File too large\n")
+    done = run("gpt-patch", "-o", "/proc", data=located_in(wheel, tmp_path))  # where root can't make a folder either
+    assert (done.status, set(done.err.splitlines())) == (4, {"gpt-patch: error: /proc: No such file or directory"})
 
 
 def located_for(wheel, arch):
@@ -343,7 +365,7 @@ def test_a_label_is_in_every_place_that_has_the_version(versioned, tmp_path):
 
 
 def repacked_as(wheel, folder, name, change):
-    """What becomes of a wheel of another name, whose members and their names went through `change`."""
+    """Patch a wheel under another name, after `change` has changed its members and their names."""
     folder.mkdir()
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(folder / name, "w") as new:
         for member, data in (change(info.filename, old.read(info)) for info in old.infolist()):
@@ -504,7 +526,7 @@ NOT_CUT = (
 
 @pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])
 def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
-    """A copy of a wheel isn't called sm60, and a library isn't replaced by one that only takes less space."""
+    """A copy of a wheel isn't called sm60, and a library isn't replaced just because it would take less space."""
     located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
     assert located.status == 1
     done = run("gpt-patch", *options, "-o", tmp_path / "out", data=located.out)

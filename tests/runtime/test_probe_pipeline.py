@@ -16,7 +16,7 @@ from tests.runtime.probing import PTX
 TOY = Path(__file__).with_name("toy_stage.py")
 WEAVE = "gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
 
-# Maps each file, loads what is in it, looks up two kernels in turn, and launches each twice.
+# Maps each file, loads its contents, looks up two kernels in turn, and launches each twice.
 PROGRAM = r"""
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -167,7 +167,7 @@ def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """What the driver loads although it's damaged, or has something else too."""
+    """Images that the driver loads although they're damaged, or contain other things too."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
     torn[-len(cubin.read_bytes()) - 60] = 1  # the second one's header is 1 byte long

@@ -1,6 +1,6 @@
-"""Why a mutation that the checker lets pass does no harm.
+"""Prove that a mutation which passes the checker does no harm.
 
-Each class of EQUIVALENT has a proof in words, and a function that says whether a mutation is of that class. These
+Each class of EQUIVALENT has a proof in words, and a function that says whether a mutation belongs to it. These
 functions don't use the checker: they look at the bits that were changed, and go straight through a trampoline.
 """
 
@@ -73,7 +73,7 @@ def _around(one: Mutation) -> Trampoline | None:
 
 
 def _distances_suffice(one: Mutation) -> bool:
-    """Whether every result of fixed latency is there before another part uses its register, going by straight line."""
+    """Return whether each result of fixed latency, in a straight line, is there before another part needs it."""
     trampoline = _around(one)
     if trampoline is None:
         return False
@@ -100,7 +100,7 @@ def _stalls_less(one: Mutation) -> bool:
 
 
 def _given_control(one: Mutation) -> bool:
-    """Whether the changed word still stalls and waits as its snippet does."""
+    """Return whether the changed word still stalls and waits like its snippet."""
     trampoline = _around(one)
     old = one.woven.new.kernel.code.words
     (at,) = [index for index, word in enumerate(one.words) if word != old[index]]
@@ -114,7 +114,7 @@ def _given_control(one: Mutation) -> bool:
 
 
 def _waits_enough(one: Mutation) -> bool:
-    """Whether what the word no longer waits for was awaited before, or concerns no register that's used here."""
+    """Return whether each wait that the word dropped happened before, or concerns no register that's used here."""
     words, trampoline = _only_control(one), _around(one)
     if words is None or trampoline is None or not _changes_only(one, "wait") or not _given_control(one):
         return False
@@ -162,7 +162,7 @@ def _declares_what_is_not_there(one: Mutation) -> bool:
 
 
 def _keeps_nothing(one: Mutation) -> bool:
-    """Whether all that a snippet reads of the registers that no longer keep values is its own, but for the entry's."""
+    """Return whether a snippet, except the entry's, writes registers that no longer keep values before reading them."""
     same = one.words == one.woven.new.kernel.code.words and not one.facts
     was, now = one.woven.declaration, one.declaration
     lost = pack(was.persistent) & ~pack(now.persistent)
@@ -192,7 +192,7 @@ def _names_what_is_not_there(one: Mutation) -> bool:
 
 
 def _takes_another_free_register(one: Mutation) -> bool:
-    """Whether the other register is dead wherever the trampoline runs, with nothing in flight, or the probe's own."""
+    """Return whether the other register is the probe's own, or dead and not in flight wherever the trampoline runs."""
     if one.registers is None or one.at is None:
         return False
     new = 1 << one.registers[1]
@@ -218,7 +218,7 @@ def _takes_another_free_register(one: Mutation) -> bool:
 
 
 def _amends_as_allowed(one: Mutation) -> bool:
-    """Whether one amended word waits and stalls for as much as before, and announces its reads if it did or can."""
+    """Return whether an amended word waits and stalls as before, and announces its reads if it did or can."""
     if one.at is None or one.at not in one.declaration.amended or one.facts:
         return False
     original = one.woven.original.kernel.code[one.at]
@@ -239,7 +239,7 @@ def _amends_as_allowed(one: Mutation) -> bool:
 EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
     (
         "stalls longer",
-        "What comes after issues later. Nothing has to come early: results stay, and who waits goes on waiting.",
+        "The next words issue later. Nothing has to come early: results stay, and waiting lanes go on waiting.",
         _stalls_more,
     ),
     (

@@ -55,7 +55,7 @@ def test_a_function_reads_for_its_caller():
 
 
 def test_all_that_is_named_is_live_where_unknown_code_is_called():
-    """What the code never names holds nothing that the callee could expect."""
+    """Registers that the code never names hold nothing that the callee could expect."""
     code = program("MOV 4 255", "CALLR 4", "EXIT", "MOV 9 255", "EXIT")
     found = live_before(code, make_graph(code))
     named = 0
