@@ -4,8 +4,8 @@
 
 RUNTIME is the gpt/_runtime of an older build, measured by turns with this one. The device is the simulated one and
 runs no kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a
-synchronization, which isn't timed; the figure is the median of the bursts, and the printed ones are those of the
-median round and of the lowest. One program launches a module's function, the other one a library's kernel.
+synchronization, which isn't timed; a round's figure is the median of its bursts. Printed are the
+median round's and the lowest. One program launches a module's function, the other one a library's kernel.
 """
 
 from __future__ import annotations

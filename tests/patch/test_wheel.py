@@ -226,7 +226,7 @@ def test_a_record_of_short_lines(wheel, tmp_path):
 
 
 def test_a_library_that_record_does_not_list(wheel, tmp_path):
-    """It may spell the path in another way. The digest that an installer would check is that of the old library."""
+    """It may spell the path in another way. The digest that an installer checks is the old library's."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
         for info in old.infolist():
             data = old.read(info)

@@ -1,5 +1,8 @@
 """Probes in machine code, run by the interpreter: memory stays what it was, and buffers hold what they should."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,3 +167,24 @@ def test_what_is_left_alone_says_why():
     with pytest.raises(LeftAlone) as error:
         weave(b"", "k", "sm_80", [running.probe("block_sched")], running.compiler())
     assert error.value.reason.code == "not_proven"
+
+
+WEAVE = """
+import hashlib
+from tests.probe.sass import running
+from tests.sass.interp.cases import CASES
+case = next(case for case in CASES if case.name == "stack-2x33-5")
+print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").data).hexdigest())
+"""
+
+
+def test_weaving_depends_on_its_inputs_only():
+    """Answers are cached by their inputs, and two runs should differ in nothing. Python orders sets at random."""
+    check("stack-2x33-5", "block_sched")
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", WEAVE], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1
