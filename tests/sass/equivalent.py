@@ -13,11 +13,22 @@ from typing import Any
 from gpt.sass.code import Code
 from gpt.sass.masks import EVERY_REGISTER, Registers, pack
 from gpt.sass.stalls import iter_safe
-from gpt.sass.words import BARRIERS, Control, control_of, dump_words
+from gpt.sass.words import BARRIERS, NO_BARRIER, Control, control_of, dump_words
 from gpt.sass.woven import Inserted, Moved, Trampoline
 from tests.sass.mutations import Mutation
 
-_READ_LATE = {"SHFL", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"}  # not of memory, with such barriers
+_READ_LATE = {
+    "SHFL",
+    "LDC",
+    "MUFU",
+    "POPC",
+    "FLO",
+    "F2F",
+    "F2I",
+    "I2F",
+    "FRND",
+    "FCHK",
+}  # not of memory, with such barriers
 
 
 def _only_control(one: Mutation) -> tuple[int, int] | None:
@@ -218,18 +229,24 @@ def _takes_another_free_register(one: Mutation) -> bool:
 
 
 def _amends_as_allowed(one: Mutation) -> bool:
-    """Return whether an amended word waits and stalls as before, and announces its reads if it did or can."""
-    if one.at is None or one.at not in one.declaration.amended or one.facts:
+    """Return whether an amended word, moved or not, waits and stalls as before, and announces what it did or can."""
+    if one.at is None or one.facts:
         return False
-    original = one.woven.original.kernel.code[one.at]
+    parts = [part for tramp in one.declaration.trampolines for part in tramp.parts if isinstance(part, Moved)]
+    source = next((part.source for part in parts if part.start == one.at), one.at)
+    if source not in one.declaration.amended:
+        return False
+    original = one.woven.original.kernel.code[source]
     was, now = original.control, control_of(one.words[one.at])
     can_announce = original.memory is not None or original.name in _READ_LATE
+    reads = now.read_barrier == was.read_barrier or (
+        can_announce and was.read_barrier == NO_BARRIER and now.read_barrier < BARRIERS
+    )
+    result = now.write_barrier == was.write_barrier or (
+        original.name == "LDC" and was.write_barrier == NO_BARRIER and now.write_barrier < BARRIERS
+    )
     return (
-        (
-            now.read_barrier == was.read_barrier
-            or (can_announce and was.read_barrier == 7 and now.read_barrier < BARRIERS)
-        )
-        and (now.write_barrier, now.reuse | was.reuse) == (was.write_barrier, was.reuse)
+        (reads and result and now.reuse | was.reuse == was.reuse)
         and not was.wait & ~now.wait
         and now.stall >= was.stall
         and (now.stall < 12 or not now.hint)
@@ -274,7 +291,7 @@ EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
         _waits_enough,
     ),
     (
-        "an amended word waits for more, or announces its reads",
+        "an amended word waits for more, or announces its reads or its result",
         "Who waits for that barrier waits for one more, which comes down by itself: ptxas sets such barriers for "
         "instructions of this kind.",
         _amends_as_allowed,
