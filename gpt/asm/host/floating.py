@@ -179,6 +179,7 @@ _COMPARISON = [
     ),
 ]
 _COMPARED = f"ftz: T=f16 T=f16x2 T=f32; {_BF16}"
+_SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # a half compared to an integer result came later
 _TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
 _LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
 for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and with a predicate
@@ -192,13 +193,17 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
             needs=_COMPARED,
             C=COMPARE,
             B=BOOLEAN,
-            T=FLOATS,
+            T="f32 f64",
+        ),
+        Row(  # ptxas refuses a second predicate for halves
+            _setp[0], f"p:pred = a b{_c}", f"{_TEST}{_with}", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T="f16 bf16"
         ),
         Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T=PAIRS),
         Row(
             *_set,
             f"{_TEST}{_with} ? TRUE_{{D.name}} : 0",
-            needs=f"ftz: !D=bf16; {_COMPARED}; D=u16 D=s16: T=f16 T=bf16; D=f32: T=f32 T=f64; D=f16: !T=bf16",
+            needs=f"ftz: !D=bf16; {_COMPARED}; D=u16 D=s16: T=f16 T=bf16; D=f32: T=f32 T=f64; D=f16: !T=bf16;"
+            + _SET_HALF,
             C=COMPARE,
             B=BOOLEAN,
             D="u16 s16 u32 s32 f16 bf16 f32",
@@ -207,7 +212,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
         Row(
             *_set,
             _halves,
-            needs=f"{_COMPARED}; D=f16x2: T=f16x2; D=bf16x2: T=bf16x2",
+            needs=f"{_COMPARED}; D=f16x2: T=f16x2; D=bf16x2: T=bf16x2; {_SET_HALF}",
             C=COMPARE,
             B=BOOLEAN,
             D=f"u32 s32 {PAIRS}",
@@ -334,7 +339,7 @@ _CONVERSION = [
                 "cvt.rn{.A}{.B}.D.f16x2",
                 "d:D = a:f16x2",
                 f"narrow_two(FORMAT_{{D.name}}, {width}, HIGH_f16x2({{a}}, FLAG), LOW_f16x2({{a}}, FLAG), {_CLAMPED})",
-                needs=f"{needs}; : satfinite",
+                needs=f"{needs}; : satfinite; D=e2m3x2 D=e3m2x2: 9.1",
                 D=formats,
                 **_CLAMPS,
             ),

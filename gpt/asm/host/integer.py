@@ -288,7 +288,19 @@ ROWS = [
         for to in BYTES.split()
         if (of := [type_ for type_ in BYTES.split() if not _holds(TYPES[to], TYPES[type_])])
     ),
-    Row("cvt.pack.sat.D.s32", "d:b32 = a:s32 b:s32", _PACK, D="u16 s16"),
-    Row("cvt.pack.sat.D.s32.b32", "d:b32 = a:s32 b:s32 c:b32", f"{_PACK} | {{c}} << 2 * {{D.bits}}", D="u8 s8"),
-    Row("cvt.pack.sat.M.s32.b32", "d:b32 = a:s32 b:s32 c:b32", "pack_{M}({a}, {b}, {c})", M="u4 s4 u2 s2"),
+    Row("cvt.pack.sat.D.s32", "d:u32 = a:s32 b:s32", _PACK, needs=": sm_72; : 6.5", D="u16 s16"),
+    Row(
+        "cvt.pack.sat.D.s32.b32",
+        "d:u32 = a:s32 b:s32 c:b32",
+        f"{_PACK} | {{c}} << 2 * {{D.bits}}",
+        needs=": sm_72; : 6.5",
+        D="u8 s8",
+    ),
+    Row(
+        "cvt.pack.sat.M.s32.b32",
+        "d:u32 = a:s32 b:s32 c:b32",
+        "pack_{M}({a}, {b}, {c})",
+        needs=": sm_75; : 6.5",
+        M="u4 s4 u2 s2",
+    ),
 ]

@@ -188,11 +188,13 @@ class InstructionUse:
                 if opcode == "cvt" and not _are_integers(types):
                     raise Unsupported(f"'{operand}' is converted to a float: 'mov' it to a register first")
                 fits = type_.name == special[0] or (_are_integers(types) and type_.bits <= bits and not cut)
-                if opcode not in _TAKE_SPECIAL or not fits:
+                if opcode not in _TAKE_SPECIAL or ".pack" in self.instruction.modifiers or not fits:
                     raise Unsupported(f"'{operand}' where .{type_.name} is expected: 'mov' it to a register first")
                 for rule in parse_rules(SPECIAL_NEEDS.get(name, "")):
                     if said := rule.broken((), self.body.code.dialect):
                         raise Unsupported(said.replace("this form", f"'{operand}'", 1))
+            case tree.Name("WARP_SZ", ()):  # an integer constant
+                self.check(tree.Number("32"), type_)
             case tree.Name(name, ()) if f"{name}.x" in SPECIAL:
                 if opcode != "mov" or not self.words.get("V"):
                     raise Unsupported(f"'{operand}', a vector, where one .{type_.name} is expected")

@@ -31,7 +31,11 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
     (r"barrier\.sync 1, (0|-32)", "no threads at a barrier: no page says so"),
     (r"(ld\S* %b32_1, \[%[bus](16|32)_|cp\.async\.mbarrier\.\S* \[global_)", "addresses that can't be right"),
     (r"cp\.reduce\.async\.bulk\S* .*, %[us]64_\d;", "an address without brackets: no page says so"),
-    (r"set\.\S*bf16x2\.bf16x2 %s", "a pair of .bf16 in a register of .s32: no page says so"),
+    (r"(set|cvt)\.\S*bf16x2\.bf16x2 |cvt\.\S*ue8m0x2\.bf16x2 ", "any 32 bits as a pair of .bf16: no page says so"),
+    (r"set\.\w+\.bf16\.\w+ %[us]16_", "a .bf16 in a register of .u16 or .s16: no page says so"),
+    (r"setp?\.eq\.(u32\.)?bf16x2 .*, %p\d;", "a predicate as a pair of .bf16: no page says so"),
+    (r"setp\S*\.b?f16 %p\d\|_", "a second result of halves, if it's dropped"),
+    (r"cvt\.pack\S* .*, %f64_\d;", "a register of .f64 as 32 bits: no page says so"),
     (r"fma\.(\S*\.)?r[zmp]\.\S*bf16", "a mode the manual lacks, for which ptxas makes wrong code"),
     (r"createpolicy\.fractional\S* %\w+, \{", "a vector where .f32 is expected, which ptxas takes"),
 )  # fmt: skip
@@ -74,6 +78,50 @@ def test_conversions(ptxas, tmp_path, target):
         lines.append(f"cvt{mode}{word}.{to}.{of} {result}1, {operand}2;")
     assert len(lines) == 3888
     assert not differences(lines if FULL else lines[::5], ptxas, target, "8.6", tmp_path)
+
+
+@pytest.mark.parametrize(("target", "version"), [("sm_90", "8.7"), full("sm_75", "6.3")])
+def test_choices_and_packing(ptxas, tmp_path, target, version):
+    """Compare setp, set, selp, slct and cvt.pack with each kind of register and constant in each place."""
+    kinds = [f"{name}1" for name in forms.REGISTERS.values()]
+    values = [*kinds, "1", "-1", "1.5", "0f3F800000", "_", "{%b32_1, %b32_2}", "shared_", "%tid.x", "WARP_SZ"]
+    lines = [f"cvt.pack.sat.{to}.s32 {one}, %s32_2, %s32_3;" for to in ("u16", "s16") for one in kinds]
+    for to in ("u8", "s8", "u4", "s4", "u2", "s2"):
+        lines += [f"cvt.pack.sat.{to}.s32.b32 {one}, %s32_2, %s32_3, %b32_4;" for one in kinds]
+        lines += [f"cvt.pack.sat.{to}.s32.b32 %b32_1, {one}, %s32_3, %b32_4;" for one in values]
+        lines += [f"cvt.pack.sat.{to}.s32.b32 %b32_1, %s32_2, %s32_3, {one};" for one in values]
+    names = {**forms.REGISTERS, "bf16": "%b16_", "bf16x2": "%b32_"}
+    for type_, name in names.items():
+        a, b = f"{name}2", f"{name}3"
+        for one in values:
+            lines += [
+                f"setp.eq.{type_} {one}, {a}, {b};",
+                f"setp.eq.{type_} %p1|{one}, {a}, {b};",
+                f"setp.eq.{type_} %p1, {a}, {one};",
+                f"setp.eq.and.{type_} %p1, {a}, {b}, {one};",
+                f"set.eq.u32.{type_} %u32_1, {a}, {one};",
+                f"set.eq.xor.s32.{type_} %s32_1, {a}, {b}, {one};",
+                f"selp.{type_} {name}1, {one}, {a}, %p1;",
+                f"selp.{type_} {name}1, {a}, {b}, {one};",
+                f"slct.{type_}.s32 {name}1, {a}, {b}, {one};",
+            ]
+        for one, to in itertools.product(kinds, ("u16", "u32", "f16", "bf16", "f32", "f16x2", "bf16x2")):
+            lines.append(f"set.lt.{to}.{type_} {one}, {a}, {b};")
+        lines += [f"selp.{type_} {one}, {a}, {b}, %p1;" for one in kinds]
+    found = differences(lines, ptxas, target, version, tmp_path)
+    assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
+
+
+@pytest.mark.parametrize("target", ["sm_100a", full("sm_120a")])
+def test_narrow_floats(ptxas, tmp_path, target):
+    """Compare conversions to pairs of 8 and 6 bits, from each type that has them in some version."""
+    lines = [
+        f"cvt.rn.satfinite{word}.{to}.{of} %b16_1, {operands};"
+        for word in ("", ".relu")
+        for to in ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2")
+        for of, operands in (("f16x2", "%f16x2_2"), ("bf16x2", "%b32_2"), ("f32", "%f32_2, %f32_3"))
+    ]
+    assert not differences(lines, ptxas, target, "9.0", tmp_path)
 
 
 @pytest.mark.parametrize(("target", "version"), [("sm_80", "8.0"), ("sm_75", "7.0"), ("sm_90", "8.7")])

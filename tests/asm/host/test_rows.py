@@ -15,7 +15,7 @@ from gpt.asm.host.table import Match, Row
 from gpt.ptx import tree
 from tests.asm.host import forms
 
-DIALECTS = (("sm_90a", "8.7"), ("sm_100a", "9.0"), ("sm_75", "6.3"), ("sm_13", "3.0"))
+DIALECTS = (("sm_90a", "8.7"), ("sm_100a", "9.1"), ("sm_75", "6.3"), ("sm_13", "3.0"))
 FORMS = 25  # forms tried per row
 FUNCTIONS = (
     ".func f0() { ret; }\n.func (.param .b32 z) f1() { ret; }\n"
