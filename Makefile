@@ -74,7 +74,7 @@ $(RUNTIME)/python/%: %
 	@cp $< $@
 
 # What weaves and assembles kernels: what is kept of other code is not used.
-WEAVER = $(sort $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h $(shell find gpt/probe gpt/ptx gpt/asm gpt/stages -name '*.py' -o -name '*.lark'))
+WEAVER = $(sort $(wildcard runtime/host/*.h) runtime/arch/$(ARCH)/arch_math.h $(shell find gpt/probe gpt/ptx gpt/asm gpt/sass gpt/formats gpt/stages -name '*.py' -o -name '*.lark' -o -path '*/tables/*.txt'))
 
 $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[ch] runtime/follow/*.[ch] runtime/common/*.[ch]) $(filter %.h,$(HOOK_FILES)) $(HEADERS) gpt/__init__.py $(WEAVER)
 	@echo "cc $@"

@@ -327,7 +327,7 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
     same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
     same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
-    yield f"{what}: {', '.join(told) or 'none differs'}" + (f"; {', '.join(same)}" if same else "")
+    yield f"{what}: {', '.join(told) or 'no difference'}" + (f"; {', '.join(same)}" if same else "")
     if counts[NOISE_ONLY] or counts[UNSURE]:
         of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"
         yield f"noise: means within {NOISE:.0f} standard errors of {of}, or within {100 * LITTLE:.0f} %"

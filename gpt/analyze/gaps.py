@@ -85,7 +85,7 @@ MOST_OF = 0.5  # share of a gap that a call must cover to be named as its reason
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch, launch", "wait, launch"
 NO_TIMES = "when kernels ran is not recorded{}: 'gpt-hook run --gpu-time' does"
-OVERLAP = "both rows may count the same time, so don't add them up"
+OVERLAP = "'wait, launch' may be time that 'launch, launch' counts too: don't add them up"
 AT_LEAST = (
     "{:.1f} % from the end of a wait for all work to the next launch: so long, at least, the GPU had no kernel to run"
 )
@@ -108,7 +108,7 @@ def gaps(trace: TraceModel) -> Answers:
         own = list(_iter_gaps(between, who[number]))
         rows += own
         if not verdict and own:
-            more = f"; and {len(launching) - 1:,} more processes" if len(launching) > 1 else ""
+            more = f"; and {amount(len(launching) - 1, 'more process')}" if len(launching) > 1 else ""
             verdict += _verdict(who[number], between, own, more)
         longest += _iter_longest(trace.processes[number], between, who[number])
     uses = find_uses(trace, name_processes(who), switches)

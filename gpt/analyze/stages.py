@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("category", "text", title="Category"),
     Column("part", "text?", shown="under"),
-    Column("begin", "u64?", "ns", "from", "any"),
     Column("time", "u64", "ns", "Time"),
     Column("share", "f64?", "%", "% Total"),
+    Column("begin", "u64?", "ns", "from", "any"),
     Column("in_calls", "u64?", "ns", "in calls", "any"),
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "copied", "any"),
     Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
-TIME = 3  # place of the time in a row
+TIME = 2  # place of the time in a row
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
     "Output Transfer", "After Inference", "Other",
@@ -159,11 +159,11 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
     if period and INFERENCE in (names := [row[0] for row in rows]):
         whole = 0 if marked else sum(row[TIME] for row in rows if row[0] in (INFERENCE, SYNC))
         took, told = _time_round(tapes, first, period, inference, whole)
-        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, ROUND, None, took, None, None, None, period.length, None))
+        rows.insert(names.index(INFERENCE) + 1, (INFERENCE, ROUND, took, None, None, None, None, period.length, None))
         verdict.append(f"{_describe_rounds(tapes, first, period)}; {told}")
     if not marked and (counted := trace.counted(number)):
         verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
-    rows.append((TOTAL, None, None, total, 100.0, None, None, None, None))
+    rows.append((TOTAL, None, total, 100.0, None, None, None, None, None))
     return len(tapes.launches), rows, verdict
 
 
@@ -173,7 +173,7 @@ def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole:
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
     if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
         whole -= tapes.start(first + int(period.begins[0])) - inference  # what the program did before the first one
-        told = "launched ahead of the GPU: per round is the time of all and of the wait for them, by their number"
+        told = "launched ahead of the GPU, so per round is the time until the wait for all, divided by their number"
         return whole / period.times, told
     return took, "per round: their median, waits included"
 
@@ -247,7 +247,7 @@ class _Part:
 
     def row(self, name: str, begin: int | None, time: int, in_calls: int) -> tuple[Any, ...]:
         """Return the columns of a stage."""
-        return name, None, begin, time, None, in_calls, self.calls, self.launches, self.bytes or None
+        return name, None, time, None, begin, in_calls, self.calls, self.launches, self.bytes or None
 
 
 class _Cover:
@@ -293,7 +293,7 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], int]:
     rows = _add_up(tapes, alone, windows)
     total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
     rest = total - sum(row[TIME] for row in rows.values())
-    rows[OTHER] = (OTHER, None, None, max(0, rest), None, None, None, None, None)
+    rows[OTHER] = (OTHER, None, max(0, rest), None, None, None, None, None, None)
     shown = [rows[name] for name in NAMES if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] > 0)]
     return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], total
 
@@ -372,11 +372,11 @@ def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> tuple[list[tuple[Any
     edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
     total = edges[1] - edges[0] - unrecorded.within_one(*edges)
     rows: list[tuple[Any, ...]] = [
-        (name, None, max(0, marked[name].first), marked[name].total) for name in NAMES if name in marked
+        (name, None, marked[name].total, max(0, marked[name].first)) for name in NAMES if name in marked
     ]
     rest = total - sum(row[TIME] for row in rows)
-    rows += [(OTHER, None, None, rest)] if rest > 0 else []
-    return [(*row, 100 * row[TIME] / (total or 1), *[None] * 4) for row in rows], total
+    rows += [(OTHER, None, rest, None)] if rest > 0 else []
+    return [(*row[:3], 100 * row[TIME] / (total or 1), row[3], *[None] * 4) for row in rows], total
 
 
 ANALYSIS = of_model(stages, "Show what an inference spends its time on.", CALLS | COUNTED | GRAPHS | GPU_TIMES | RANGES,

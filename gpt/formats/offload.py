@@ -1,7 +1,7 @@
 """LLVM's offload binaries: device images as clang puts them into objects, in the section `.llvm.offloading`.
 
-All numbers are little-endian, all offsets from the beginning of the binary, of which a section holds several, each at
-a multiple of 8 (llvm/Object/OffloadBinary.h):
+All numbers are little-endian, and all offsets are from the beginning of the binary. A section holds several, each at a
+multiple of 8 (llvm/Object/OffloadBinary.h):
 
 header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries, u64 (version 1) their size or (2) count
 entry    u16 kind of the image, u16 producer, u32 flags (1: no image), u64 offset and number of its strings,

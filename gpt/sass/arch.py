@@ -7,6 +7,7 @@ Each fact can be seen in what ptxas makes of an empty kernel and of a kernel tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpt.base.errors import GptError
 
@@ -24,7 +25,7 @@ class SassArch:
     branch: str  # the form of a branch's distance (gpt/sass/words.py)
     proven: bool  # True if woven code has run on hardware
 
-    @property
+    @cached_property
     def register_bits(self) -> dict[str, int]:
         """Bits of a register number, by register file."""
         return {"R": 8, "UR": self.uniform_bits, "P": 3, "UP": 3, "B": 4}

@@ -33,7 +33,6 @@ kernel is left alone then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpt.formats.kernel_edit import MAX_REGISTERS
@@ -50,11 +49,10 @@ from gpt.sass.check_words import (
     make_branch,
     with_announcements,
 )
-from gpt.sass.code import Code
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Facts, Kernel, Relocation
 from gpt.sass.masks import STARTS, name_registers, pack
-from gpt.sass.words import CONTROL, SIZE, control_of, dump_words
+from gpt.sass.words import CONTROL, SIZE, control_of
 from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
 
@@ -85,13 +83,8 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     found += _check_facts(original, new, declaration)
     if not declaration.trampolines:
         return found
-    graph = original.kernel.graph
-    predecessors: list[list[int]] = [[] for _ in graph.blocks]
-    for number, followers in enumerate(graph.successors):
-        for follower in followers:
-            predecessors[follower].append(number)
     flight = _amend(original.kernel, new.kernel, declaration).flight
-    around = Surroundings(original.kernel, new.kernel.code, declaration, flight, predecessors)
+    around = Surroundings(original.kernel, new.kernel.code, declaration, flight)
     defined = -1
     for trampoline in declaration.trampolines:
         words = list(_check_words(original.kernel, new.kernel, trampoline, declaration.amended))
@@ -111,17 +104,16 @@ def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
 
     If one was moved, the word in the trampoline counts, since that word runs.
     """
-    words = list(original.code.words)
+    words = original.code.words
+    changed = {}
     moved = {
         part.source: part.start for one in declaration.trampolines for part in one.parts if isinstance(part, Moved)
     }
     for index in declaration.amended:
         word = new.code.words[moved.get(index, index)]
         if not compare_amended(word, words[index], original.code[index].entry):
-            words[index] = word
-    if words == original.code.words:
-        return original
-    return replace(original, code=Code(dump_words(words), original.code.table))
+            changed[index] = word
+    return original.with_controls(changed) if changed else original
 
 
 def _check_shape(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:

@@ -6,11 +6,12 @@ check_state.py explains the parts of State.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from gpt.sass.check_saves import Copy
 from gpt.sass.code import Code
-from gpt.sass.flow import InFlight, merge
+from gpt.sass.flow import Flights, InFlight, merge
 from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER
 from gpt.sass.woven import Declaration
@@ -57,10 +58,9 @@ class Surroundings:
     original: Kernel
     new: Code
     declaration: Declaration
-    flight: list[InFlight | None]  # the kernel's, with its amended instructions
-    predecessors: list[list[int]]  # blocks that lead to each block
+    flight: Flights  # the kernel's, with its amended instructions
 
-    @property
+    @cached_property
     def usable(self) -> int:
         """Registers that the file's count allows, if no part of the kernel gives some back."""
         kernel = self.original

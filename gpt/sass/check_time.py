@@ -20,7 +20,7 @@ Pending = tuple[int, int, int]  # registers, cycles left, part
 def iter_pending(around: Surroundings, first: int) -> Iterator[Pending]:
     """Yield results that the kernel still waits for where a trampoline begins, in place of instruction `first`."""
     original = around.original
-    for written, cycles in iter_late(original.code, original.graph, around.predecessors, first):
+    for written, cycles in iter_late(original.code, original.graph, first):
         yield written, cycles, KERNEL
 
 

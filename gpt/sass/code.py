@@ -9,7 +9,8 @@ operations on integers. The guard is among the reads. An instruction is made whe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from gpt.sass.masks import Masks, Registers, unpack
 from gpt.sass.tables import Opcode, Table
-from gpt.sass.words import SIZE, Control, Guard, control_of, guard_of, target_of, words_array
+from gpt.sass.words import CONTROL, SIZE, Control, Guard, control_of, guard_of, target_of, words_array
 
 # What an instruction accesses, by its name. Those that can't be named in advance (LD, ST, ATOM) are generic.
 MEMORY = {
@@ -29,6 +30,9 @@ MEMORY = {
     **dict.fromkeys(("TEX", "TLD", "TLD4", "TXQ", "TXD", "TMML", "SULD", "SUST", "SUATOM", "SURED"), "texture"),
     **dict.fromkeys(("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKPF", "UBLKRED", "UTMAPF"), "bulk"),
 }
+
+
+_LOW = (1 << 64) - 1
 
 
 class Instruction:
@@ -130,6 +134,19 @@ class Code:
         self.opcodes: list[int] = (self._array[:, 0] & np.uint64(0xFFF)).tolist()
         self._made: list[Instruction | None] = [None] * len(self.words)
         self.used = {number: table.decoder(number) for number in set(self.opcodes)}
+
+    def with_controls(self, changed: Mapping[int, int]) -> Code:
+        """Return the same instructions, some words with another control part. Raises ValueError if more differs."""
+        if any((word ^ self.words[index]) & ~CONTROL for index, word in changed.items()):
+            raise ValueError("not only the control part of a word differs")
+        _ = self.masks
+        other = copy(self)
+        other.words, other._array, other._made = list(self.words), self._array.copy(), [None] * len(self.words)
+        other.__dict__.pop("controls", None)
+        for index, word in changed.items():
+            other.words[index] = word
+            other._array[index] = word & _LOW, word >> 64
+        return other
 
     def __len__(self) -> int:
         return len(self.words)

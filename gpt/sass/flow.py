@@ -26,6 +26,8 @@ it is seen from a bit that's no register's, _TOKEN, which is put into the queue 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -60,7 +62,7 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         reads.append(live)
         keeps.append(kept)
     before = list(reads)
-    predecessors = _turn_round(graph)
+    predecessors = graph.predecessors
     left = [-number for number in range(len(before) - 1, -1, -1)]  # a heap, the last block first
     waiting = [True] * len(before)
     while left:
@@ -131,8 +133,44 @@ class InFlight(NamedTuple):
 NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
 
 
-def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
-    """Return for each instruction what's in flight when it may issue, before its own wait; None: it's never reached."""
+class Flights:
+    """The registers in flight before each instruction, before its own wait; None: it's never reached.
+
+    A block is walked when one of its instructions is asked for, since probes go to few.
+    """
+
+    def __init__(self, code: Code, graph: Graph, events: list[bool], arriving: list[int]) -> None:
+        self._code, self._graph, self._events, self._arriving = code, graph, events, arriving
+        self._starts = [block.start for block in graph.blocks]
+        self._walked: dict[int, list[InFlight]] = {}
+
+    def reaches(self, index: int) -> bool:
+        """Return whether anything leads to an instruction."""
+        return self._arriving[bisect_right(self._starts, index) - 1] >= 0
+
+    def __getitem__(self, index: int) -> InFlight | None:
+        number = bisect_right(self._starts, index) - 1
+        if self._arriving[number] < 0:
+            return None
+        found = self._walked.get(number)
+        if found is None:
+            found = self._walked[number] = self._walk(self._graph.blocks[number], self._arriving[number])
+        return found[index - self._starts[number]]
+
+    def __iter__(self) -> Iterator[InFlight | None]:
+        return (self[index] for index in range(len(self._code)))
+
+    def _walk(self, block: Block, arrived: int) -> list[InFlight]:
+        flight, found = _unpack_flight(arrived), []
+        for index in range(block.start, block.end):
+            found.append(flight)
+            if self._events[index]:
+                flight = issue(flight, self._code, index)
+        return found
+
+
+def in_flight_before(code: Code, graph: Graph) -> Flights:
+    """Return what's in flight when each instruction may issue."""
     events = _events(code)
     passes = [_sum_up(code, events, block) for block in graph.blocks]
     arriving = [-1] * len(graph.blocks)  # packed; -1 if nothing leads there
@@ -150,15 +188,7 @@ def in_flight_before(code: Code, graph: Graph) -> list[InFlight | None]:
                 if not waiting[follower]:
                     waiting[follower] = True
                     heappush(left, follower)
-    found: list[InFlight | None] = [None] * len(code)
-    for block, arrived in zip(graph.blocks, arriving, strict=True):
-        if arrived >= 0:
-            flight = _unpack_flight(arrived)
-            for index in range(block.start, block.end):
-                found[index] = flight
-                if events[index]:
-                    flight = issue(flight, code, index)
-    return found
+    return Flights(code, graph, events, arriving)
 
 
 class _Pass(NamedTuple):
@@ -268,11 +298,3 @@ def merge(one: InFlight | None, other: InFlight) -> InFlight:
         one.loose | other.loose,
         one.late | other.late,
     )
-
-
-def _turn_round(graph: Graph) -> list[list[int]]:
-    predecessors: list[list[int]] = [[] for _ in graph.blocks]
-    for number, followers in enumerate(graph.successors):
-        for follower in followers:
-            predecessors[follower].append(number)
-    return predecessors

@@ -28,6 +28,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from gpt.base.errors import GptError
@@ -63,9 +64,22 @@ class Graph:
     successors: tuple[tuple[int, ...], ...]
     calls_out: frozenset[int]  # blocks that end with a call of code that isn't in this section, or isn't known
 
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """The blocks that each block can follow."""
+        found: list[list[int]] = [[] for _ in self.blocks]
+        for number, followers in enumerate(self.successors):
+            for follower in followers:
+                found[follower].append(number)
+        return found
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [block.start for block in self.blocks]
+
     def block_at(self, index: int) -> int:
         """Return the number of the block that an instruction is in."""
-        return bisect.bisect_right(self.blocks, index, key=lambda block: block.start) - 1
+        return bisect.bisect_right(self._starts, index) - 1
 
     def reachable(self, start: int = 0) -> set[int]:
         """Return the blocks that can run once `start` does."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import PAIR, iter_attributes
 from gpt.sass.code import Code
-from gpt.sass.flow import EVERY_REGISTER, InFlight, in_flight_before, live_before
+from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.tables import Table
 from gpt.sass.words import bits
@@ -44,6 +44,11 @@ class Kernel:
     registers: int
     jump_tables: Mapping[int, frozenset[int]]  # offset of an indirect branch -> offsets of its targets
     elsewhere: int = EVERY_REGISTER  # registers that code which it may call in other sections names
+    base: Kernel | None = field(default=None, repr=False)  # the same instructions, with other control parts
+
+    def with_controls(self, changed: Mapping[int, int]) -> Kernel:
+        """Return the same kernel, some words with another control part."""
+        return replace(self, code=self.code.with_controls(changed), base=self.base or self)
 
     @property
     def jump_targets(self) -> frozenset[int]:
@@ -53,21 +58,23 @@ class Kernel:
     @cached_property
     def graph(self) -> Graph:
         """Its control flow. Raises UnboundedError."""
-        return make_graph(self.code, self.jump_tables)
+        return self.base.graph if self.base else make_graph(self.code, self.jump_tables)
 
     @cached_property
     def live(self) -> list[int]:
         """The registers that are live before each instruction. Raises UnboundedError."""
-        return live_before(self.code, self.graph)
+        return self.base.live if self.base else live_before(self.code, self.graph)
 
     @cached_property
-    def flight(self) -> list[InFlight | None]:
+    def flight(self) -> Flights:
         """The state of scoreboards before each instruction; None if it's never reached. Raises UnboundedError."""
         return in_flight_before(self.code, self.graph)
 
     @cached_property
     def named(self) -> int:
         """Registers that its instructions name, whether or not they can run, or the functions that it calls."""
+        if self.base:
+            return self.base.named
         found = self.elsewhere if self.graph.calls_out else 0
         for named in {masks.reads | masks.writes for masks in self.code.masks}:
             found |= named
@@ -86,7 +93,7 @@ class Kernel:
         ]
         return max(0, min([self.registers, *counts]))
 
-    @property
+    @cached_property
     def has_usual_entry(self) -> bool:
         """True if it begins by loading the stack pointer, and nothing jumps back there."""
         first = self.code[0]

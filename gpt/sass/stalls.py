@@ -35,7 +35,7 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
         yield others, 18 if opcode.name in _SLOW else 15
 
 
-def iter_late(code: Code, graph: Graph, predecessors: list[list[int]], first: int) -> Iterator[tuple[int, int]]:
+def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]:
     """Yield registers whose results may not be there yet behind a branch that takes the place of instruction `first`,
     and after how many more cycles they are.
     """
@@ -48,7 +48,7 @@ def iter_late(code: Code, graph: Graph, predecessors: list[list[int]], first: in
         seen[index] = elapsed
         block = graph.block_at(index)
         before = [index - 1] if index > graph.blocks[block].start else [
-            graph.blocks[other].end - 1 for other in predecessors[block]
+            graph.blocks[other].end - 1 for other in graph.predecessors[block]
         ]  # fmt: skip
         for other in before:
             passed = elapsed + code.controls.stalls[other]

@@ -31,6 +31,7 @@ def sass_probe(
     ] = 0,
     no_verify: cli.NoVerify = False,
     count: Annotated[bool, Option("--count", help="Only count records.")] = False,
+    original: Annotated[bool, Option("--original", help="Write each cubin without probes, too.")] = False,
     table: cli.Table = False,
     json: cli.Json = False,
     from_json: cli.FromJson = False,
@@ -43,8 +44,8 @@ def sass_probe(
 
     if not probe and not explain:
         raise UsageError("-p PROBE is required: a probe file, or the name of a built-in probe")
-    if explain and count:
-        raise UsageError("--explain weaves nothing, so --count has no meaning")
+    if explain and (count or original):
+        raise UsageError("--explain weaves nothing, so --count and --original have no meaning")
     if registers and not explain:
         raise UsageError("--registers is for --explain")
     keep, drop = cli.split_parts("-k", kernel or ()), cli.split_parts("--filter", filter_ or ())
@@ -60,6 +61,5 @@ def sass_probe(
         return stage.filter(Explaining(stage, Wanted(loaded, registers), keep, drop).handle, files or (), wants=ELEMENT)
     from gpt.probe.sass.weaving import SassWeaving
 
-    return stage.filter(
-        SassWeaving(stage, loaded, keep, drop, not no_verify, count=count).handle, files or (), wants=ELEMENT
-    )
+    weaving = SassWeaving(stage, loaded, keep, drop, not no_verify, count=count, original=original)
+    return stage.filter(weaving.handle, files or (), wants=ELEMENT)

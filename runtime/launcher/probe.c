@@ -24,6 +24,10 @@ bool probes_call_back;
 
 static struct gpt_bytes pipeline, identity;
 
+// Architectures whose machine code gets probes, the proven ones of gpt/sass/arch.py. The simulated device
+// runs no machine code.
+#define SASS_ARCHS "sm_90"
+
 __attribute__((format(printf, 2, 3))) static void add(struct gpt_bytes *bytes, const char *format, ...) {
     va_list values;
     char *text;
@@ -164,28 +168,49 @@ static void add_checks(const struct probing *probing) {
     }
 }
 
-static void use_probes(const struct probing *probing) {
-    char *const *probes = probing->probes;
-    struct gpt_bytes show = {0};
-    add_checks(probing);
-    add_stage("gpt-extract");
-    add(&pipeline, " --ptx |");
+// Adds a stage that weaves probes. Returns where its words begin.
+static size_t add_weaver(const char *name, const struct probing *probing) {
     size_t start = pipeline.size;
-    add_stage("gpt-ptx-probe");
+    add_stage(name);
     for (size_t i = 0; i < probing->probe_count; i++) {
+        const char *probe = probing->probes[i];
         add(&pipeline, " -p");
-        add_quoted(&pipeline, is_file(probes[i]) ? absolute(probes[i]) : probes[i]);
+        add_quoted(&pipeline, is_file(probe) ? absolute(probe) : probe);
     }
-    add(&show, "exec%.*s --show%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
-    add(&identity, "\n");
-    read_output(popen(show.data, "re"), &identity);
-    gpt_empty(&show);
-    if (!gpt_add(&identity, "", 1))
-        fail(BAD, NULL, "%s", strerror(ENOMEM));
-    probes_call_back = check_callbacks(identity.data) && !probing->benchmark && !probing->memusage;
+    return start;
+}
+
+// Adds the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
+static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
+    add_stage("gpt-extract");
+    add(&pipeline, " --ptx%s |", options);
+    size_t start = add_weaver("gpt-ptx-probe", probing);
+    if (!reader->size)
+        add(reader, "%.*s%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
     add(&pipeline, "%s |", probing->memusage ? " --count" : "");
     add_stage("gpt-asm");
     add(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
+}
+
+static void use_probes(const struct probing *probing) {
+    struct gpt_bytes reader = {0}, show = {0};
+    add_checks(probing);
+    add(&pipeline, "case $GPT_ARCH in\n" SASS_ARCHS ")");
+    add_ptx_stages(probing, " --payload", &reader);
+    add(&pipeline, " |");
+    add_weaver("gpt-sass-probe", probing);
+    add(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "",
+        probing->benchmark ? " --original" : "");
+    add_ptx_stages(probing, "", &reader);
+    add(&pipeline, " ;;\nesac");
+    add(&show, "exec%s --show%c", reader.data, '\0');
+    add(&identity, "\n");
+    read_output(popen(show.data, "re"), &identity);
+    gpt_empty(&show);
+    gpt_empty(&reader);
+    if (!gpt_add(&identity, "", 1))
+        fail(BAD, NULL, "%s", strerror(ENOMEM));
+    probes_call_back = check_callbacks(identity.data) && !probing->benchmark && !probing->memusage;
 }
 
 static bool add_digest(const char *path) {

@@ -73,7 +73,7 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
 int sim_callbacks;
 __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function; }
 
-// Defines the symbol of every function by these lists. It answers CUDA_ERROR_NOT_INITIALIZED or
+// Defines the symbol of every function from these lists. It answers CUDA_ERROR_NOT_INITIALIZED or
 // CUDA_ERROR_NOT_PERMITTED, or goes on to sim_NAME.
 #include "arch_stubs.h"
 

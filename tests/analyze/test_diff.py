@@ -65,7 +65,7 @@ FAST = [1000.0] * 995
         ([FAST + [1000.0] * 5], [FAST + [1e9] * 5], 5e9, "slowest"),  # five of 1,000 calls take a second
         ([FAST + [1000.0] * 5], [FAST + [1e5] * 5], 5e9, "noise"),  # which nobody notices
         ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 5e9, "unsure"),  # slow calls on both sides
-        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 1e12, "noise"),  # of no weight
+        ([FAST + [1e9] * 5], [FAST + [1.1e9] * 5], 1e12, "noise"),  # too small a share
         ([[1000.0, 1e6] * 500], [[1500.0] * 600 + [1e6] * 400], 5e8, "time"),
         ([[990.0] * 900 + [1e7] * 100], [[1990.0] * 900 + [1e7] * 100], 1e9, "median"),  # hidden by slow ones
         ([FAST] * 3, [[1100.0] * 995] * 3, 1e6, "time"),

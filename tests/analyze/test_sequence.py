@@ -83,7 +83,7 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
         told + "99.4 % between launches of thread 1, 99.2 % in 1 gap over 100ms",
         "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
         "no kernel to run",
-        "both rows may count the same time, so don't add them up",
+        "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
         "300 calls counted but not timed: their time counts as host code",
     ]
     assert [row["reason"] for row in found.rows["longest"]] == ["host code", "host code"]
@@ -276,8 +276,8 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert copied == [None, 8]  # what's copied while kernels are compiled is no input
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
-        "2 equal rounds of 26 launches (within each, 6 times 4 launches); launched ahead of the GPU: per round is the "
-        "time of all and of the wait for them, by their number",
+        "2 equal rounds of 26 launches (within each, 6 times 4 launches); launched ahead of the GPU, so per round is "
+        "the time until the wait for all, divided by their number",
         "500 calls counted but not timed, and in no stage",
     ]
 

@@ -112,7 +112,7 @@ CALLER = """\
 
 
 def hungry(registers: int) -> str:
-    """A kernel that keeps so many values at once."""
+    """Return a kernel that needs this many values at once."""
     loads = "".join(f"    ld.volatile.global.u32 %r{n}, [%rd2+{4 * n}];\n" for n in range(registers))
     stores = "".join(f"    st.volatile.global.u32 [%rd2+{4 * n}], %r{n};\n" for n in reversed(range(registers)))
     return HEAD + (

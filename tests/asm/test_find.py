@@ -1,4 +1,4 @@
-"""Which ptxas is taken."""
+"""The choice of a ptxas."""
 
 import os
 
@@ -64,7 +64,7 @@ def test_one_that_was_named_must_be_there(places, tmp_path):
         find.Tools(str(tmp_path / "absent"), places("PATH"))
     with pytest.raises(MissingError, match="GPT_PTXAS"):
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/absent"}).first()
-    with pytest.raises(MissingError, match="false"):  # nor is another one taken in place of one that does not answer
+    with pytest.raises(MissingError, match="false"):  # another one doesn't replace one that doesn't answer
         find.Tools(None, places("PATH") | {"GPT_PTXAS": "/bin/false"}).first()
 
 
@@ -89,7 +89,7 @@ def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
     assert tools.choose((8, 0), GpuTarget(12, 1, "")).release == (13, 2, 1)
     with pytest.raises(MissingError, match=r"12\.0\.3 .* doesn't know PTX 9\.3; none of 4 installed does"):
         tools.choose((9, 3), SM_90)
-    assert tools.choose((8, 0), SM_90).release == (12, 0, 3), "what was asked before changes nothing"
+    assert tools.choose((8, 0), SM_90).release == (12, 0, 3), "earlier questions change nothing"
 
 
 def test_all_of_path_is_searched_for_a_newer_one(places, tmp_path):

@@ -1,4 +1,4 @@
-"""What ptxas is asked, what it says, and what happens when it misbehaves."""
+"""Questions to ptxas, its answers, and its misbehavior."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def test_what_kernels_need(tool):
 
 
 def test_one_by_another_name_is_understood(tool, tmp_path):
-    """Messages begin with the name of the file, as that of Triton's ptxas-blackwell."""
+    """Messages begin with the executable's name, which may be Triton's ptxas-blackwell."""
     (tmp_path / "ptxas-other").symlink_to(cuda.tool("ptxas"))
     other = replace(tool, path=str(tmp_path / "ptxas-other"))
     one, two = (Runner(60).assemble(t, RICH.encode(), "m", SM_80, Options()) for t in (tool, other))
@@ -254,7 +254,7 @@ def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does
 
 
 def alive(group):
-    """Whether a process of a group runs. One that was killed may take a moment to go."""
+    """Return whether a process of a group runs. A killed process may take a moment to go."""
     for _ in range(100):
         listed = subprocess.run(["ps", "-eo", "pgid,stat"], capture_output=True, text=True, check=True).stdout
         if not re.search(rf"^ *{group} +[^Z]", listed, re.M):

@@ -1,4 +1,4 @@
-"""What bpftrace prints for a program of gpt-hook attach, in both of its forms."""
+"""Imitate what bpftrace prints for a program of gpt-hook attach, in both formats."""
 
 from __future__ import annotations
 

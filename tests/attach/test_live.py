@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
 
 @cache
 def why_not():
-    """Why bpftrace cannot run here, if it cannot."""
+    """Return why bpftrace can't run here, or None."""
     if os.geteuid():
         return "not root"
     if not shutil.which("bpftrace"):

@@ -70,7 +70,7 @@ def test_each_function_with_arguments_is_watched_and_each_that_waits():
 
 
 def test_all_values_of_a_map_are_of_one_type():
-    """Else bpftrace refuses the program: tuples, of so many words as the name of the map says."""
+    """Otherwise bpftrace refuses the program: tuples have as many words as the map's name says."""
     kept = re.findall(r"@call(\d+)_\w+\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
     assert len(kept) > 300
     for size, values in kept:
@@ -279,7 +279,7 @@ def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, f
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")
 def test_root_without_rights_is_told_so(mapped):
-    """It was said that the process hadn't used the driver."""
+    """The message used to be that the process hadn't used the driver."""
     pid = mapped(1).pid
     drop = "exec setpriv --bounding-set -sys_admin,-checkpoint_restore --inh-caps -sys_admin,-checkpoint_restore"
     done = attach("-p", str(pid), before=drop)

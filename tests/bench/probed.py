@@ -1,11 +1,11 @@
-"""What a launch with probes costs the thread that makes it, over one that's only recorded: ns of its CPU time.
+"""Measure what a launch with probes costs its thread, compared with a recorded one: ns of CPU time.
 
     python -m tests.bench.probed [--before RUNTIME] [--rounds N]
 
 RUNTIME is the gpt/_runtime of an older build, measured by turns with this one. The device is the simulated one and
 runs no kernels, so the driver returns almost at once. Launches come in bursts of 200, each followed by a
-synchronization, which isn't timed; the figure is the median of the bursts, and the printed ones are those of the
-median round and of the lowest. One program launches a module's function, the other one a library's kernel.
+synchronization, which isn't timed; a round's figure is the median of its bursts. Printed are the
+median round's and the lowest. One program launches a module's function, the other one a library's kernel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
 
 def run(runtime: Path, folder: Path, program: Path, options: list[str], form: str) -> float:
     """ns a launch."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the pipeline
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for the pipeline
     env = os.environ | {"GPT_SIM_RUN": "none", "XDG_CACHE_HOME": str(folder / "cache"), "PATH": path}
     line = [runtime / "gpt-hook", "run", "-f", "--calls", "all", "-o", folder / "t.mp", "--device", "sim"]
     line += [*options, "--", program, PTX, *(["library"] if form == "kernel" else [])]

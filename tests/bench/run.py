@@ -2,11 +2,11 @@
 
     python -m tests.bench.run [--runs N] [--output FILE] [--reading] [--zstd NAME] ... [NAME=PATH ...]
 
-The libraries are those of pinned wheels from PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
-takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians; the raw
-ones and the machine go to docs/figures/bench/slim.json; --reading takes only those of ten libraries anew, and prints
-the table of docs/measured.md; --zstd takes only what a library is if zstd packs it before and after the cut, and prints
-the table too. The exit status is 1 if a bound was missed.
+The libraries come from pinned wheels on PyPI, fetched once into XDG_CACHE_HOME/gpt-bench (3.7 GB); NAME=PATH
+takes another file for one of them. The page cache is warm, contenders take turns, and figures are medians. Raw figures
+and the machine go to docs/figures/bench/slim.json. --reading measures only the reading of ten libraries, and prints the
+table of docs/measured.md. --zstd measures only sizes with zstd before and after the cut, and prints their table.
+The exit status is 1 if a bound was missed.
 """
 
 from __future__ import annotations

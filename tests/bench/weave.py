@@ -4,7 +4,7 @@
 
 Kernels of this repository and of pinned wheels from PyPI, at most N (24) a library, chosen by digest, of at most
 256 KiB of PTX. For each kernel in turn: ptxas on its module, then the engine (scan, prune, verify, weave, print) with
-each built-in probe on the same module, in CPU time, the fastest of a few runs, and ptxas on what is woven. Last,
+each built-in probe on the same module, in CPU time, the fastest of a few runs, and ptxas on the woven text. Last,
 gpt-ptx-probe as a process selects one kernel of a module of 35 MB. The raw figures and the machine go to
 docs/figures/bench/weave.json. The exit status is 1 if a bound was missed.
 """

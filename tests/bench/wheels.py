@@ -10,10 +10,10 @@ checks anew, with zstd at level 3, which takes a twentieth of the time; the code
 --table prints the table of docs/measured.md from the output file.
 
 Every new wheel is unpacked again: its RECORD has to hold, pip has to install it, importing it has to end as with the
-shipped one, and it has to list the same kernels, or for one architecture only such. What a wheel requires is installed
-beside it, from PyPI as well, which is some 5 GB for those that require PyTorch; --with adds what its METADATA leaves
-out. The import runs on the simulated device, so that libraries find a libcuda.so.1. The Python that runs this is tried
-first, then those of PYTHONS that are on PATH: the first that pip finds the wheel for.
+shipped one, and it has to list the same kernels, or a subset of them for one architecture. The packages that a wheel
+requires are installed beside it from PyPI, some 5 GB if PyTorch is among them; --with adds packages that its METADATA
+leaves out. The import runs on the simulated device, so libraries find a libcuda.so.1. It takes the first Python,
+of the running one and the PYTHONS on PATH, that pip finds the wheel for.
 
 Times cover the whole pipeline: seconds, and CPU seconds, which a busy machine affects less.
 """
@@ -70,7 +70,7 @@ WAYS = {  # options of gpt-locate, None without it, and of gpt-patch
     "architecture": ("--arch {arch}", "--label {label}"),
     "both": ("--arch {arch}", "--recompress={level} --label {label}"),
 }
-LEVEL, FAST_LEVEL = 19, 3  # of zstd; the fast one is for --imports
+LEVEL, FAST_LEVEL = 19, 3  # zstd's; the fast one is for --imports
 
 
 def pip(python: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -151,7 +151,7 @@ def load(site: Path, python: str, needs: Path) -> str:
     packages = sorted(file.parent.name for file in site.glob("*/__init__.py") if file.parent.name != "nvidia")
     libraries = sorted(str(file) for file in site.rglob("*.so*") if not file.is_symlink())
     environment = {**os.environ, "PYTHONPATH": f"{site}:{needs}"}
-    if not packages:  # those of other packages are found as the dynamic loader finds them
+    if not packages:  # the dynamic loader has to find libraries of other packages
         environment["LD_LIBRARY_PATH"] = ":".join(sorted({str(file.parent) for file in needs.rglob("*.so*")}))
     line = [BIN / "gpt-hook", "run", "-q", "--calls", "none", "--device", "sim", "-o", site / "trace.mp", "--"]
     line += [python, "-c", IMPORT if packages else LOAD, *(packages or libraries)]

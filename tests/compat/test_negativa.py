@@ -1,4 +1,4 @@
-"""Negativa-ML's LIB.json: written, read, and what is refused."""
+"""Negativa-ML's LIB.json: written, read, and refused."""
 
 import io
 import json

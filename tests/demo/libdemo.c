@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// The CUDA runtime, as far as it is needed.
+// The parts of the CUDA runtime that we need.
 typedef struct {
     unsigned x, y, z;
 } dim3;
@@ -37,7 +37,7 @@ struct wrapper {
 };
 extern const struct wrapper fatbin_wrappers[] __attribute__((visibility("hidden")));
 
-// By region. A kernel's address in the program is that of its name here.
+// By region. The address of a kernel's name here is the kernel's address in the program.
 static const char *const kernels[] = {"_Z12matrixMulGPUPKfS0_Pfi", "_Z14setScalarItemsPffi"};
 enum region { MATMUL, FILL, REGIONS };
 static void **regions[REGIONS];
@@ -114,7 +114,7 @@ static int fill(void) {
     return ok;
 }
 
-// A bug: the kernel is told of more items than there is memory for.
+// A bug: the kernel gets a larger number of items than there's memory for.
 static int overrun(void) {
     void *memory = NULL;
     float value = 42;

@@ -1,4 +1,4 @@
-"""Traces that were made by hand, and what is written of them and asked of that."""
+"""Hand-made traces, their exports, and queries on these."""
 
 import io
 import sqlite3
@@ -46,7 +46,7 @@ def small(end=True, late=False, **header):
 
 
 def write(path, *segments, shape=ExportFormat.sqlite):
-    """What the analysis writes, in this process."""
+    """Run the analysis in this process, and return its output."""
     with Export(None, False, shape, path) as made:
         for process in iter_processes(wire.read_records(io.BytesIO(forge.pack(*segments)), "in"), made.kinds):
             process.drained = True

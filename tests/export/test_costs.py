@@ -1,4 +1,4 @@
-"""gpt-analyze export: what probes cost, what was counted, and which files are not replaced."""
+"""gpt-analyze export: costs of probes, counts, and files that it doesn't replace."""
 
 import pytest
 from pyarrow import parquet
@@ -86,7 +86,7 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
 
 @pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
 def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
-    """Of two launches, the times of one of which come before it; counts say neither thread, time, device nor stream."""
+    """The times of one of two launches come before it; counts have no thread, time, device or stream."""
     other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.kernel(1, 9, KERNEL),
@@ -103,7 +103,7 @@ def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
 
 
 def test_a_benchmark_is_complete(tmp_path):
-    """Its buffers are not saved, which is what was asked for."""
+    """Its buffers aren't saved, as requested."""
     segment = forge.trace(
         records.make("function", id=9, name=KERNEL), forge.probe_map("m", n="u64"), forge.kernel(1, 9, KERNEL, 1),
         forge.api(1, "cuLaunchKernel"), forge.calls([forge.launch(1001, 10, 1, 9)], forge.LAUNCH),

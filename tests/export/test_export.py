@@ -1,4 +1,4 @@
-"""gpt-analyze export: what stands in the tables of traces that were made by hand, in both formats."""
+"""gpt-analyze export: the tables of hand-made traces, in both formats."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""What is read of elements to name what they define: no more than it takes."""
+"""Reading elements just far enough to name their kernels and functions."""
 
 import os
 import random

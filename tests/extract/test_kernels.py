@@ -25,7 +25,7 @@ def image(*parts, codec="zstd"):
 
 
 def refusal(source, kernel="a", arch="sm_90", file=None, cubins=False):
-    """Why no code of a kernel is given out, and whether that's true of the whole image."""
+    """Return why no code of a kernel is returned, and whether that applies to the whole image."""
     with pytest.raises(Refused) as caught:
         KernelFinder(cubins).find(source, file, kernel, arch)
     return caught.value.reason, caught.value.whole

@@ -195,7 +195,7 @@ def test_both_tools_warn_and_nothing_is_compacted(sample, tmp_path):
 @pytest.mark.parametrize("address", [1 << 62, (1 << 63) - 64, 1 << 63, (1 << 64) - 16], ids=hex)
 @pytest.mark.parametrize("part", ["section", "segment"])
 def test_addresses_that_no_process_has_are_no_error(part, address, sample):
-    """Computing with them in 64 bits failed. Nothing is said of such a file, which could not be loaded."""
+    """Computing with them in 64 bits failed. Such a file couldn't be loaded, so there's no warning about it."""
     file = File(sample("small"))
     header = ELFFile(io.BytesIO(bytes(file.data)))
     if part == "section":

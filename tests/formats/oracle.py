@@ -1,4 +1,4 @@
-"""What NVIDIA's cuobjdump and binutils' readelf say of a file: the tests' second opinion."""
+"""Ask NVIDIA's cuobjdump and binutils' readelf about a file: the tests' second opinion."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def functions(cubin: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]
 
 
 def warnings(path: Path) -> set[str]:
-    """What `readelf -a` complains about, addresses and numbers left out."""
+    """Return the complaints of `readelf -a`, without addresses and numbers."""
     done = subprocess.run(["readelf", "-aW", path], capture_output=True, text=True, errors="replace", check=False)
     lines = (done.stdout + done.stderr).splitlines()
     return {

@@ -145,7 +145,7 @@ def link(
     assembly: str = "",
     code: str = "",
 ) -> Path:
-    """Links regions, each with a wrapper but for those whose number is in `bare`, into a library or program.
+    """Link regions into a library or program, each with a wrapper unless its number is in `bare`.
 
     `assembly` is added to what holds them (their labels are region0, region1, ...), `code` to the C source.
     """
@@ -167,7 +167,7 @@ def link(
 
 
 def linker_takes(flag: str) -> bool:
-    """Whether the linker knows an option (it only warns of a -z that it does not know)."""
+    """Return whether the linker knows an option (it only warns about an unknown -z)."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "x.c").write_text("int x;")
         command = ["cc", "-shared", "-fPIC", "-o", f"{folder}/x.so", f"{folder}/x.c", flag]
@@ -203,7 +203,7 @@ def suffix(folder: Path) -> Path:
 
 @sample
 def relocatable(folder: Path) -> Path:
-    """What nvcc -rdc=true makes of two sources: relocatable code of each, and linked code."""
+    """The output of nvcc -rdc=true for two sources: relocatable code of each, and linked code."""
     return _relocatable(folder / "librelocatable.so")
 
 

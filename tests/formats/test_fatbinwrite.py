@@ -56,7 +56,7 @@ def test_what_is_written_is_read(parts):
     images = [Payload("ptx", arch, head + data) for arch, data in parts]
     images += [
         Payload("cubin", arch, data) for arch, data in parts if arch != "sm_120f"
-    ]  # whose header needs a real one
+    ]  # these headers need real contents
     for codec in ("none", "zstd"):
         found = read(pack_fatbin(images, codec))
         assert [(element.type, element.arch, element.codec) for element, _ in found] == [

@@ -102,7 +102,7 @@ def test_each_prefix_leaves_doubt_or_says_the_same():
 
 def test_a_cubin_whose_size_is_a_lie(pack):
     data = forge.compiled(KERNELS, CODE)
-    assert opened(forge.region(pack(data, len(data) + 8))) == [NAMES]  # as far as it was read it is true
+    assert opened(forge.region(pack(data, len(data) + 8))) == [NAMES]  # the part that was read is right
     with pytest.raises(MalformedError, match="does not unpack to"):
         opened(forge.region(pack(data, len(data) - 64)))  # its headers would lie beyond
 
@@ -134,7 +134,7 @@ def test_headers_that_name_other_kernels_are_found(pack):
 
 
 def test_nothing_is_cut_by_names_that_the_headers_belie(pack, tmp_path):
-    """The kernel that is used is one that only the headers name."""
+    """Only the headers name the used kernel."""
     file, names = tmp_path / "file.fatbin", tmp_path / "names"
     names.write_text("secret\n_Z5alphav\n")
     other = pack(forge.compiled([b"unused", b"idle"], CODE, real=[b"secret"]))

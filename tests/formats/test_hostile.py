@@ -45,7 +45,7 @@ def linked_sections():
 
 
 def long_names():
-    """65,000 sections with names of 20 MB, all the same bytes but for the first."""
+    """65,000 sections with names of 20 MB, which all share their bytes except the first."""
     count = 65_000
     names = b"\0" + b"a" * 20_000_000 + b"\0"
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1)

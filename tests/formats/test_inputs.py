@@ -1,4 +1,4 @@
-"""Where files come from: directories, wheels, pipes, streams; and which files are refused, in which words."""
+"""Inputs: directories, wheels, pipes, streams; and the messages for refused files."""
 
 import hashlib
 import os

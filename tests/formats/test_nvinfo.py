@@ -1,4 +1,4 @@
-"""What cubins say of their kernels, against cuobjdump, and whatever their bytes are."""
+"""Facts about kernels in cubins: compared with cuobjdump, and for any bytes."""
 
 import random
 import re

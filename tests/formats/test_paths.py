@@ -11,7 +11,7 @@ from tests.stages.tools import kept, run
 from tests.tiers import every
 from tests.trace import forge
 
-ODD = {  # what stands there: the fact that is said of it
+ODD = {  # the thing at a path: the expected message
     "fifo": "not a regular file",
     "folder": "a directory",
     "/dev/zero": "not a regular file",
@@ -103,7 +103,7 @@ def test_traces_of_children(folder, name):
 
 
 def test_libraries_that_a_trace_names(folder):
-    """Where a kernel came from is looked for only if it can be."""
+    """A kernel's file is only looked for if it can be."""
     found = forge.trace(
         records.make("module", id=1, type="cubin", path="a\0b"),
         records.make("function", id=1, module=1, name="one"),

@@ -1,4 +1,4 @@
-"""What points into a fatbin: which words are moved with it, and which keep a library from being moved."""
+"""Pointers into a fatbin: words that move with it, and words that keep a library from being compacted."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Tile IR: which kernels it has, what becomes of it in a library that nvcc -enable-tile makes, and hostile modules."""
+"""Tile IR: its kernels, its handling in a library made by nvcc -enable-tile, and hostile modules."""
 
 import subprocess
 import sys
@@ -96,7 +96,7 @@ def write(path, parts):
 
 
 def test_elements_are_listed_and_selected(tmp_path):
-    """Also those that nobody understands, which are listed without names."""
+    """Modules that can't be understood are listed, too, without names."""
     good = module([(b"tiled", 2, b"x" * 50)], NEW)
     path = write(tmp_path / "x.fatbin", [(128, 100, good), (128, 100, b"\x7fTileIR\0newer" * 9)])
     found = [(e["type"], e["arch"], [k["name"] for k in e["kernels"]]) for e in extract(path).kind("element")]
@@ -141,7 +141,7 @@ def test_what_nvcc_makes(tmp_path):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = extract(library)
-    assert found.err == ""  # each wrapper leads to a fatbin, those of .nvFatBinSegmentAlt too
+    assert found.err == ""  # each wrapper leads to a fatbin, in .nvFatBinSegmentAlt, too
     elements = [(e["type"], e["arch"], sorted(k["name"] for k in e["kernels"])) for e in found.kind("element")]
     simt, tiles = ["simt"], ["doubled", "tiled"]
     assert elements == [

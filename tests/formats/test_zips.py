@@ -26,7 +26,7 @@ def packed(*members, method=zipfile.ZIP_DEFLATED):
 
 
 def directory_of(data):
-    """Where each entry of the directory begins."""
+    """Return where each entry of the directory begins."""
     at = data.index(b"PK\1\2")
     while data[at : at + 4] == b"PK\1\2":
         yield at
@@ -64,7 +64,7 @@ def overlapping():
 
 
 def nested_names():
-    """The second entry lies inside of what is the body of the first."""
+    """The second entry lies inside the first one's body."""
     data = packed(("a", b"x" * 5000), ("b", b"y" * 5000), method=zipfile.ZIP_STORED)
     return changed(changed(data, 20, "<I", 6000), 24, "<I", 6000)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: fuzzes every reader, or those that are named, for some minutes on all cores.
+"""`python -m tests.fuzz`: fuzzes every reader, or the named ones, for some minutes on all cores.
 
     python -m tests.fuzz [--minutes N | --runs N] [--seed S] [--jobs N] [--failures DIR] [TARGET...]
     python -m tests.fuzz --repeat TARGET FILE
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def fuzz(args: argparse.Namespace) -> int:
-    """Runs targets side by side, and says what came of it."""
+    """Run targets side by side, and report the results."""
     chosen = [target for name, target in ALL.items() if name in args.targets or not args.targets]
     failures = args.failures.resolve()
     print(f"fuzz: seed {args.seed}, {len(chosen)} targets, {args.jobs} at a time")
@@ -55,7 +55,7 @@ def fuzz(args: argparse.Namespace) -> int:
         top = Path(folder)
         guided = not args.runs
         if reason := guided and any(isinstance(t, Harness) for t in chosen) and native.why_not(top, guided=True):
-            print(f"fuzz: {reason}: what is in C is fuzzed without coverage")
+            print(f"fuzz: {reason}: C code is fuzzed without coverage")
         sample = cache(partial(build, top))
         for name in NEEDED:
             sample(name)

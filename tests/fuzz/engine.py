@@ -1,7 +1,7 @@
 """Runs a target over mutated inputs in a process of its own, within bounds of time and memory.
 
 What an input may lead to is the target's to say: its `run` returns, or raises. Input number n of a seed is always the
-same where no coverage guides (`guided`); where it does, one input in SAMPLE runs under a tracer, and one that reaches
+same unless coverage guides it (`guided`). Then one input in SAMPLE runs under a tracer, and an input that reaches
 new lines of gpt/ becomes a parent of others. Every failure is saved, with the traceback beside it, once for each place.
 """
 
@@ -40,7 +40,7 @@ _ROOM = 4 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """What is attacked. `seeds` makes the inputs to begin with, in a folder that is then the current one."""
+    """The code under attack. `seeds` makes the first inputs, in a folder that is then the current one."""
 
     name: str
     seeds: Callable[[Sample], list[bytes]]
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass
 class Result:
-    """What came of it."""
+    """The result of a run."""
 
     name: str
     executions: int = 0
@@ -62,7 +62,7 @@ class Result:
 
 
 class Wrong(AssertionError):
-    """What a target says that must not be."""
+    """A target found something that must not be."""
 
 
 class Slow(BaseException):
@@ -102,7 +102,7 @@ def run(
 
 
 def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | None:
-    """One input again, in this process: what is wrong, or None."""
+    """Run one input again, in this process; return what's wrong, or None."""
     os.chdir(folder)
     target.seeds(sample)
     _limit()
@@ -111,7 +111,7 @@ def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | N
 
 
 def _wait(pid: int, shared: mmap.mmap) -> int:
-    """The status of a child; one that waits is killed. One that works for too long ends itself."""
+    """Return a child's status. A child that waits is killed; one that works for too long ends itself."""
     seen, since = "", time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -126,7 +126,7 @@ def _wait(pid: int, shared: mmap.mmap) -> int:
 
 
 def _state(pid: int) -> str:
-    """Whether a process runs, or could, and the processor time that it has had."""
+    """Return whether a process runs or could run, and its CPU time so far."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return f"{fields[0]} {fields[11]} {fields[12]}"
@@ -144,7 +144,7 @@ def _child(
         corpus = target.seeds(sample)
         small = [b"", *(bytes([byte]) for byte in range(256))]  # which random changes hardly ever make
         for data in [*corpus, *small]:
-            if failure := _attempt(target, data):  # also loads what is imported late
+            if failure := _attempt(target, data):  # also loads late imports
                 _save(failures, target, data, *failure)
         _limit()
         lines: set[tuple[str, int]] = set()
@@ -185,7 +185,7 @@ def _limit() -> None:
 
 
 def _attempt(target: Target, data: bytes, lines: set[tuple[str, int]] | None = None) -> tuple[str, str] | None:
-    """Runs an input. Where it fails: what is the same for all failures of its kind, and the traceback."""
+    """Run an input. Return None, or a text that all failures of its kind share, and the traceback."""
 
     def too_slow(number: int, frame: FrameType | None) -> None:
         raise Slow

@@ -230,7 +230,7 @@ def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
 
 
 def iter_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield what is changed, and the records with it."""
+    """Yield a description of each change, and the changed records."""
     for place in iter_places(found):
         number, keys = place
         old: Any = found[number]

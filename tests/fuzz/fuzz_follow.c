@@ -1,4 +1,4 @@
-// The helper of live streams, on the file of a process that writes what it likes: segment.c.
+// The helper of live streams, on the file of a process that may write anything: segment.c.
 //
 // Input: how many chunks, what happens between steps; for each chunk the size of its records, and they.
 
@@ -23,7 +23,7 @@ static void put_word(int file, unsigned chunk, uint64_t at, uint32_t word) {
     put(file, &word, sizeof(word), ends[chunk] + at);
 }
 
-// What is passed on can be read, whatever it was made of.
+// The output can be read, whatever the input was.
 static void check_stream(int stream) {
     static unsigned char text[16 << 20];
     ssize_t size = pread(stream, text, sizeof(text), 0);

@@ -1,4 +1,4 @@
-// The hook, on images that a program hands to the driver: modules.c. What is read must lie in them, whatever
+// The hook, on images that a program hands to the driver: modules.c. Reads must stay inside them, whatever
 // they say.
 
 #include "absent.h"

@@ -1,4 +1,4 @@
-// Writing records, into buffers of every size: nothing lies beside them, and what is full stays full.
+// Writes records into buffers of every size: no byte goes outside them, and a full buffer stays full.
 
 #include "../../runtime/abi/records.h"
 #include "harness.h"

@@ -1,4 +1,4 @@
-// The auditing library, on libraries and names: which build id a file has, what stands for what.
+// The auditing library, on libraries and names: a file's build id, and which file replaces which.
 
 #include "../../runtime/replace/folder.c"
 #include "../../runtime/replace/replace.c"

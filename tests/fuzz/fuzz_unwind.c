@@ -17,7 +17,7 @@ bool hook_peek(const void *from, void *into, size_t size) {
     return true;
 }
 
-// Which address is looked for, from the start of the table; then the table and what is after it.
+// Input: an address to look up, from the start of the table; then the table and the bytes after it.
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int32_t wanted;
     if (size < sizeof(wanted))

@@ -1,4 +1,4 @@
-// What harnesses share: a file that holds the input, for what reads files.
+// Shared by harnesses: a file that holds the input, for code that reads files.
 
 #ifndef GPT_HARNESS_H
 #define GPT_HARNESS_H

@@ -44,7 +44,7 @@ def damage(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
 
 
 def _sections(data: bytes) -> list[tuple[str, int, int, int]]:
-    """Return name, place of the header, offset and size of each section, as far as they can be read."""
+    """Return name, place of the header, offset and size of each section, up to the first that can't be read."""
     if len(data) < 64:
         return []
     (start,), (count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)

@@ -36,7 +36,7 @@ def mutate_bytes(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> by
 
 
 def _at(rng: random.Random, out: bytearray) -> int:
-    """Where to change: mostly within the first bytes, where headers are, or the last, where tables are."""
+    """Choose a place to change: mostly in the first bytes, which have headers, or the last, which have tables."""
     size = len(out) or 1
     return rng.choice((rng.randrange(size), rng.randrange(min(size, 256)), size - 1 - rng.randrange(min(size, 4096))))
 
@@ -94,7 +94,7 @@ _BYTES = (_number, _number, _number, _number, _bit, _bit, _cut, _copy, _fill, _e
 
 
 def text_mutator(*words: bytes) -> Mutator:
-    """Tokens dropped, doubled, exchanged, nested, or replaced by `words`, by numbers, by those of another text."""
+    """Tokens dropped, doubled, exchanged, nested, or replaced by `words`, by numbers, by another text's tokens."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:
@@ -175,7 +175,7 @@ def record_mutator(finish: Callable[[list[Any]], bytes]) -> Mutator:
 
 
 def unpack(data: bytes) -> list[Any]:
-    """The values of a stream, up to what is not msgpack."""
+    """Yield the values of a stream until something isn't msgpack."""
     unpacker = msgpack.Unpacker(unicode_errors="surrogateescape", strict_map_key=False)
     unpacker.feed(data)
     found: list[Any] = []
@@ -225,7 +225,7 @@ def _with_path(value: Any, old: Any, new: str) -> Any:
 
 
 def _change_inside(rng: random.Random, holder: Any, key: Any) -> None:
-    """Goes down a random way and changes what is there."""
+    """Walk down a random path, and change the value there."""
     while True:
         value = holder[key]
         keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""What is fuzzed in C: a harness each (fuzz_NAME.c), built with sanitizers.
+"""Fuzz the C code: each target has a harness (fuzz_NAME.c), built with sanitizers.
 
 With clang and its libFuzzer they are guided by coverage; else driver.c, built by the system's compiler, changes inputs
 at random. `make test` always takes the latter, whose inputs are the same each time.
@@ -55,7 +55,7 @@ def _run(*command: str | Path) -> str:
 
 @cache
 def why_not(folder: Path, guided: bool = False) -> str | None:
-    """Why no harness can be built here; None if one can."""
+    """Return why no harness can be built here; None if one can."""
     compiler = "clang" if guided else os.environ.get("CC", "cc")
     if not shutil.which(compiler):
         return f"no {compiler}" + (" (Debian: apt-get install clang libclang-rt-14-dev)" if guided else "")
@@ -71,7 +71,7 @@ def run(
     harness: Harness, sample: Sample, folder: Path, failures: Path, *, seed: str, guided: bool,
     count: int | None = None, seconds: float | None = None,
 ) -> Result:  # fmt: skip
-    """Runs `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with what was said."""
+    """Runs `count` inputs, or as many as `seconds` allow, until one fails. That one is saved with its output."""
     folder.mkdir(parents=True, exist_ok=True)
     failures.mkdir(parents=True, exist_ok=True)
     corpus, grown = folder / "seeds", folder / "corpus"
@@ -122,7 +122,7 @@ def _save(harness: Harness, folder: Path, failures: Path, said: str) -> None:
 
 
 def repeat(harness: Harness, folder: Path, data: bytes) -> str | None:
-    """One input again: what is wrong, or None."""
+    """Run one input again; return what's wrong, or None."""
     (folder / "input").write_bytes(data)
     program = build(harness, folder, guided=False)
     done = subprocess.run([program, folder / "input"], capture_output=True, text=True, check=False, cwd=folder)
@@ -172,7 +172,7 @@ def _names(sample: Sample) -> list[bytes]:
 
 
 def _tables(sample: Sample) -> list[bytes]:
-    """Unwind tables of the C library's, from that of the search on, with addresses of functions in them."""
+    """Yield the C library's unwind tables, beginning at the search table, with addresses of functions in them."""
     from gpt.formats.elf import parse_elf
     from gpt.formats.source import Source
 
@@ -197,7 +197,7 @@ def _tables(sample: Sample) -> list[bytes]:
 
 
 def _woven(count: int) -> bytes:
-    """What a pipeline answers about a kernel with so many maps."""
+    """Return a pipeline's answer about a kernel with this many maps."""
     from gpt.stream import records, wire
 
     field = {"name": "x", "type": "u64", "offset": 0}

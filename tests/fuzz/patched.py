@@ -1,4 +1,4 @@
-"""What gpt-patch may do, whatever the stream: write a library whole, its elements those of the original."""
+"""Check gpt-patch's output for any stream: a library is complete, and its elements are the original's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.fuzz.stages import call, check_stream, fits, stage_main
 
 
 def patch(data: bytes) -> None:
-    """Whatever the stream: each library whole or not there, its elements those of the original and none missing
-    but for what the stream names."""
+    """For any stream, each library is complete or absent. Its elements are the original's, and none is missing
+    unless the stream names it."""
     modes = (("compact",), ("fill",), ("hole",), ("compact", "--kernels", "zero"), ("compact", "--parents"))
     mode, *more = fits(data, *modes)
     shutil.rmtree("slim", ignore_errors=True)

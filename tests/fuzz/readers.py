@@ -1,4 +1,4 @@
-"""What reads files, PTX and probe files: the libraries, which may raise GptError and nothing else, and gpt-extract."""
+"""Readers of files, PTX and probe files: libraries, which may raise only GptError, and gpt-extract."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def frame_seeds(sample: Sample) -> list[bytes]:
 
 
 def pack_again(data: bytes) -> None:
-    """What gpt-asm makes of a cubin that somebody's ptxas wrote."""
+    """Read a cubin, from any ptxas, the way gpt-asm does."""
     from gpt.formats import fatbinwrite, nvinfo
 
     nvinfo.read_needs(data)

@@ -23,7 +23,7 @@ DATA = (0, 1, 3, 4)  # exit statuses that data can lead to; 2 is for the command
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     status: int
     out: bytes
@@ -82,7 +82,7 @@ def _content(file: int) -> bytes:
 
 
 def check(tool: str, outcome: Outcome, statuses: tuple[int, ...]) -> None:
-    """What messages and output must be like. Raises Wrong."""
+    """Check the messages and the output. Raises Wrong."""
     lines = outcome.err.splitlines()
     for line in lines:
         if not line.startswith((f"{tool}: error: ", f"{tool}: warning: ")) or not line.isprintable():

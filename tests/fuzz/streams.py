@@ -1,4 +1,4 @@
-"""What reads streams, traces and the files of other tools: the stages, run whole."""
+"""Readers of streams, traces and other tools' files: the stages, each run as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.stages import call, fits, stage_main
 
 
 def furnish(sample: Sample) -> None:
-    """What paths in records may name: libraries, and what is not a file."""
+    """Make things that paths in records may name: libraries, and other things than files."""
     if not Path("folder").exists():
         Path("folder").mkdir()
         os.mkfifo("fifo")
@@ -154,7 +154,7 @@ def trace_seeds(sample: Sample) -> list[bytes]:
 
 
 def locate_used(data: bytes) -> None:
-    """What was used, in each of its forms: the bytes say which."""
+    """Run gpt-locate on each form of a list of used kernels; the bytes choose the form."""
     Path("used").write_bytes(data)
     args = fits(data, (), ("--allow-incomplete",), ("--trace-json", "trace.json"), ("--granularity", "kernel"))
     arch = ("--arch", "sm_90") if len(data) % 2 else ()

@@ -1,4 +1,4 @@
-"""What is fuzzed, one target a reader: in Python, and in C (native.py)."""
+"""The fuzzing targets, one per reader: in Python, and in C (native.py)."""
 
 from __future__ import annotations
 

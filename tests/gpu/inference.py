@@ -20,7 +20,7 @@ import gpt.trace  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "inference"
 TOKENS = ["--tokens", "40"]
-STAGES = ("Weight Loading", "Inference", "Per token", "Output Transfer", "Total")
+STAGES = ("Weight Loading", "Inference", "Per round", "Output Transfer", "Total")
 
 
 def trace(folder: Path, device: list[str], *command: object) -> tuple[list[str], list[str]]:

@@ -18,7 +18,7 @@ from ctypes import byref, c_float, c_uint, c_uint64, c_void_p
 WIDTH, INNER, WORDS, LAYERS, CONTEXT = 32, 64, 64, 2, 64
 MATRICES = {"query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH), "value": (WIDTH, WIDTH), "out": (WIDTH, WIDTH),
             "up": (INNER, WIDTH), "down": (WIDTH, INNER)}  # fmt: skip
-PLAIN, POSITIVE, ADDED = range(3)  # what becomes of a product: y = Wx, y = max(Wx, 0), y += Wx
+PLAIN, POSITIVE, ADDED = range(3)  # what to do with a product: y = Wx, y = max(Wx, 0), y += Wx
 PTX = """
 .version 8.0
 .target sm_80
@@ -251,7 +251,7 @@ class TorchModel:
 
 
 def generate(model, prompt, count):
-    """The prompt goes in first; what is chosen at its end is the first new token."""
+    """The prompt goes in first; the choice at its end is the first new token."""
     found = list(prompt)
     for place in range(len(prompt) + count - 1):
         inside = place < len(prompt)

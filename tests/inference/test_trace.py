@@ -47,7 +47,7 @@ def recipe(folder, text):
 
 # The two programs
 
-ALL = {"Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Inference", "Per token", "Sync",
+ALL = {"Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Inference", "Per round", "Sync",
        "Output Transfer", "Total"}  # fmt: skip
 
 
@@ -58,11 +58,11 @@ def test_a_program_in_c(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("weights: 524288 bytes\n20 rounds of 64 layers: right\n")
     times = stages(done.stdout)
     assert set(times) >= ALL
-    assert sum(times[name] for name in ALL - {"Total", "Per token"}) <= 1.01 * times["Total"]
+    assert sum(times[name] for name in ALL - {"Total", "Per round"}) <= 1.01 * times["Total"]
     launches = recipe(tmp_path, r"""cat traces/trace_*.jsonl | grep -E '^{' | \
         jq -c 'select(.type=="kernel" and .op=="launch") | .kernel' | LC_ALL=C sort | uniq -c""")  # fmt: skip
     assert launches == ["21", '"last"', str(21 * 64), '"layer"']
-    assert "equal rounds of 65 launches; " in done.stdout
+    assert "equal rounds of 65 launches (within each, " in done.stdout
     trace = json.loads(next((tmp_path / "traces").glob("*.json")).read_text())
     names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
     assert names.count("cuLaunchKernel") == 21 * 65
@@ -77,8 +77,8 @@ def test_a_model_that_generates(tmp_path):
     assert done.stdout.splitlines()[2] == "tokens: " + " ".join(map(str, expected([7, 8], 12)))
     times = stages(done.stdout)
     assert set(times) >= ALL
-    assert times["Per token"] * 12 <= 1.5 * (times["Inference"] + times["Sync"] + times["Output Transfer"])
-    assert "equal rounds of 22 launches; " in done.stdout
+    assert times["Per round"] * 12 <= 1.5 * (times["Inference"] + times["Sync"] + times["Output Transfer"])
+    assert "equal rounds of 22 launches" in done.stdout
     (lines,) = (tmp_path / "traces").glob("*.jsonl")
     (before,), (after,) = (gpt.trace.open(path).processes for path in (lines.with_suffix(".mp"), lines))
     assert set(before.kernels().values()) == set(after.kernels().values())
@@ -86,7 +86,7 @@ def test_a_model_that_generates(tmp_path):
 
 
 def expected(prompt, count):
-    """What the model says, by numpy."""
+    """Return the model's output, computed with numpy."""
     weights = {name: np.array(values, np.float32) for name, values in generate.make_weights().items()}
     words, scores = (weights[name].reshape(-1, generate.WIDTH) for name in ("words", "scores"))
     matrices = {name: weights[name].reshape(generate.MATRICES[name.split(".")[0]]) for name in weights if "." in name}
@@ -117,7 +117,7 @@ def test_wrong_options_of_the_model():
         assert done.returncode == 2, words
 
 
-# What goes wrong, and programs that do little
+# Failures, and programs that do little
 
 USES = """
 import ctypes, os, signal, sys, time

@@ -43,7 +43,7 @@ static const char PTX[] =
 
 static void *driver;
 
-// A function of the driver, and what becomes of a call that fails.
+// A function of the driver; a failing call ends the program.
 #define CALL(name, ...) check(((int (*)())find(#name))(__VA_ARGS__), #name)
 
 static void *find(const char *name) {

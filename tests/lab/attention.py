@@ -30,7 +30,7 @@ def attention(q, k, v, out, tokens, scale, TILE: tl.constexpr, WIDTH: tl.constex
     mine = tl.load(q + base + rows[:, None] * WIDTH + lanes[None, :])
     most = tl.full((TILE,), -1e30, dtype=tl.float32)
     total, sums = tl.zeros((TILE,), dtype=tl.float32), tl.zeros((TILE, WIDTH), dtype=tl.float32)
-    for start in range(0, (tl.program_id(0) + 1) * TILE, TILE):  # no row sees what comes after it
+    for start in range(0, (tl.program_id(0) + 1) * TILE, TILE):  # no row sees later rows
         columns = start + tl.arange(0, TILE)
         keys = tl.load(k + base + columns[None, :] * WIDTH + lanes[:, None])
         scores = tl.dot(mine, keys) * scale

@@ -1,11 +1,11 @@
-"""What a GPU's driver makes of cubins whose unused kernels were cut out: zeroed, and dropped.
+"""Try cubins whose unused kernels were cut out, zeroed or dropped, on a GPU's driver.
 
     python tests/lab/drop.py build DIR     # anywhere: compiles, and cuts by the stages in each codec and mode
     python3 tests/lab/drop.py run DIR      # on the GPU (sm_90): Python's standard library and libcuda, nothing else
 
 Without arguments both. Every case is loaded in a process of its own, lazily and eagerly.
-The kernels that stay must leave the bytes in memory that the original's leave; one that was dropped must not be
-found; one that was zeroed must fail when it is launched. For the large case also the time to load and the device
+The kernels that stay must leave the bytes in memory that the original's leave; a dropped kernel must not be
+found; a zeroed one must fail when it's launched. For the large case also the time to load and the device
 memory that a loaded module takes, which dropping is for, beside the original's.
 Measured once: docs/figures/gpu/drop-h200.tsv.
 """
@@ -182,7 +182,7 @@ def weak(cubin: bytes, used: list[str]) -> bytes:
 
 
 def run(folder: Path) -> int:
-    """Tries all cases and prints the table. Status 1 if the driver does not do what is hoped for."""
+    """Try all cases and print the table. Return 1 if the driver doesn't behave as we need."""
     cases = json.loads((folder / "cases.json").read_text())
     rows, wanted, bad = [], {}, 0
     todo = [(one, loading) for one in cases for loading in ("LAZY", "EAGER")]
@@ -220,7 +220,7 @@ def run(folder: Path) -> int:
 
 
 def child(folder: Path, one: dict[str, Any], loading: str) -> dict[str, Any]:
-    """What a process of its own says of a case."""
+    """Run a case in a process of its own."""
     command = [sys.executable, __file__, "child", folder / one["file"], one["unused"], *one["used"]]
     done = subprocess.run(
         [str(part) for part in command], env={**os.environ, "CUDA_MODULE_LOADING": loading},
@@ -233,7 +233,7 @@ def child(folder: Path, one: dict[str, Any], loading: str) -> dict[str, Any]:
 
 
 def try_case(path: Path, unused: str, used: list[str]) -> dict[str, Any]:
-    """Loads the image, times that, runs the kernels that are used, and at last the one that is not."""
+    """Load the image and time that; run the used kernels, and finally the unused one."""
     driver = ctypes.CDLL("libcuda.so.1")
     word, pointer = ctypes.c_size_t, ctypes.c_void_p
 

@@ -1,7 +1,7 @@
-"""What a GPU makes of instructions at their boundaries, and of kernels that go wrong: for tests/asm/host to compare.
+"""Run instructions at their boundaries, and faulty kernels, on a GPU, for tests/asm/host to compare.
 
 `python tests/lab/edges.py [LIBRARY]` runs tests/asm/host/rows.py and faults.py and writes edges.json, the rows' results
-as one xz of 64-bit words, to GPT_GPU_OUT; prints what was answered to each fault.
+as one xz of 64-bit words, to GPT_GPU_OUT; prints the answer to each fault.
 Measured once: the 129,663 results of docs/measured.md, kept as tests/asm/host/h200.xz and h200.json.
 """
 
@@ -25,7 +25,7 @@ SLICE = 100  # rows a module
 
 
 def results(driver: Driver, wanted: list[rows.Row]) -> list[list[int]]:
-    """What each row makes of its inputs."""
+    """Return the results of each row for its inputs."""
     found = []
     for start in range(0, len(wanted), SLICE):
         part = wanted[start : start + SLICE]

@@ -1,10 +1,10 @@
-"""How long a program waits for its first load of PTX on the simulated device, and for the next run's.
+"""Measure how long a program's first load of PTX takes on the simulated device, and the next run's.
 
     python tests/lab/load.py [RUNTIME]
 
 Texts of a kernel of 1 kB, one of 100 kB as Triton writes it, and 521 kernels with 5 MB; as PTX, which is checked when
 it is loaded, and in a fatbin, where one kernel is launched after the load. Each with a new cache and then with the same
-one, under gpt-hook and without. RUNTIME is the runtime to compare with (GPT_RUNTIME), such as that of another commit.
+one, under gpt-hook and without. RUNTIME is the runtime to compare with (GPT_RUNTIME), such as another commit's.
 Prints JSON: the fastest of two, in ms: [load, launch]. Measured once: "Loading PTX" in docs/measured.md.
 """
 

@@ -28,11 +28,11 @@ assert not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 assert not driver.cuCtxSetCurrent(context)
 """
 NEAR = 0.15  # distance from a published figure, which is for a lower clock than the highest
-MHZ = 2e6  # by which rates may differ from those of nvidia-smi
+MHZ = 2e6  # rates may differ this much from nvidia-smi's
 
 
 def main() -> int:
-    """Prints what was found, and returns how many of the numbers are wrong."""
+    """Print the results, and return how many of the numbers are wrong."""
     more = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "t.mp"

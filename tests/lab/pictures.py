@@ -1,6 +1,6 @@
 """The pictures of docs/analyses.md: traces of a GPU, and what gpt-analyze draws of them.
 
-    python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once: times are of a busy machine
+    python tests/lab/pictures.py record FOLDER     on the GPU; all runs at once, so the machine is busy
     python tests/lab/pictures.py draw FOLDER [docs/figures/analyses]
 
 The programs are a transformer of GPT-2's size that is trained (`train`) or generates (`generate`), and attention by a
@@ -89,7 +89,7 @@ COLORS = 64  # colors of a picture, which takes a fifth of the bytes
 
 
 def record_one(folder: Path, name: str) -> str:
-    """Runs a program; what is wrong with it, if anything is."""
+    """Run a program; return what's wrong, if anything."""
     options, program = RUNS[name]
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ KERNELS = {
 
 
 def library(path, kernels=None, functions=()):
-    """A library with an element of its kernels, and one that no kernel of is ever used."""
+    """Make a library with an element of these kernels, and an element whose kernels are never used."""
     found = [records.make("library", path=path, size=400)]
     for number, names in enumerate((KERNELS.get(path, ()) if kernels is None else kernels, ["never_used_at_all"])):
         found.append(

@@ -37,9 +37,9 @@ REASONS = {
 
 
 def element(text, offset, library="lib.so"):
-    """An element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f] [#IMAGE]`, with what is said.
+    """Make an element record from `REGION TYPE ARCH [KERNEL...] [+v] [+f] [#IMAGE]`.
 
-    A region of `r...` is relocatable code, one of `s...` lies outside of the fatbin sections; `-` is none at all.
+    A region `r...` is relocatable code, a region `s...` is outside of the fatbin sections; `-` means no region.
     """
     region, type_, arch, *names = text.split()
     return records.make(
@@ -73,7 +73,7 @@ def reasons(devices, used, whole, *texts):
     return [reason for _, reason in iter_reasons(candidates, given)]
 
 
-# name: (devices, `!` where one runs PTX only; used kernels; regions kept whole; elements and what becomes of them)
+# name: (devices, `!` where one runs PTX only; used kernels; regions kept whole; elements and their fate)
 RULES = {
     "same major version": ("sm_80", "k", (), [
         ("1 cubin sm_70 k", "arch"), ("1 cubin sm_80 k", "+"), ("1 cubin sm_90 k", "arch"), ("1 ptx sm_80 k", "cubin"),
@@ -140,7 +140,7 @@ RULES = {
         ("1 cubin sm_90 other", "none"), ("1 ptx sm_90 other", "cubin"), ("2 ptx sm_90 other", "none"),
         ("3 cubin sm_90 other k", "+"),
     ]),
-    "what is picked decides, not what is used elsewhere": ("sm_86", "k", (), [
+    "the device's choice decides, not use elsewhere": ("sm_86", "k", (), [
         ("1 cubin sm_80 k", "better"), ("1 cubin sm_86 other", "none"),
     ]),
     "a library that is not used links nothing": ("sm_90", "k", (), [
@@ -258,7 +258,7 @@ LIBRARY = [
 
 @pytest.mark.full
 def test_nvlink_takes_the_cubins_that_serve(tmp_path):
-    """It refuses one that the device can't run."""
+    """It refuses code that the device can't run."""
     codes = [f"{sm}{a}" for sm in (90, 100, 103) for a in ("", "a")] + [f"{sm}f" for sm in (100, 103, 110, 120, 121)]
     devices = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
     for code in [*map(str, devices), *codes]:
@@ -275,7 +275,7 @@ def test_nvlink_takes_the_cubins_that_serve(tmp_path):
 
 
 def test_a_library_that_loses_all_its_code(tmp_path):
-    """Beside one that has some: it's said, with what there is."""
+    """One library has none, another has some: a warning names the available code."""
 
     def stream_of(*libraries):
         records_ = [wire.header("test", [])]
@@ -311,14 +311,14 @@ def test_keep(locate):
     assert locate(LIBRARY, "--keep", "(?i)^OTH", "--keep", "(x)\\1|x$")[0] == [0, 2, 5]  # flags and groups of its own
 
 
-# What only devices decide: elements, devices, those that stay.
+# Decided by devices alone: elements, devices, elements that stay.
 BY_DEVICE = {
     "same major version, minor not above": (["1 cubin sm_80 k", "1 cubin sm_86 k", "1 cubin sm_90 k"], "sm_89", [1]),
     "no cubin of another major version": (["1 cubin sm_80 k", "1 ptx sm_80 k"], "sm_90", [1]),
     "exactly that device": (["1 cubin sm_90a k", "1 cubin sm_100a k", "1 ptx sm_80 k"], "sm_90", [0]),
     "PTX where no cubin serves": (["1 cubin sm_100a k", "1 ptx sm_90 k", "1 ptx sm_80 k"], "sm_103", [1]),
     "a fleet": (["1 cubin sm_80 k", "1 cubin sm_90 k", "1 ptx sm_90 k"], "sm_80,sm_90", [0, 1]),
-    "what has no kernel": (["1 cubin sm_90", "1 cubin sm_80", "2 ptx sm_90", "3 cubin sm_90 +v"], "sm_90", [0, 2, 3]),
+    "no kernels": (["1 cubin sm_90", "1 cubin sm_80", "2 ptx sm_90", "3 cubin sm_90 +v"], "sm_90", [0, 2, 3]),
     "LTO-IR and Tile IR": (["1 ltoir sm_90", "2 tileir sm_90", "3 cubin sm_90 k", "3 ltoir sm_90"], "sm_90", [0, 1, 2]),
     "linked code": (
         ["1 cubin sm_90 a b", "r2 cubin sm_90 a", "r3 cubin sm_90 +f", "r4 cubin sm_90 c"],
@@ -374,7 +374,7 @@ def test_devices_come_from_the_trace(locate):
     function = records.make("function", id=1, name="k")
     assert locate(LIBRARY, used=trace(device, function), arch="")[0] == [4]
     assert locate(LIBRARY, used=trace(device, simulated, function), arch="")[0] == [1, 4]
-    assert locate(LIBRARY, used=trace(device, function), arch="sm_90")[0] == [0]  # what is said goes before
+    assert locate(LIBRARY, used=trace(device, function), arch="sm_90")[0] == [0]  # messages come first
     done = locate(LIBRARY, used=trace(function), arch="")[1]
     assert done.status == 2
     assert "no trace names a device" in done.err
@@ -410,7 +410,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
 
 
 def test_an_image_that_no_library_holds_may_have_been_linked(locate):
-    """By a library that comes after those that hold the others."""
+    """By a library that comes after the ones with the other names."""
     library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
     known, strange = (
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(name).hexdigest())
@@ -447,7 +447,7 @@ def test_who_loaded_an_image_tells_what_it_may_be_linked_of(locate, tmp_path, lo
 
 
 def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
-    """Also those of which no kernel was looked up, so that the library can load them again."""
+    """Even without a lookup of their kernels, so that the library can load them again."""
     modules = [
         records.make("module", id=1, type="cubin", sha256=hashlib.sha256(b"loaded").hexdigest()),
         records.make("module", id=2, type="cubin", path="/other.so", sha256=hashlib.sha256(b"other").hexdigest()),

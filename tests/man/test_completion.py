@@ -9,7 +9,7 @@ import pytest
 from gpt.stages.analyze import ANALYSES
 from man.mkcompletion import MAN, parse_page, write_all
 
-LINES = {  # what is typed -> words that are offered, and words that are not
+LINES = {  # typed text -> words that are offered, and words that aren't
     "gpt-locate --gran": ("--granularity", "--arch"),
     "gpt-locate --granularity ": ("element kernel", "--arch"),
     "gpt-locate --arch sm_8": ("sm_80 sm_89", "sm_90"),

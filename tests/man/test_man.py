@@ -1,5 +1,5 @@
 """The man pages against what they describe: options against --help, kinds against gpt/stream/records.py, and every
-example is run as a reader would type it and must print what stands below it.
+example is run as a reader would type it, and must print the text below it.
 
 In an example a line that begins with `$ ` is a command, which goes on where a line ends with `|` or `\\` or inside of
 a quotation, and the lines below are its output. There `...` stands for anything, and numbers need not be the same:
@@ -40,13 +40,13 @@ RUN = {"gpt-analyze.1", "gpt-trace.1", "gpt-howto.7"}  # pages whose examples sh
 LONG = {"gpt-analyze.1", "gpt-asm.1", "gpt-debloat.1", "gpt-howto.7", "gpt-patch.1", "gpt-trace.1"}
 COMMON = {"-h, --help", "--version"}  # every tool has them, no SYNOPSIS lists them
 
-# roff, as far as the pages use it
+# the roff that our pages use
 
 CHARACTERS = {r"\e": "\\", r"\-": "-", r"\(aq": "'", r"\(ga": "`", r"\(dq": '"', r"\(ti": "~", r"\(ha": "^", r"\&": ""}
 
 
 def plain(text):
-    """What a reader sees of a text with escapes."""
+    """Return a text with escapes as a reader sees it."""
     return re.sub(r"\\(?:\(..|.)", lambda found: CHARACTERS[found[0]], text)
 
 
@@ -148,7 +148,7 @@ def help_of(tool, *command):
 
 
 def helps_of(tool):
-    """Its help, or that of each of its commands."""
+    """Return a tool's help, or the help of each of its commands."""
     commands = re.findall(r"^  (\w+)", help_of(tool).partition("\nCommands:\n")[2], re.M)
     return [help_of(tool), *(help_of(tool, command) for command in commands)]
 
@@ -324,7 +324,7 @@ def demo(tmp_path_factory):
 
 
 def run(command, folder, environment):
-    """What a command writes to its terminal of 80 columns, and its status."""
+    """Return a command's output on a terminal of 80 columns, and its status."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 80, 0, 0))
     process = subprocess.Popen(
@@ -357,7 +357,7 @@ def pattern(lines):
 
 
 def first_words(line):
-    """What a row is about, where it begins with a name."""
+    """Return the name that a row begins with."""
     return re.match(r" *[A-Za-z_, ]*", line)[0].strip()
 
 
@@ -376,14 +376,14 @@ def test_examples_do_what_they_show(page, demo, tmp_path):
 
 
 def environment_of(demo):
-    """What the commands find: the tools of this tree, and an 80-column terminal without colours."""
+    """The commands' environment: the tools of this tree, and an 80-column terminal without colors."""
     paths = [demo / "bin", os.environ["PATH"]]
     path = os.pathsep.join(map(str, paths))
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C"}
 
 
 def run_examples(examples, folder, environment, failing=None):
-    """Types each command, and compares what it prints with what is shown."""
+    """Type each command, and compare its output with the page."""
     for command, output in examples:
         created = re.fullmatch(r"cat (\S+)", command)
         if created and not (folder / created[1]).exists():

@@ -1,4 +1,4 @@
-"""gpt-probe(5): its examples are read and verified, its helpers and types are those of the code."""
+"""gpt-probe(5): its examples are read and verified; its helpers and types match the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What must hold of every library that was patched, whatever the mode. Nothing here uses gpt/."""
+"""Checks for every patched library, whatever the mode. Nothing here uses gpt/."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_host(original: Path, patched: Path) -> None:
 
 
 def _check_segments(before: ELFFile, after: ELFFile, size: int) -> None:
-    """What a loader asks of program headers, and that they still lead to the same bytes at the same addresses."""
+    """Check program headers like a loader, and that they still lead to the same bytes at the same addresses."""
     old, new = ([s for s in file.iter_segments() if s["p_type"] == "PT_LOAD"] for file in (before, after))
     for segment in new:
         assert segment["p_offset"] + segment["p_filesz"] <= size
@@ -105,7 +105,7 @@ def _may_change(section, at, fatbins, wrappers):
 
 
 def region_sum(region: bytes) -> int:
-    """What `region_sum` of a sample's host code gives for a region of these bytes."""
+    """Return the result of `region_sum`, in a sample's host code, for a region with these bytes."""
     total = 0
     for byte in region[16:]:
         total = total * 31 + byte & 0xFFFFFFFF
@@ -113,7 +113,7 @@ def region_sum(region: bytes) -> int:
 
 
 def call(path: Path, regions: int) -> list[str]:
-    """What a library or program prints: a sum for each region, then its answer."""
+    """Return the output of a library or program: a sum for each region, then its answer."""
     program = path.suffix != ".so"
     command = [path, *"x" * regions] if program else [sys.executable, "-c", CALL, path, str(regions)]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A cubin of kernels and device functions, what was cut out of it, and forged ones."""
+"""A cubin of kernels and device functions, its trimmed versions, and forged ones."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def environment(sample, tmp_path):
 
 
 def test_links_of_an_environment(sample, tmp_path):
-    """As uv and conda make them. What an environment shares with others is replaced too, which is said."""
+    """uv and conda make such links. A file that environments share is replaced too, with a warning."""
     site, cache = tmp_path / "env" / "lib", tmp_path / "cache"
     for folder in (site, cache, tmp_path / "src"):
         folder.mkdir(parents=True)

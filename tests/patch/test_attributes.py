@@ -1,4 +1,4 @@
-"""What a file has beside its bytes is kept in place, or named as lost; nobody may do more with a copy."""
+"""A file's attributes are kept, or named as lost; nobody may do more with a copy."""
 
 import os
 import shutil
@@ -113,7 +113,7 @@ def test_what_is_lost_is_named(library, tmp_path):
 
 
 def test_the_warning(library, monkeypatch, tmp_path):
-    """Of attributes that a file system has not."""
+    """Fail like a file system without attributes."""
     set_or_skip(library, "user.note", b"mine")
     set_or_skip(library, ACL, acl(6, 4, 0, 4, 0))
 

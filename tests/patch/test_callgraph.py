@@ -1,4 +1,4 @@
-"""Which code goes with unused kernels: compiled and linked cubins, NVIDIA's nvdisasm as oracle, and hostile tables."""
+"""The code that goes with unused kernels: compiled and linked cubins, nvdisasm as oracle, and hostile tables."""
 
 import io
 import re

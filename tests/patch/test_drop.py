@@ -1,4 +1,4 @@
-"""Kernels that are dropped from cubins: NVIDIA's tools read what is left, and it is what it was."""
+"""Kernels dropped from cubins: NVIDIA's tools read the rest, which hasn't changed."""
 
 import io
 import re
@@ -68,7 +68,7 @@ def test_what_is_left(arch, used, tmp_path):
         assert all(after.get_section_by_name(name) is None for name in gone)
         assert new["p_offset"] + new["p_filesz"] <= len(left)
 
-    # nvdisasm says of each function what it said, and cuobjdump lists the functions, their resources and calls.
+    # nvdisasm prints the same for each function, and cuobjdump lists the functions, their resources and calls.
     for number, content in enumerate((data, left)):
         (tmp_path / f"{number}.cubin").write_bytes(content)
     listing = cuda.run("nvdisasm", "-c", tmp_path / "1.cubin")
@@ -139,20 +139,20 @@ def test_libraries(codec, mode, tmp_path):
 
 
 def place_of(name):
-    """The number of a section of what is built for sm_90, and its row."""
+    """Return the number of a section in the sm_90 build, and its row."""
     elf = ELFFile(io.BytesIO(built("sm_90")))
     return elf.get_section_index(name), elf.get_section_by_name(name)
 
 
 def header_of(name, field):
-    """Where a field of a section's header stands; fields as ELF orders them, 4 or 8 bytes each."""
+    """Return the place of a field in a section's header; fields are in ELF's order, 4 or 8 bytes each."""
     number, _ = place_of(name)
     shoff = struct.unpack_from("<Q", built("sm_90"), 40)[0]
     return shoff + 64 * number + {"link": 40, "align": 48}[field]
 
 
 def attribute(offset):
-    """Where a byte of the first sized attribute of .nv.info stands."""
+    """Return the place of a byte in the first sized attribute of .nv.info."""
     section = place_of(".nv.info")[1]
     data, at = section.data(), 0
     while data[at] != 4:
@@ -160,7 +160,7 @@ def attribute(offset):
     return section["sh_offset"] + at + offset
 
 
-UNKNOWN = {  # what is wrong -> place, format and value that make it so
+UNKNOWN = {  # the fault -> place, format and value that cause it
     "attribute 0x7f of the module is not understood": lambda: (attribute(1), "<B", 0x7F),
     "attributes of the module are torn": lambda: (attribute(2), "<H", 0xFFF0),
     "unknown program headers": lambda: (54, "<H", 55),
@@ -176,7 +176,7 @@ UNKNOWN = {  # what is wrong -> place, format and value that make it so
 
 
 def program_header():
-    """Where the header of the first segment that loads bytes stands."""
+    """Return the place of the first loadable segment's header."""
     data = built("sm_90")
     (phoff,), (phnum,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
     places = (phoff + 56 * number for number in range(phnum))

@@ -1,4 +1,4 @@
-"""Every mode on every layout that linkers make: what is left is sound, loads, runs, and is what had to stay."""
+"""Every mode on every layout that linkers make: the output is sound, loads, runs, and keeps what it had to."""
 
 import shutil
 from pathlib import Path

@@ -40,7 +40,7 @@ def slim(sample, folder, mode="compact", **locating):
 
 
 def seen(library):
-    """What the program reads in it: sizes of the three regions that a table leads to, and a sum of the host's data."""
+    """Return what the program reads there: the sizes of three regions in a table, and a sum of the host's data."""
     done = subprocess.run([sys.executable, "-c", CALL, library], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
@@ -98,7 +98,7 @@ def test_memory_is_as_it_was_but_for_zeros(sample, tmp_path):
 
 
 def memory(elf, start, end):
-    """What lies between two addresses; not loaded is an error."""
+    """Return the bytes between two addresses, which must be loaded."""
     data = b""
     for s in elf.iter_segments("PT_LOAD"):
         loaded = s.data() + bytes(s["p_memsz"] - s["p_filesz"])

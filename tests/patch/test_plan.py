@@ -137,7 +137,7 @@ def test_what_is_dead_may_be_named_again(fatbin, elements):
 @settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_spans(fatbin, data):
-    """Taken or refused; and what is taken gives a file in which all else is as it was."""
+    """Spans are accepted or refused; accepted ones change nothing else in the file."""
     image = fatbin
     elements = [placed.element for placed in image.iter_all()]
     edges = [0, image.source.size, *(n for e in elements for n in (e.offset, e.payload, e.end))]

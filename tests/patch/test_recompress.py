@@ -133,7 +133,7 @@ def test_verbose_gives_each_element_a_row(sample, tmp_path):
 
 
 def test_zstd_sizes_count_no_compression(sample, tmp_path):
-    """Packed by zstd already or not at all: what is cut has the same size where zstd packs both."""
+    """The cut has the same size when zstd packs both, no matter whether zstd packed the code before."""
     sizes = {}
     for name in ("none", "lz4", "zstd"):
         record = patch(located(sample(name), "_Z3onePf\n"), "--zstd-sizes", "-o", tmp_path / name)

@@ -36,7 +36,7 @@ def sections(cubin):
 
 
 def check_cubins(library, patched, folder):
-    """What cuobjdump extracts: the same sections, but for code that is gone, which is zeros. Returns these names."""
+    """Check that cuobjdump extracts the same sections, except that removed code is zeros. Returns the removed names."""
     before = oracle.extracted(library, folder / "before", ".sm_90.cubin")
     after = oracle.extracted(patched, folder / "after")
     assert len(before) == len(after)
@@ -73,7 +73,7 @@ def test_unused_kernels_become_zeros(library, mode, tmp_path):
     assert all((t["size_after"] < t["size_before"]) == packed for t in trimmed)
     whole = patch(located(library, "\n".join(USED)), "-o", tmp_path / "whole", "--mode", mode)
     saved = sum(t["size_before"] - t["size_after"] for t in trimmed)
-    tallies = {t["reason"]: t for t in done.kind("tally")}  # what was cut, not what was to be
+    tallies = {t["reason"]: t for t in done.kind("tally")}  # actual cuts, not planned ones
     assert (tallies["kernel not used"]["kernels"], tallies["kernel not used"]["bytes"]) == (10, saved)
     assert (tallies["kept"]["kernels"], tallies["kept"]["bytes"]) == (2, record["gpu_after"])
     assert [r["kind"] for r in done.records[-6:]] == [

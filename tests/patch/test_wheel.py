@@ -82,7 +82,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
                 data = new.read(name)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
                 assert rows[name] == [f"sha256={digest}", str(len(data))]
-    # What is in it is what gpt-patch makes of the libraries outside.
+    # Its libraries are the same as gpt-patch's output outside of wheels.
     alone = tmp_path / "pkg" / "lib" / "libone.so"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
         old.extract("pkg/lib/libone.so", tmp_path)
@@ -132,7 +132,7 @@ def located_in(wheel, folder):
 
 
 def raw_of(path):
-    """What stands where each member is, packed, and its entry of the directory but for the place."""
+    """Return each member's packed bytes, and its directory entry without the offset."""
     data = path.read_bytes()
     with zipfile.ZipFile(path) as file:
         infos = sorted(file.infolist(), key=lambda info: info.header_offset)
@@ -226,7 +226,7 @@ def test_a_record_of_short_lines(wheel, tmp_path):
 
 
 def test_a_library_that_record_does_not_list(wheel, tmp_path):
-    """It may spell the path in another way. The digest that an installer would check is that of the old library."""
+    """It may spell the path in another way. The digest that an installer checks is the old library's."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
         for info in old.infolist():
             data = old.read(info)
@@ -365,7 +365,7 @@ def test_a_label_is_in_every_place_that_has_the_version(versioned, tmp_path):
 
 
 def repacked_as(wheel, folder, name, change):
-    """What becomes of a wheel of another name, whose members and their names went through `change`."""
+    """Patch a wheel under another name, after `change` has changed its members and their names."""
     folder.mkdir()
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(folder / name, "w") as new:
         for member, data in (change(info.filename, old.read(info)) for info in old.infolist()):
@@ -526,7 +526,7 @@ NOT_CUT = (
 
 @pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])
 def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
-    """A copy of a wheel isn't called sm60, and a library isn't replaced by one that only takes less space."""
+    """A copy of a wheel isn't called sm60, and a library isn't replaced just because it would take less space."""
     located = run("gpt-locate", "--arch", "sm_60", data=extract("-r", wheel).out)
     assert located.status == 1
     done = run("gpt-patch", *options, "-o", tmp_path / "out", data=located.out)

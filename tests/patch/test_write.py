@@ -1,4 +1,4 @@
-"""Where libraries go: whole or not at all, originals kept, names defended."""
+"""Writing libraries: completely or not at all; originals are kept, and names defended."""
 
 import io
 import os
@@ -234,7 +234,7 @@ def test_an_existing_output_is_replaced(library, tmp_path):
     (tmp_path / "out").mkdir()
     old = tmp_path / "out" / library.name
     old.write_bytes(b"old")
-    with open(old, "rb") as file:  # whoever has it open goes on reading the old one
+    with open(old, "rb") as file:  # processes that have it open go on reading the old one
         patch(located(library, USED), "-o", tmp_path / "out")
         assert file.read() == b"old"
     assert old.stat().st_size > 3
@@ -322,7 +322,7 @@ def test_a_folder_that_cannot_be_written(library, tmp_path):
 
 
 def writes_below(pid, folder):
-    """Whether a process has a file open in a folder, with or without a name."""
+    """Return whether a process has a file open in a folder, with or without a name."""
     with suppress(FileNotFoundError):
         return any(os.readlink(link).startswith(f"{folder}/") for link in Path(f"/proc/{pid}/fd").iterdir())
 

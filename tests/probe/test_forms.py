@@ -32,7 +32,7 @@ def written(name, count):
 
 
 def special(name):
-    """What reads a special register."""
+    """Return an instruction that reads a special register."""
     type_ = TYPES[name]
     part = ".x" if name in VECTORS else ""
     return f"mov.{type_} %{'d' if type_.endswith('64') else 'r'}0, {name}{part};"
@@ -43,7 +43,7 @@ LINES |= {special(name): _since(*SPECIAL.get(name, "0 0").split()) for name in T
 
 
 def refused(version, target, folder):
-    """The lines that ptxas refuses in a module of this version and target."""
+    """Return the lines that ptxas refuses in a module of this version and target."""
     head = HEAD.format(*version, target) + DECLARED
     (folder / "k.ptx").write_text(head + "\n".join(LINES) + "\nL:\n}\n")
     command = [cuda.tool("ptxas"), f"-arch=sm_{max(target, 75)}", folder / "k.ptx", "-o", folder / "k.cubin"]

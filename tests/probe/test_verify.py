@@ -99,7 +99,7 @@ def test_what_computes_is_allowed(snippet):
         ("setp.lt.and.u32 %p, %x, 3;", "has 3 operands"),
         ("setp.eq %p, %x, 1;", "'setp.eq %p, %x, 1;' lacks a type"),
         ("SAVE.u64 {%a};", "saves without a datamodel"),
-        # What is the program's, though it has no name: its carry, and that all lanes of it branch together
+        # Nameless state of the program: its carry, and that all its lanes branch together
         ("add.cc.u32 %x, %x, 1;", "'add.cc.u32' is not allowed in a probe"),
         ("addc.u32 %x, %x, 1;", "'addc' is not allowed in a probe"),
         ("mad.lo.cc.u32 %x, %x, 1, %y;", "'mad.lo.cc.u32' is not allowed in a probe"),

@@ -1,4 +1,4 @@
-// What test_answers_depend_on_the_order_of_calls of tests/runtime/test_sim_graph_memory.py runs.
+// Run by test_answers_depend_on_the_order_of_calls in tests/runtime/test_sim_graph_memory.py.
 
 #include "gates.h"
 #include "graph_memory.h"
@@ -67,7 +67,7 @@ int main(void) {
         OK(D(cuStreamSynchronize)(s));
     }
 
-    // What is freed in a stream can be allocated again, if not until then.
+    // Memory freed in a stream can be allocated again, but not before that.
     OK(D(cuMemFree_v2)(plain));
     for (int i = 0; i < 3; i++) {
         OK(D(cuMemAllocAsync)(&all, (size_t)900 * MIB, s));
@@ -77,7 +77,7 @@ int main(void) {
     IS(2, D(cuMemAllocAsync)(&m, (size_t)900 * MIB, s));
     OK(D(cuMemFree_v2)(all));
 
-    // Nodes of a graph: what is there when it is launched
+    // Nodes of a graph see the memory that's there when it's launched
     OK(D(cuMemAllocAsync)(&pool_memory, (size_t)64, s));
     OK(D(cuGraphCreate)(&graph, 0));
     CUDA_MEMSET_NODE_PARAMS_v2 params = {pool_memory, 0, 7, 1, 64, 1, context};

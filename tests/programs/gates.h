@@ -1,4 +1,4 @@
-// A stream that waits until it is opened, so that what is behind it is pending as long as a test wants.
+// A stream that waits until it is opened, so that work behind it stays pending as long as a test wants.
 
 #pragma once
 

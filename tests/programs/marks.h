@@ -1,4 +1,4 @@
-// What is in the body of a condition is no call of the host: it sets a byte.
+// The body of a condition isn't a call of the host: it sets a byte.
 
 #pragma once
 

@@ -46,7 +46,7 @@ int main(void) {
     open_stream(0);
     OK(D(cuStreamSynchronize)(own));
     assert(steps == 6);
-    // A synchronization of the legacy stream is one with those that it would wait for.
+    // Synchronizing the legacy stream also synchronizes the streams that it would wait for.
     close_stream(blocking, 0);
     IS(600, D(cuStreamQuery)(legacy));
     open_stream(0);
@@ -60,6 +60,6 @@ int main(void) {
     assert(status == 0);
     OK(D(cuStreamIsCapturing)(blocking, &status));
     assert(status == 1);
-    IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // would wait for what is captured
+    IS(906, D(cuLaunchHostFunc)(legacy, step, (void *)2)); // would wait for captured work
     IS(901, D(cuStreamEndCapture)(blocking, &graph));
 }

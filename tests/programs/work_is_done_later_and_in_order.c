@@ -22,7 +22,7 @@ int main(void) {
     OK(D(cuMemAlloc_v2)(&memory, (size_t)64));
     OK(D(cuMemHostAlloc)(&pinned, (size_t)64, 0));
     OK(D(cuMemsetD8_v2)(memory, 0, (size_t)64));
-    OK(D(cuCtxSynchronize)()); // or it could come after what is in a stream that is not blocking
+    OK(D(cuCtxSynchronize)()); // or it could come after work in a non-blocking stream
     OK(D(cuStreamQuery)(stream));
     OK(D(cuEventQuery)(never));
     close_stream(stream, 0);

@@ -1,4 +1,4 @@
-"""The pairs that gpt/ptx/contract.py finds are those that ptxas fuses.
+"""gpt/ptx/contract.py finds the pairs that ptxas fuses.
 
 Random kernels of products, sums and copies are compiled as they are and with their pairs written as fma. What each
 stores, as an expression over what it loads, must be the same.
@@ -49,7 +49,7 @@ def module(bodies: list[str]) -> str:
 
 
 def stored(text: str, folder) -> dict[str, dict]:
-    """What each kernel stores, by offset, as ptxas compiled it."""
+    """Return what each kernel stores, by offset, as compiled by ptxas."""
     (folder / "k.ptx").write_text(text)
     subprocess.run([cuda.tool("ptxas"), "-arch=sm_90", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
     line = [cuda.tool("nvdisasm"), "-c", folder / "k.cubin"]
@@ -78,7 +78,7 @@ def fused(a, b, c):
 
 
 def expressions(code: str) -> dict[int, tuple]:
-    """What straight code stores."""
+    """Return what straight-line code stores."""
     values: dict[str, tuple] = {}
     found = {}
 

@@ -1,6 +1,6 @@
 """PTX out of libraries from PyPI: every module is cut without a gap, prints back token for token, and prunes.
 
-The libraries are those of tests/packages.py; skipped where they cannot be had.
+The libraries come from tests/packages.py; the tests are skipped without them.
 """
 
 import pytest

@@ -51,7 +51,7 @@ ORDER = [  # heads, and whether they are refused
 
 
 def head(text):
-    """Return the head of a module, or what is wrong with it."""
+    """Return the head of a module, or the fault in it."""
     try:
         return read_head(scan_module(text.encode()))
     except MalformedError as error:

@@ -1,4 +1,4 @@
-"""The names of a module, whatever its text, and that they are those of the scanner."""
+"""The names in a module, for any text; the scanner finds the same."""
 
 from itertools import cycle
 from pathlib import Path

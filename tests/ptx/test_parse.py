@@ -1,4 +1,4 @@
-"""The grammar and the tree: what is printed has the tokens of what was parsed, and ptxas makes the same code of it."""
+"""The grammar and the tree: a printed module has the tokens of the original, and ptxas makes the same code from it."""
 
 import re
 import subprocess
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(128, 2) all(int *p, S s, __half2 *h, float *f,
 
 
 def code_of(ptx, arch, folder):
-    """What ptxas makes of it, without the lines of the text, which it appends to names."""
+    """Return ptxas's code, without the line numbers that it appends to names."""
     source, out = folder / "in.ptx", folder / "out.cubin"
     source.write_bytes(ptx)
     cuda.run("ptxas", "-arch", arch, "-c", source, "-o", out)
@@ -246,7 +246,7 @@ REFUSED = [
 
 
 def is_grammatical(text, folder):
-    """Whether ptxas can parse it; what it means is another matter."""
+    """Return whether ptxas can parse it, no matter what it means."""
     (folder / "in.ptx").write_text(text)
     command = [cuda.tool("ptxas"), "-arch=sm_90", "-c", folder / "in.ptx", "-o", folder / "out.cubin"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -400,7 +400,7 @@ def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
 
 
 def pieces(statement):
-    """How many statements the scanner sees in one of the tree: a scope is its braces and what is between."""
+    """Return how many statements the scanner sees in a tree's statement: a scope is its braces and its contents."""
     return 2 + sum(map(pieces, statement.statements)) if isinstance(statement, tree.Scope) else 1
 
 

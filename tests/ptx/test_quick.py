@@ -38,7 +38,7 @@ def test_it_is_what_the_grammar_says(guard, head, space, operands, end):
 
 @pytest.fixture
 def no_grammar(monkeypatch):
-    """What is read is read by hand."""
+    """Plain text is read by hand."""
     for name in ("parse_statements", "parse_head"):
         monkeypatch.setattr(quick, name, None)
 

@@ -110,7 +110,7 @@ def test_malformed_text_is_refused_with_its_place(text, where, fact):
     assert fact in error.value.fact
 
 
-HOSTILE = {  # beginning, what is repeated, end
+HOSTILE = {  # beginning, repeated part, end
     "specifiers": (HEAD, ".a\n", ""),
     "declarations": (HEAD, ".b y\n", ""),
     "entries": (HEAD, ".visible .entry f\n", ""),

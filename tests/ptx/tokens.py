@@ -18,7 +18,7 @@ def tokens(text: str) -> list[str]:
 
 
 def assert_same_cuts(module: Module) -> None:
-    """That the scanner cuts where the lexer of the grammar does: between its tokens, which are those of above."""
+    """Check that the scanner cuts where the grammar's lexer does: between the tokens above."""
     matches = [match for match in forms.TOKEN.finditer(module.skeleton) if match.lastgroup]
     found = [(match.start(match.lastgroup), match.end()) for match in matches]
     texts = [module.text[start:end] for start, end in found]

@@ -30,7 +30,7 @@ def begin_all():
     begin()
     memory = Memory(1)
 """
-# Asks for a kernel of each name on standard input, and writes what is noted, or wrong, of it.
+# Asks for a kernel of each name on standard input, and writes the notes or faults about it.
 ASKING = """
 #include "common/broker.h"
 #include <stdio.h>
@@ -96,7 +96,7 @@ class Run:
         return process.returncode, out, err
 
     def alive(self, name: str = "") -> list[int]:
-        """The processes that have to do with these programs, or those of them with a word in their command line."""
+        """Return the processes of these programs, or the ones with a word in their command line."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

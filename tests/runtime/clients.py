@@ -193,7 +193,7 @@ static void *work(void *kernel_) {
         OK(cuMemsetD8Async(memory, 1, 100, 0));
         cuLaunchKernel(kernel_, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0); // fails
         if (i % 100 == 99 || i == ROUNDS - 1)
-            OK(cuStreamSynchronize(0)); // what has not ended, or is too much to wait for, is not timed
+            OK(cuStreamSynchronize(0)); // unfinished or too much work isn't timed
     }
     return NULL;
 }

@@ -1,4 +1,4 @@
-"""How clients of the simulated device run."""
+"""Set up clients of the simulated device."""
 
 import os
 import subprocess

@@ -188,7 +188,7 @@ def toggle(server: Server, turns: int, kills: bool = False) -> dict:
 
 
 def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
-    """What is wrong with a trace of graphing.STRESS: of each recorded replay three kernels are counted, with probes, or
+    """Return the faults in a trace of graphing.STRESS: each recorded replay has three kernels counted, with probes, or
     without and why."""
     probed, replays = trace.of("probed"), trace.names["cuGraphLaunch"]
     found = {
@@ -202,7 +202,7 @@ def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
 
 
 def check(trace: hooked.Trace, state: dict) -> list[str]:
-    """What is wrong with a trace of STRESS: each launch of a period is counted, with probes, or without and why."""
+    """Return the faults in a trace of STRESS: each launch of a period is counted, with probes, or without and why."""
     launches, probed = trace.launches.get("scale", 0), trace.of("probed")
     found = {
         "launches that were counted": (launches, state["launches"]),

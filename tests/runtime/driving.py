@@ -15,7 +15,7 @@ def ok(status: int) -> None:
 
 
 def begin() -> None:
-    """Makes the primary context current, without what was in it."""
+    """Make the primary context current, emptied."""
     context = c_void_p()
     ok(cu.cuInit(0))
     cu.cuDevicePrimaryCtxReset_v2(0)
@@ -49,7 +49,7 @@ class Memory(c_uint64):
         ok(cu.cuCtxSynchronize())
 
     def read(self) -> list[int]:
-        """What is in it, after all work."""
+        """Return its contents, after all work."""
         values = (c_uint32 * self.count)()
         ok(cu.cuMemcpyDtoH_v2(values, self, c_size_t(4 * self.count)))
         return list(values)

@@ -35,7 +35,7 @@ def read(data: bytes) -> list[dict]:
 
 
 def segments(records: list[dict]) -> list[list[dict]]:
-    """The records of each segment; `end` counts what is in it."""
+    """Return the records of each segment, and check the count in `end`."""
     found, turns = [], wire.Segments()
     for record in records:
         number = turns.add(record)

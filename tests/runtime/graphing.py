@@ -7,7 +7,7 @@ from collections import Counter
 from gpt.stream.reasons import parse
 from tests.runtime.probing import CLIENT, COUNT, PTX, buffers, build, good, unprobed
 
-# A scenario is a function of the client; `launched` expects what so many kernels did.
+# A scenario is a function of the client; `launched` expects the results of this many kernels.
 GRAPHS = (
     CLIENT
     + r"""
@@ -79,7 +79,7 @@ STRESS = (
 static volatile int stop, failures;
 static void *context;
 static _Atomic int replays;
-static void *work(void *number) { // two streams, an executable graph each, and one that comes and goes
+static void *work(void *number) { // two streams, an executable graph each, and a third graph that comes and goes
     long self = (long)number;
     unsigned one = 1, none = 0, count = 400;
     CUdeviceptr mine;
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
 
 CAPTURED = ("captured", "joined", "legacy")  # which stream it launches into, beside captures
 # One thread launches, and captures a moment later; another waits all the while for a stream in which nothing is, after
-# which what was launched is collected.
+# which the launches' buffers are collected.
 CAPTURES = (
     GRAPHS
     + r"""
@@ -196,7 +196,7 @@ def compile_scenarios(folder, scenarios, helpers=""):
 
 
 def check_scenario(folder, program, name, launches, reasons, idle=()):
-    """Runs it with probes: so many launches have them, each with all its bytes, and those without have these reasons.
+    """Run it with probes: this many launches have them, each with all its bytes; the others have these reasons.
 
     `idle` are how often nodes were launched that did not run.
     """
@@ -220,7 +220,7 @@ def check_scenario(folder, program, name, launches, reasons, idle=()):
 
 
 def check_captures(trace, turns):
-    """What is wrong with a trace of CAPTURES."""
+    """Return the faults in a trace of CAPTURES."""
     lost = Counter(str(parse(record["lost"])) for record in trace.of("buffer") if "lost" in record)
     counts = len(trace.of("probed")), len(trace.of("buffer"))
     wrong = [f"{counts} launches with probes and buffers, not {turns}"] * (counts != (turns, turns))

@@ -30,7 +30,7 @@ BASE = ("-std=gnu11", "-O0", "-g", "-Wno-unused", f"-I{PROGRAMS}")  # unoptimize
 
 @cache
 def runtime() -> Path:
-    """The folder of the built runtime: GPT_RUNTIME, else that of the checkout."""
+    """Return the folder of the built runtime: GPT_RUNTIME, or else the checkout's."""
     folder = Path(os.environ.get("GPT_RUNTIME", ROOT / "gpt" / "_runtime"))
     assert (folder / "gpt-hook").exists(), "not built: run 'make runtime'"
     return folder
@@ -68,7 +68,7 @@ def build_hook(out: Path, *more: str | Path, compiler: str = "cc") -> Path:
 
 
 def build_launcher(folder: Path, *flags: str) -> Path:
-    """Builds gpt-hook from its sources with more flags, those of sanitizers, which must be there."""
+    """Build gpt-hook from its sources with more flags, such as sanitizers', which must be installed."""
     source = ROOT / "runtime"
     files = [file for part in ("launcher", "follow", "common") for file in source.glob(f"{part}/*.c")]
     base = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-w", *INCLUDE, '-DGPT_PACKAGE_VERSION="0"', '-DGPT_WEAVER="0"']
@@ -165,7 +165,7 @@ class Trace:
 
     @property
     def launches(self) -> dict[str, int]:
-        """How often each function was launched."""
+        """Return how often each function was launched."""
         names = {r["id"]: r["name"] for r in self.of("function")}
         found = Counter()
         for record in self.of("launches"):

@@ -41,7 +41,7 @@ static const char *const sites[] = {"10: bar.sync 0;", "11: shfl.sync.bfly.b32;"
                                     "13: st.global.u32;"};
 static const struct host_parameter words[] = {{0, 8}, {8, 8}, {16, 8}, {24, 8}};
 
-// A kernel with so many parameters of 8 bytes.
+// A kernel with this many parameters of 8 bytes.
 #define HAS(name_, count, ...)                                                                               \
     {.name = #name_,                                                                                         \
      .run = name_,                                                                                           \

@@ -80,7 +80,7 @@ int main(void) {
     hook_object_gone(0x100, hook_object_generation());
     assert(!hook_object_find(0x100).current);
 
-    // A context takes with it what is of it, and leaves the rest.
+    // A context takes its own objects with it, and leaves the rest.
     add(OBJECT_CONTEXT, 0x1, 0, NULL);
     hook_object_add(&(struct object_facts){.kind = OBJECT_MODULE, .handle = 0x200, .context = 0x1});
     add(OBJECT_LIBRARY, 0x300, 0, NULL), add(OBJECT_KERNEL, 0x310, 0x300, "beta");
@@ -93,7 +93,7 @@ int main(void) {
     assert(hook_watched->objects.count == 2 && hook_object_find(0x310).current &&
            !hook_object_find(0x320).current);
 
-    // Memory is used again, that of long names too.
+    // Memory is used again, including memory of long names.
     char *name = malloc(100000);
     memset(name, 'x', 99999), name[99999] = '\0';
     char *slab = hook_watched->objects.slab;

@@ -1,4 +1,4 @@
-"""What the hook packs buffers with, as a library."""
+"""The hook's packing of buffers, as a library."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def build(folder, source):
 
 @cache
 def kept():
-    """The cache of all tests but those of pipelines: each kernel is made once."""
+    """The cache of all tests except the tests of pipelines: each kernel is made once."""
     folder = tempfile.mkdtemp(prefix="gpt-probed-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -89,7 +89,7 @@ def by_warp():
 
 
 def probed(folder, program, *options, arguments=(PTX,)):
-    """What a run ended with, and its trace."""
+    """The end of a run, and its trace."""
     cache = str(folder / "cache") if "--jit" in options else kept()
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": cache}
     out = folder / "t.mp"
@@ -134,7 +134,7 @@ def buffers(trace, name):
 
 
 def check_bytes(trace, launches):
-    """What gmem_bytes counted of so many launches of `scale`."""
+    """Check gmem_bytes's counts for this many launches of `scale`."""
     found = buffers(trace, "gmem_bytes")
     assert sorted(found) == sorted(r["id"] for r in trace.of("probed"))
     assert len(found) == launches
@@ -155,7 +155,7 @@ def unprobed(trace):
 
 
 def saved(path, name):
-    """What the launches of a trace saved to a map, as analyses read it, by the number of the launch."""
+    """Return what the launches of a trace saved to a map, as analyses read it, by launch number."""
     found = Probes(path.parent)
     with open(path, "rb") as file:
         for record in wire.read_records(file, str(path)):

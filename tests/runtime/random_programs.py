@@ -44,7 +44,7 @@ class Module:
 
 @dataclass
 class Context:
-    """What there is in a context. Buffers are of streams."""
+    """The objects in a context. Buffers belong to streams."""
 
     number: int
     primary: bool
@@ -54,7 +54,7 @@ class Context:
 
 
 class Program:
-    """A script of so many steps."""
+    """Make a script of this many steps."""
 
     def __init__(self, seed: int, steps: int = 60) -> None:
         self.random = random.Random(seed)
@@ -103,7 +103,7 @@ class Program:
         self.say("use", self.here.number)
 
     def end_context(self) -> None:
-        """What is under way in it ends with it."""
+        """Work that's under way in it ends with it."""
         if self.here.primary or self.random.random() < 0.5:
             return
         self.contexts.remove(self.here)
@@ -314,7 +314,7 @@ class Program:
         self.say("describe", self.pick(self.pick(self.here.modules).functions))
 
     def attribute(self) -> None:
-        """Of functions and kernels, right and wrong."""
+        """Ask for attributes of functions and kernels, right and wrong ones."""
         module = self.pick(self.here.modules)
         function = self.pick(module.functions)
         values = {8: [60000, 100, 0, 200000, -1], 9: [50, 101, -1], 10: [1], 0: [5], 99: [1]}

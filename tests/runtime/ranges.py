@@ -1,4 +1,4 @@
-"""What traces say of NVTX."""
+"""Read NVTX ranges from traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ABI = hooked.ROOT / "runtime" / "abi" / "nvtx.h"
 
 
 def told(trace: Trace) -> list[tuple]:
-    """What the records say, in order: type or end, domain, name; ranges that ended have their range's name."""
+    """Return the records in order: type or end, domain, name; an end has its range's name."""
     found, names = [], {}
     for record in trace.records:
         if record["kind"] == "range":

@@ -47,7 +47,7 @@ def compile_kernels(out: Path, source: str) -> Path:
 
 def sanitized(sanitizers: str, shared: Path) -> Path:
     """The folder of a simulated device that is built with these sanitizers."""
-    # Kernels run on stacks of their own, of which sanitizers need not know what is on them.
+    # Kernels run on stacks of their own; sanitizers needn't know what's on them.
     name, param = {
         "thread": ("tsan", "tsan-instrument-func-entry-exit=0"),
         "address,undefined": ("asan", "asan-stack=0"),
@@ -77,7 +77,7 @@ def sanitized(sanitizers: str, shared: Path) -> Path:
 
 def ask(code: str, **env: str) -> tuple[list, str]:
     """Runs Python with `cu`, the simulated driver, initialized, and `c`, ctypes; returns what it gave to `answer`, and
-    what was said."""
+    the messages."""
     begin = "import ctypes as c, json, re, sys; cu = c.CDLL(sys.argv[1]); cu.cuInit(0); answers = []"
     script = f"{begin}; answer = answers.append\n{textwrap.dedent(code)}\nprint(json.dumps(answers))"
     line = [sys.executable, "-", DRIVER, FUNCTIONS]
@@ -87,7 +87,7 @@ def ask(code: str, **env: str) -> tuple[list, str]:
 
 
 def run(program: Path, *args: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program on the simulated device, that of `folder` or the one that is built."""
+    """Runs a program on the simulated device, the one in `folder` or the built one."""
     env = os.environ | {"LD_LIBRARY_PATH": str(folder or hooked.runtime() / "sim")} | env
     env |= {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "die_after_fork=0"}
     done = subprocess.run([program, *args], env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -78,7 +78,7 @@ def build(folder: Path, *more: str) -> Path:
 
 
 @pytest.mark.full  # compiles the whole runtime
-# It builds all of the runtime again. `make test` has that no other file names the processor, below.
+# This builds the whole runtime again. `make test` has the test below: no other file names the processor.
 @pytest.mark.full
 def test_a_program_passes_through(tmp_path):
     built = build(tmp_path / "none")

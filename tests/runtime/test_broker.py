@@ -69,7 +69,7 @@ def test_one_pipeline_answers_and_the_program_notices_nothing(run):
     ), held
     pipes = {os.readlink(f"/proc/{os.getpid()}/fd/{pipe.fileno()}") for pipe in (process.stdin, process.stderr)}
     assert not held & pipes and os.readlink(f"/proc/{broker}/cwd") == "/"
-    time.sleep(0.5)  # it has looked for whom is left by now
+    time.sleep(0.5)  # by now it has looked for remaining processes
     assert not done.exists()
     process.stdin.close()
     hooked.wait_until(done.exists)

@@ -1,4 +1,4 @@
-"""Asking stages where something is wrong: what is asked, or who, is stopped, killed, away, or short of something."""
+"""Requests when something is wrong: the request is faulty, or the answering process is stopped, killed or missing."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_is_replaced(run):
 
 @pytest.mark.full
 def test_without_its_supervisor_it_helps_itself(run):
-    """Whether that is killed over a request, or before it."""
+    """It may be killed during a request, or before it."""
     script = """
     begin_all()
     run("a", 0), run("b", 1)
@@ -128,7 +128,7 @@ def test_short_of_files_it_fails_until_there_are_some(run, hook):
 
 @pytest.mark.full
 def test_where_files_may_not_grow_no_signal_comes(run):
-    """From the one that keeps code, which is larger than the code."""
+    """The answer comes from the cache of code, and is larger than the code."""
     assert run('begin_all(), run("a", 0)')[0] == 0
     outline, kept = sorted((run.folder / "cache/gpt/sim").iterdir(), key=lambda path: path.stat().st_size)
     script = """

@@ -11,7 +11,7 @@ from tests.runtime.hooked import Trace
 
 @pytest.mark.parametrize("sizes", [[0], [700000], [0, 1 << 30]], ids=["empty", "shorter", "long again"])
 def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
-    """Where it is long again, as another thread that adds a chunk right then makes it, no signal comes."""
+    """If another thread adds a chunk at that moment, the file is long again, and no signal comes."""
     cuts = "".join(f'assert(!truncate("{tmp_path}/t.mp", {size}));' for size in sizes)
     source = LOOP.replace(
         "begin();", f'begin(); void *g = kernel("bar"); for (int i = 0; i < 50000; i++) launch(g); {cuts}'

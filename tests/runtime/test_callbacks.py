@@ -211,7 +211,7 @@ def test_a_callback_that_hangs_does_not_hold_the_program(tmp_path, program):
 
 @pytest.mark.full
 def test_a_callback_that_kills_what_runs_it(tmp_path, program):
-    """It is said, and the folder with the launches goes all the same."""
+    """A message says so, and the folder with the launches is still removed."""
     probe(tmp_path, "#!/bin/sh\nkill -9 $PPID\n")
     done = run(tmp_path, program)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -1,4 +1,4 @@
-"""What ran, as gpt-stream(5) alone has it and as every analysis says it: calls, captures, and launches of graphs."""
+"""Calls, captures and launches of graphs, read with gpt-stream(5) alone and by every analysis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(tmp_path, program, *scenarios, calls="all", more=()):
 
 
 def recompute(trace):
-    """What a trace says that ran, by gpt-stream(5) alone: counts and bytes by kernel and op."""
+    """Return what ran, read with gpt-stream(5) alone: counts and bytes by kernel and op."""
     counts, sizes = Counter(trace.launches), Counter()
     names = {r["id"]: r["name"] for r in trace.of("function")}
     for call in trace.calls:

@@ -195,7 +195,7 @@ def test_the_next_chunk_is_made_before_a_launch_needs_it(tmp_path):
     program = hooked.compile_c(tmp_path / "client", SPARE, "-rdynamic")
     done = hooked.run(tmp_path / "t.mp", program)
     assert done.returncode == 0, done.stderr
-    assert 1 <= int(done.stdout) <= 5  # the small ones, and that of the counts
+    assert 1 <= int(done.stdout) <= 5  # the small ones, and the counts' chunk
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 100000
 
 
@@ -208,7 +208,7 @@ def test_a_trace_is_its_owners(tmp_path):
     assert (tmp_path / "t.mp").stat().st_mode & 0o777 == 0o600
 
 
-# What a program may do between its first calls and those that need more of the file.
+# Things that a program may do between its first calls and calls that need more of the file.
 LATER = {
     "closefrom": "closefrom(3);",
     "own file": 'for (int i = 3; i < 1100; i++) dup2(open("/dev/null", O_RDWR), i);',
@@ -294,7 +294,7 @@ int main(int argc, char **argv) {
 
 
 def test_runs_at_once_do_not_share_a_file(tmp_path):
-    """Whether the other run had begun its trace when this one started, or not."""
+    """The other run may or may not have begun its trace when this one started."""
     program = hooked.compile_c(tmp_path / "client", WAITING)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     path = tmp_path / "t.mp"

@@ -72,7 +72,7 @@ def check_stores(folder, blocks):
 
 
 def held(trace):
-    """Of each buffer record: bytes in it, bytes in the file."""
+    """Return for each buffer record: bytes in it, bytes in the file."""
     return [(len(r.get("data", b"")), r.get("packed", 0 if "path" in r else None)) for r in trace.of("buffer")]
 
 
@@ -139,7 +139,7 @@ def library(folder, text, *flags):
 @pytest.mark.full
 @pytest.mark.parametrize("broken", ["empty", "other"])
 def test_without_zstd_buffers_are_columns(tmp_path, wide, broken):
-    """Of a library that is none, or of another one with that name, nothing is used."""
+    """A file that isn't a library, or another library with that name, isn't used."""
     if broken == "empty":
         (tmp_path / "lib").mkdir()
         (tmp_path / "lib" / "libzstd.so.1").touch()

@@ -52,7 +52,7 @@ def test_periods_of_a_run(tmp_path, program):
     assert trace.names["cuLaunchKernel"] == 57
     starts = [call["start"] for call in trace.calls]
     assert [sum(begin <= start <= end for start in starts) for begin, end in periods(trace)] == [50, 7]
-    assert trace.functions == ["foo"]  # what was looked up before is known
+    assert trace.functions == ["foo"]  # earlier lookups are known
     assert {"module", "library", "device", "api"} <= trace.kinds.keys()
 
 
@@ -78,7 +78,7 @@ def test_a_trace_of_periods_is_read_as_such(tmp_path, program):
 
 
 def test_a_graph_of_before(tmp_path):
-    """What it launches is known, though it was made while nothing was recorded."""
+    """The graph's kernels are known, though it was made while nothing was recorded."""
     source = SERVER.replace("    while (puts", GRAPH + "    while (puts").replace("launch(function)", LAUNCH)
     server = Server(tmp_path / "t.mp", simulated.build(tmp_path / "client", source), "--disabled", **QUICK)
     server.launch(5)

@@ -52,7 +52,7 @@ def serve(folder, program, *options):
 
 
 def launch_until(server, key, count):
-    """Launches, one after the other, until the state has so much under a key."""
+    """Launch again and again until the state has this number under a key."""
     end = time.monotonic() + 60
     while (state := status(server.pid))[key] < count:
         assert time.monotonic() < end, state
@@ -237,7 +237,7 @@ def test_graphs_that_were_made_before_probes_were_named(tmp_path):
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
 
     def counts(written=0):
-        """Launches with probes and without. The former are counted once what they saved is written: so many will be."""
+        """Return launches with probes and without. The former count once their data is written; wait for it."""
         hooked.wait_until(lambda: status(server.pid)["with_probes"] >= written)
         state = status(server.pid)
         return state["with_probes"], state["without_probes"]

@@ -200,7 +200,7 @@ def test_names_of_errors():
 
 
 def parameters(text: str) -> dict[str, int]:
-    """How many parameters each function has, by its name."""
+    """Return the number of parameters of each function, by name."""
     found = {}
     for name, given in re.findall(r"\b((?:__)?cuda[A-Z]\w+)\s*\(((?:[^()]|\([^()]*\))*)\)\s*(?=[;{])", text):
         flat = re.sub(r"\([^()]*\)", "", given).strip()

@@ -67,7 +67,7 @@ def built(tmp_path_factory):
 
 
 def told(text, mode):
-    """What must be alike: a kernel that runs twice, as with --benchmark, leaves other numbers."""
+    """Return the parts that must be equal: a kernel that runs twice, as with --benchmark, leaves other numbers."""
     return [line for line in text.splitlines() if mode != "benchmark" or line.startswith("cu")]
 
 

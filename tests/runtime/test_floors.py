@@ -80,7 +80,7 @@ CIRCLES = {
 
 
 def circles(needed):
-    """The largest sets of files of which each needs all others, by way of others too."""
+    """Return the largest sets of files that all need each other, directly or not."""
     reached = {}
     for name in needed:
         found, new = set(), {name}

@@ -1,4 +1,4 @@
-"""--gpu-time: when what was launched ran, on the clock of the calls, and nothing of it after the driver is gone."""
+"""--gpu-time: when kernels ran, on the clock of the calls, and nothing after the driver is gone."""
 
 import os
 import subprocess
@@ -72,7 +72,7 @@ def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
     assert len(times(hooked.Trace(tmp_path / "t.mp"))) == 4000
 
 
-# One without locks: what is left in the middle of a real driver may be harmed, by the program.
+# A driver without locks: the program may leave a real one in the middle of a call, and harm it.
 DRIVER = r"""
 #include <signal.h>
 #define API __attribute__((visibility("default"))) int
@@ -97,7 +97,7 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
 API cuLaunchKernel(void *function, unsigned x) { return x == 7 ? raise(SIGALRM) : 0; }
 """
 
-# A timer's handler leaves whatever it interrupts, calls and what is done around them, by siglongjmp.
+# A timer's handler leaves whatever it interrupts by siglongjmp: calls, and our work around them.
 LEFT = r"""
 #include <setjmp.h>
 #include <signal.h>

@@ -12,7 +12,7 @@ static void add(void *graph, void *function) {
     void *node;
     OK(D(cuGraphAddKernelNode_v2)(&node, graph, (void *)0, (size_t)0, &params));
 }
-static void *condition(void *graph) { // whose body is one graph
+static void *condition(void *graph) { // its body is one graph
     CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.type = 1, .size = 1}};
     void *node;
     OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 0, 0));

@@ -26,7 +26,7 @@ def library(tmp_path_factory):
 
 
 def run(tmp_path, library, handlers, calls, traced=True, source=CLIENT):
-    """What the client printed, and the trace."""
+    """Return the client's output, and the trace."""
     program = hooked.compile_c(tmp_path / "client", source)
     env = os.environ | {
         "LD_PRELOAD": str(library),

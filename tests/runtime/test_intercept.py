@@ -280,7 +280,7 @@ def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatc
         for (int i = 0; i < 4; i++) {{
             void *plugin = dlopen("{library}", RTLD_NOW | RTLD_LOCAL);
             assert(plugin && ((int (*)(void))dlsym(plugin, "play"))() == 13000 && !dlclose(plugin));
-            mmap(0, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); // what was there stays taken
+            mmap(0, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); // the old range stays occupied
         }}
     }}
     """

@@ -1,4 +1,4 @@
-"""How often each kernel was launched: exact whoever launches it, whether calls are recorded or not."""
+"""Counts of launches are exact, whatever launches the kernel, and whether or not calls are recorded."""
 
 from collections import Counter
 
@@ -104,7 +104,7 @@ def test_a_function_that_nobody_looked_up_has_a_name(tmp_path, calls):
     trace = hooked.Trace(tmp_path / "t.mp")
     (function,) = trace.of("function")
     assert function["name"] in ("foo", "bar") and function["module"] == trace.of("module")[0]["id"]
-    assert trace.launches == {function["name"]: 5 if calls == "all" else 6}  # one that is not looked at may fail
+    assert trace.launches == {function["name"]: 5 if calls == "all" else 6}  # a launch that isn't watched may fail
     assert trace.of("lookup")[0]["what"] == "enumerate"
     launched = [call for call in trace.calls if call["type"] == "kernel"]
     assert [call["function"] for call in launched] == ([function["id"]] * 6 if calls == "all" else [])

@@ -1,4 +1,4 @@
-"""Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever becomes of anybody."""
+"""Live streams: -o -, -o FIFO, -o '|command'. The helper follows the traces, whatever happens to the others."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ from tests.runtime.following import launches, live, private_folder, read, segmen
 from tests.runtime.hooked import Trace
 from tests.tiers import full
 
-# Launches when it is told to by a line, and says so.
+# Launches for each line of input, and says so.
 TOLD = r"""
 int main(void) {
     char line[100];
@@ -94,7 +94,7 @@ def test_output_of_the_program_goes_to_standard_error(tmp_path):
     process = live("-", "sh", "-c", "echo $$; exit 3", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate()
     assert (process.returncode, err) == (3, f"{process.pid}\n".encode())
-    header, end = read(out)  # nothing met the driver: a segment all the same
+    header, end = read(out)  # nothing used the driver, but there's still a segment
     assert header["tool"] == "gpt-hook" and header["argv"] == ["sh", "-c", "echo $$; exit 3"]
     assert (end["kind"], end["records"]) == ("end", 0)
 
@@ -107,7 +107,7 @@ def test_records_come_while_the_program_runs(tmp_path):
         records = wire.read_records(process.stdout, "live")
         seen, waits = 0, []
         for count in (1, 3, 700, 20000, *[1] * 40):
-            if len(waits) >= 4 and min(waits) < 0.15:  # the machine may be busy: one that is not late is enough
+            if len(waits) >= 4 and min(waits) < 0.15:  # the machine may be busy: one punctual record is enough
                 break
             process.stdin.write(b"%d\n" % count), process.stdin.flush()
             assert process.stderr.readline() == b"done\n"
@@ -127,7 +127,7 @@ def test_records_come_while_the_program_runs(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_fifo_of_another_user_gets_nothing(tmp_path):
-    """Who guesses the name of a trace in /tmp would read it."""
+    """Otherwise anybody who guesses the name of a trace in /tmp could read it."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -288,7 +288,7 @@ def test_a_daemon_is_waited_for(tmp_path):
     source = DAEMON.replace("GO", str(tmp_path / "go"))
     process = live("-", hooked.compile_c(tmp_path / "client", source), stdout=subprocess.PIPE)
     assert process.wait() == 0
-    (tmp_path / "go").touch()  # only now does it launch, which its stream has all the same
+    (tmp_path / "go").touch()  # it only launches now, and the stream still has it
     found = segments(read(process.stdout.read()))
     assert [launches(s) for s in found] == [{}, {"bar": 1}]
 
@@ -388,7 +388,7 @@ def test_a_helper_that_is_stopped_tidies_up(tmp_path):
             return False
 
     def is_ready(pid):
-        """Whether it has made its folder, after which it handles the signal."""
+        """Return whether it has made its folder, after which it handles the signal."""
         try:
             (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
         except OSError:
@@ -429,7 +429,7 @@ def find_helper(private):
 
 @pytest.mark.parametrize("output", ["-", "|cat >/dev/null"])
 def test_a_helper_that_is_killed_ends_the_trace(tmp_path, private, output):
-    # A child launches at the same time; what is not of the run stays.
+    # A child launches at the same time; files that aren't the run's stay.
     source = r"""
     int main(void) {
         char go;
@@ -528,7 +528,7 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
 
 
 def test_the_helper_deletes_nothing_in_a_folder_that_somebody_put_in_place_of_its_own(tmp_path):
-    """Where TMPDIR has no sticky bit, anybody can."""
+    """If TMPDIR has no sticky bit, anybody can."""
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (home := tmp_path / "home").mkdir()

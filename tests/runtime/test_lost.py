@@ -20,7 +20,7 @@ BEFORE = "; put 'gpt-hook run' right before that program"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A program that uses the driver, one that is linked statically, and a library to preload."""
+    """A program that uses the driver, a static program, and a library to preload."""
     folder = tmp_path_factory.mktemp("lost")
     hooked.compile_c(folder / "app", LOOP)
     (folder / "plain.c").write_text("int main(void) { return 5; }\n")
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def said(tmp_path, *command, output=None, **more):
-    """Return a run's status and gpt-hook's lines, without its name and that of the trace. No note is left."""
+    """Return a run's status and gpt-hook's lines, without its name and the trace's. No note is left."""
     notes = tmp_path / "notes"
     notes.mkdir(exist_ok=True)
     words = ("run", "-fo", output or tmp_path / "t.mp", "--device", "sim", "--", *command)

@@ -1,4 +1,4 @@
-"""gpt-hook run --max-disk: what the processes of a run write together stays below it, and what's missing is told."""
+"""gpt-hook run --max-disk: the processes of a run together stay below it, and missing data is reported."""
 
 import os
 import re
@@ -89,7 +89,7 @@ def test_a_run_stays_below_it(tmp_path, busy, threads, children):
         (off, *_) = trace.of("recording") or [None]
         told += len(trace.of("dropped"))
         assert bool(off) == bool(trace.of("dropped"))
-        assert trace.of("end"), "what is kept back is enough for the ends"
+        assert trace.of("end"), "the reserve is enough for the ends"
         assert "scale" in trace.functions, "look-ups are recorded as when gpt-hook ctl disables recording"
     assert told
     assert not list((tmp_path / "tmp").glob("*.disk"))
@@ -135,7 +135,7 @@ SAVE [noise] {%a, %b};\"\"\"
 
 
 def test_buffers_too(tmp_path):
-    """What doesn't fit is lost, and its record says why; later launches run without probes."""
+    """Data that doesn't fit is lost, and its record says why; later launches run without probes."""
     program = build(tmp_path, LARGE)
     (tmp_path / "noise.toml").write_text(NOISE)
     done = run(tmp_path, program, PTX, options=("-p", tmp_path / "noise.toml"), size="8M")

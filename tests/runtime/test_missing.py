@@ -44,11 +44,11 @@ def test_a_region_that_is_empty(demo, tmp_path, mode):
     assert diag["text"] == fact
     advice = "to keep it, record this run with the original library and add the trace with gpt-locate --used"
     assert line == f"gpt-hook: warning: {library}: {fact}; {advice}"
-    assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # what was kept works
+    assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # kept kernels work
 
 
 def load(folder, library, device):
-    """What gpt-hook says when a device loads the library's fatbin, which it refuses."""
+    """Return gpt-hook's message when a device refuses the library's fatbin."""
     program = hooked.compile_c(folder / "load", CLIENT.replace("OK(load(", "return (load(") % library)
     env = os.environ | {"GPT_SIM_ARCH": device}
     done = hooked.run(folder / "t.mp", program, options=["-f"], env=env)
@@ -64,7 +64,7 @@ def test_only_code_for_other_devices_is_left(tmp_path, mode):
 
 
 def many_kernels(folder, count, name="kernel%03d"):
-    """A library of one region with so many kernels."""
+    """Make a library of one region with this many kernels."""
     source = "".join(f'extern "C" __global__ void {name % i}(int *p) {{ *p = {i}; }}\n' for i in range(count))
     (folder / "two.c").write_text(
         "extern const char fatbin_wrappers[]; const void *wrapper(void) { return fatbin_wrappers; }"
@@ -184,7 +184,7 @@ def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
     library = three_kernels(tmp_path)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     patched = slim(library, tmp_path / "slim", *kernels, mode=mode, keep="^one$" if kernels else "^(one|two)$")
-    if kernels:  # the code for sm_80 stays, so that this is found by what is lost of the cubin for sm_90
+    if kernels:  # the code for sm_80 stays, so only the damage to the cubin for sm_90 gives it away
         again = slim(library, tmp_path / "again", *kernels, mode=mode, keep="^one$", arch="sm_80,sm_90")
         assert again.read_bytes() != patched.read_bytes()
         patched = again
@@ -280,7 +280,7 @@ def test_the_simulated_driver_takes_what_a_driver_would(tmp_path, arch, loads):
     done = hooked.run(tmp_path / "t.mp", hooked.compile_c(tmp_path / "client", source), env=env)
     cubin = 0 if arch.startswith("9.") else 209
     assert done.stdout == f"{0 if loads else 209} {cubin}\n"
-    # PTX runs on what is newer.
+    # PTX runs on newer devices.
     ptx = [*elements, ("compute_75", "ptx", cuda.nvrtc_compile(code, "compute_75"))]
     (tmp_path / "code.fatbin").write_bytes(cuda.fatbin(ptx, "zstd"))
     done = hooked.run(tmp_path / "u.mp", tmp_path / "client", env=env)

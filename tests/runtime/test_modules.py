@@ -1,4 +1,4 @@
-"""What a trace says of GPU code that was loaded, looked up and launched, and of arguments; and what it is for."""
+"""GPU code in a trace: loaded, looked up and launched, with arguments; and its use."""
 
 import functools
 import hashlib
@@ -54,7 +54,7 @@ def test_digest(tmp_path, size):
     "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
 )
 def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
-    """The driver may never look at what the claim is about; the hook does not either, beyond what is there."""
+    """The driver may never read the claimed bytes; the hook doesn't read beyond the existing ones either."""
     source = f"""
     #include <elf.h>
     int main(void) {{

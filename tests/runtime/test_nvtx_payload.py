@@ -61,7 +61,7 @@ BEGAN = ("mark", None, None)
 
 
 def test_ranges_that_are_popped_with_a_payload_end(tmp_path):
-    """As those of NCCL: pushed by NVTX, popped by the extension; and all of its ranges and marks."""
+    """NCCL's ranges: pushed by NVTX, popped by the extension; and all of the extension's ranges and marks."""
     more = (
         BEGUN
         + r"""
@@ -176,7 +176,7 @@ def test_ids_of_schemas(tmp_path):
 
 
 def test_tables_that_are_not_known_stay_as_they_are(tmp_path):
-    """The last page that a table may touch is followed by one that nobody may."""
+    """The last page that a table may touch is followed by an inaccessible one."""
     more = r"""
     nvtxExtModuleInfo_t wild[] = {
         {2, sizeof(module), 2, 0x0104, 1, &segment, 0, 0}, {3, 32, 2, 0x0104, 1, &segment, 0, 0},

@@ -1,4 +1,4 @@
-"""Objects with lifetimes: a handle that the driver gives out again is another object, whoever had it before."""
+"""Objects with lifetimes: a handle that the driver gives out again is another object."""
 
 import subprocess
 
@@ -341,7 +341,7 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """What probing will ask for, without a driver: images, attributes, parameters, variables, generations."""
+    """Queries that probing makes, without a driver: images, attributes, parameters, variables, generations."""
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"
     line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-g", *hooked.INCLUDE, "-Wall", "-Werror"]

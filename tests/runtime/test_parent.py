@@ -15,7 +15,7 @@ from tests.runtime import hooked
 from tests.runtime.clients import DAEMON, LOOP
 from tests.runtime.following import launches, live, private_folder, read, segments  # noqa: F401
 
-# Says what it is told by signals.
+# Prints the signals that it gets.
 SAYS = r"""
 #include <signal.h>
 static void say(int signal) { dprintf(1, "%d\n", signal); }
@@ -165,7 +165,7 @@ def test_job_control(tmp_path, says):
         assert lines.readline() == f"stopped {128 + signal.SIGSTOP}\n"
         hooked.wait_until(lambda: said.read_text().endswith(f"\n{signal.SIGCONT}\n"))
         os.write(ours, b"\x03")
-    assert shell.wait() == 128 + signal.SIGINT  # as that of the job
+    assert shell.wait() == 128 + signal.SIGINT  # like the job's
     assert (tmp_path / "end").read_text() == "end\n"
     os.close(ours), os.close(theirs)
 

@@ -369,7 +369,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
             exit(0);
         wait(NULL);
         OK(D(cuCtxSynchronize)());
-        usleep(200000); // what was copied is written
+        usleep(200000); // copied buffers get written
         run();
         kill(getpid(), 9);
     }
@@ -443,7 +443,7 @@ def test_the_line_at_the_end(tmp_path, launches):
 
 @pytest.mark.full
 def test_the_broker_is_killed(tmp_path):
-    """The program's own kernels run on; what was made stays."""
+    """The program's own kernels run; existing results stay."""
     source = (
         CLIENT
         + r"""

@@ -28,7 +28,7 @@ def once(tmp_path_factory):
 
 
 def processes(word: str) -> list[str]:
-    """Those that were started with a word in their environment."""
+    """Return the processes that were started with a word in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -40,7 +40,7 @@ def processes(word: str) -> list[str]:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
-    """Those before it would wait for a request, and the program for an answer."""
+    """The stages before it would wait for a request, and the program for an answer."""
     stages = PIPELINE.split(" | ")
     stages.insert(at, "(echo 'out of luck' >&2; exit 3)")
     start = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_program_of_few_descriptors(tmp_path):
 
 
 def test_a_program_that_writes_over_its_environment(tmp_path):
-    """To be shown by another name, as setproctitle(3) does; and one that forgets it."""
+    """A process changes its name, like setproctitle(3); another one overwrites its environment."""
     source = (
         CLIENT
         + r"""
@@ -193,7 +193,7 @@ def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
 
 
 def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
-    """Its results would be kept as those of the probe that was read."""
+    """Its results would be kept as results of the original probe."""
     source = (
         CLIENT
         + r"""

@@ -1,4 +1,4 @@
-"""gpt-hook -p: kernels and functions in several contexts, and what is set of them."""
+"""gpt-hook -p: kernels and functions in several contexts, and their attributes."""
 
 import sys
 

@@ -116,7 +116,7 @@ def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
 
 @pytest.mark.parametrize("what", ["kernels", "graphs"])
 def test_threads_that_launch_while_another_one_ends_the_process(tmp_path, what):
-    """What has probes has buffers or says that they are lost; what comes after has no probes, and its reason."""
+    """Probed launches have buffers or say that they're lost; later launches have no probes, and a reason."""
     source = (
         GRAPHS
         + r"""

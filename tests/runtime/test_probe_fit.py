@@ -20,7 +20,7 @@ for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size
         sys.stdout.buffer.flush()
 """
 
-# Waits until so many kernels with probes have come.
+# Waits until this many kernels with probes have come.
 FIT = (
     "#include <dirent.h>\n"
     + CLIENT
@@ -54,7 +54,7 @@ static void run_blocks(unsigned blocks, unsigned threads) {
 
 
 def fit(folder, body, *options, before=FIT, runs=1):
-    """The traces of so many runs."""
+    """Return the traces of this many runs."""
     stage = folder / "hungry.py"
     stage.write_text(HUNGRY)
     line = f"gpt-extract --ptx | gpt-ptx-probe -p block_sched | {sys.executable} '{stage}' | gpt-asm --arch $GPT_ARCH"
@@ -65,7 +65,7 @@ def fit(folder, body, *options, before=FIT, runs=1):
 
 
 def kernels(trace):
-    """Of each launch with probes the number of the kernel, from 0."""
+    """Return the kernel's number, from 0, for each launch with probes."""
     return [record["kernel"] - 1 for record in trace.of("probed")]
 
 
@@ -73,7 +73,7 @@ FEW = "with probes, a block this large has too few registers"
 
 
 def test_a_block_that_is_too_large(tmp_path):
-    """What comes is used for such blocks only, and is kept."""
+    """The new variant is used for such blocks only, and is kept."""
     body = "run_blocks(1, 1024); run_blocks(6, 70); await(2); run_blocks(1, 1024); run_blocks(6, 70);"
     first, second = fit(tmp_path, body, runs=2)
     for trace in (first, second):

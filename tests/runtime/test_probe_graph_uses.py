@@ -19,7 +19,7 @@ MAY_WRITE = "its graph may later write a constant, of which the kernel with prob
 
 # As in test_probe_graphs.py.
 SCENARIOS = {
-    "memset": (  # a node that begins to write a constant, and one that fails to
+    "memset": (  # a node that begins to write a constant, and a node that fails to
         """
         size_t size;
         void *graph, *node, *exec, *context;
@@ -272,7 +272,7 @@ SCENARIOS = {
         10,
         {},
     ),
-    "otherform": (  # updates that the driver refuses, and those that it takes
+    "otherform": (  # updates that the driver refuses, and ones it accepts
         """
         void *exec = instantiated(captured(2)), *graph, *node, *first, *context, *values[3];
         CUgraphExecUpdateResultInfo info;
@@ -689,7 +689,7 @@ def test_arrays_keep_the_last_records_where_a_node_repeats(tmp_path, graphs, lev
 @pytest.mark.full
 @simulated.needs_cxx
 def test_a_program_of_the_cuda_runtime(tmp_path):
-    """What tests/gpu/probe_graphs.py runs on a GPU."""
+    """The program that tests/gpu/probe_graphs.py runs on a GPU."""
     program = simulated.compile_cuda(tmp_path, hooked.ROOT / "tests/gpu/probe_graphs.cu", "-std=c++17")
     bare = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     said = subprocess.run([program], env=bare, capture_output=True, text=True, check=True, timeout=100).stdout

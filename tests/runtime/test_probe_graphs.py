@@ -77,7 +77,7 @@ SCENARIOS = {
         12,
         {},
     ),
-    "later": (  # nodes of a graph that was made into one that can be launched, and an update
+    "later": (  # nodes of a graph that was instantiated, and an update
         """
         void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3], *other = captured(2);
         size_t room = 2;
@@ -102,7 +102,7 @@ SCENARIOS = {
         10,
         {},
     ),
-    "single": (  # nodes of one that can be launched, larger and smaller than before
+    "single": (  # nodes of an executable graph, larger and smaller than before
         """
         void *graph = captured(2), *exec = instantiated(graph), *nodes[2], *values[3];
         size_t room = 2;
@@ -390,7 +390,7 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
 
 
 def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
-    """Of those for which there is no room all launches are counted, of the others all are recorded."""
+    """All launches are counted for nodes without room, and recorded for the others."""
     source = (
         GRAPHS
         + r"""

@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
 
 
 def run_logs(folder, main, capacity, *options):
-    """What each launch kept and dropped, in the order of launches, the trace, and what the run said."""
+    """Return each launch's kept and dropped records, in order, the trace, and the run's messages."""
     probe = folder / "seen.toml"
     probe.write_text(FILE.format(budget=8 + capacity * ENTRY))
     out, program = folder / "t.mp", build(folder, CLIENT + main)
@@ -94,7 +94,7 @@ def test_complete_waits_for_the_count_of_a_launch(tmp_path):
 
 
 def test_no_launch_waits_for_one_that_runs(tmp_path):
-    """Without --complete a launch that comes at once has the log of its map, and its count says what is missing."""
+    """Without --complete a launch that follows at once has its map's log, and its count shows what's missing."""
     found, trace, said = run_logs(tmp_path, ASYNC, 7)
     assert len(found) == 3 and all(sum(one) == ACCESSES for one in found) and found[0] == (7, ACCESSES - 7)
     assert not unprobed(trace) and LEFT in said

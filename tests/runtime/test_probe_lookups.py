@@ -1,4 +1,4 @@
-"""gpt-hook -p: how look-ups wait, who asks, and what becomes of images that are large. On the simulated device."""
+"""gpt-hook -p: waiting lookups, requests, and large images. On the simulated device."""
 
 import os
 import re
@@ -235,7 +235,7 @@ def test_a_burst_waits_together(tmp_path):
 
 @pytest.mark.full
 def test_all_is_kept_whatever_the_cache_has(tmp_path, mapped, large, monkeypatch):
-    """Of a large image too, of which the stages otherwise get what the kernel needs."""
+    """GPT_KEEP has all of a large image, too; without it, the stages get only what the kernel needs."""
     for folder in ("first", "kept"):
         monkeypatch.setenv("GPT_KEEP", folder)
         monkeypatch.chdir(tmp_path)

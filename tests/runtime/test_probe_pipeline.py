@@ -1,13 +1,17 @@
 """gpt-hook -p: the pipeline decides what can be probed. The hook hands over images, whatever is in them."""
 
 import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from gpt.formats.fatbinwrite import Payload, pack_fatbin
+from gpt.sass.arch import ARCHS
 from gpt.stream.reasons import find_reason
 from tests import cuda
 from tests.runtime import hooked
@@ -16,7 +20,7 @@ from tests.runtime.probing import PTX
 TOY = Path(__file__).with_name("toy_stage.py")
 WEAVE = "gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH"
 
-# Maps each file, loads what is in it, looks up two kernels in turn, and launches each twice.
+# Maps each file, loads its contents, looks up two kernels in turn, and launches each twice.
 PROGRAM = r"""
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -126,6 +130,44 @@ def test_kernels_without_ptx_get_probes(tmp_path, program, cubin):
     assert params == [[0, 8, 12]] * 2
 
 
+@pytest.fixture(scope="module")
+def default_line(tmp_path_factory, program):
+    """The pipeline of `gpt-hook run -p gmem_bytes`: a launcher beside a stage that tells what its shell was given."""
+    folder = tmp_path_factory.mktemp("launcher")
+    launcher, stage = folder / "gpt-hook", folder / "gpt-extract"
+    shutil.copy(hooked.runtime() / "gpt-hook", launcher)
+    real = shlex.quote(str(hooked.ROOT / "bin" / "gpt-extract"))
+    stage.write_text(f'#!/bin/sh\ncat /proc/$PPID/cmdline >{folder}/words\nexec {real} "$@"\n')
+    stage.chmod(0o755)
+    env = os.environ | {
+        "GPT_SIM_RUN": "none",
+        "GPT_RUNTIME": str(hooked.runtime()),
+        "PATH": f"{hooked.ROOT / 'bin'}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(folder),
+    }
+    command = [launcher, "run", "--device", "sim", "-q", "-o", folder / "t.mp", "-p", "gmem_bytes", "--", program, PTX]
+    subprocess.run(command, env=env, check=True, timeout=300)
+    return (folder / "words").read_bytes().rstrip(b"\0").split(b"\0")[-1].decode()
+
+
+def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, program, cubin, default_line):
+    """On a GPU kernels without PTX get probes, too. The simulated device runs no machine code, so none is asked for."""
+    names = [f"GPT_ARCH={arch}\n{default_line}" for arch in ("sm_90", "host", "sm_80")]
+    trace, _ = run(tmp_path, program, cubin, PTX, options=line(tmp_path, f"{{\n{names[0]}\n}}"))
+    assert probed(trace) == ["gmem_bytes"] * 4
+    assert set(unprobed(trace)) == {("other", "no_place")}
+    for name in names[1:]:
+        trace, asked = run(tmp_path, program, cubin, options=line(tmp_path, f"{{\n{name}\n}}"))
+        assert (unprobed(trace), asked) == (PLAIN, 1)
+
+
+def test_the_launcher_knows_the_proven_architectures():
+    text = (hooked.ROOT / "runtime" / "launcher" / "probe.c").read_text()
+    found = re.search(r'#define SASS_ARCHS "(.*)"', text)
+    assert found
+    assert found[1].split("|") == [name for name, arch in ARCHS.items() if arch.proven]
+
+
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     """It's the first kernel that is asked about, once for all processes: the cache has the answer."""
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
@@ -167,7 +209,7 @@ def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """What the driver loads although it's damaged, or has something else too."""
+    """Images that the driver loads although they're damaged, or contain other things too."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
     torn[-len(cubin.read_bytes()) - 60] = 1  # the second one's header is 1 byte long

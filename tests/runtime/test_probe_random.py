@@ -31,14 +31,14 @@ def built(tmp_path_factory):
 
 
 def sort_out(text):
-    """What the program said, and what its kernels did, which come in any order."""
+    """Return the program's output, and its kernels' results, which come in any order."""
     lines = text.splitlines()
     printed = [line for line in lines if line.startswith("kernel: ")]
     return [line for line in lines if line not in printed], sorted(printed)
 
 
 def check_values(trace, path, launches):
-    """What gmem_bytes counted, by kernel and shape."""
+    """Return gmem_bytes's counts, by kernel and shape."""
     names = {record["id"]: record["name"] for record in trace.of("function")}
     moved = saved(path, "gmem_bytes")
     assert set(moved) == {record["id"] for record in trace.of("probed")}

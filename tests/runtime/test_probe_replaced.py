@@ -1,4 +1,4 @@
-"""gpt-hook -p with --replace: kernels of a slimmed library have probes as those of the original. Simulated."""
+"""gpt-hook -p with --replace: kernels of a slimmed library get the same probes as the original's. Simulated."""
 
 import os
 import subprocess

@@ -111,7 +111,7 @@ def test_parameters_are_the_drivers_to_refuse(tmp_path):
 
 
 def test_a_kernel_that_faults(tmp_path):
-    """The program gets its error, and its buffers are said to be lost."""
+    """The program gets its error, and its buffers are reported as lost."""
     source = (
         CLIENT
         + r"""
@@ -250,7 +250,7 @@ def test_launches_before_cuda_4(tmp_path):
 
 
 def test_pools_of_memory_are_the_programs(tmp_path):
-    """The device's own, and one that the program made current and small."""
+    """The device's own pool, and a small one that the program made current."""
     body = r"""
         CUmemPoolProps props = {.allocType = 1, .location = {1, 0}, .maxSize = 1 << 20};
         void *pool, *own;
@@ -331,7 +331,7 @@ def test_a_pipeline_that_makes_no_sense(tmp_path, pipeline):
 
 
 def test_modules_go_with_their_probes(tmp_path):
-    """What is loaded beside the program's is unloaded with it: no more is mapped than after the first ones."""
+    """Our code is unloaded with the program's: no more is mapped than after the first ones."""
     source = (
         CLIENT
         + r"""
@@ -363,7 +363,7 @@ def test_modules_go_with_their_probes(tmp_path):
 
 
 def test_contexts_that_come_and_go(tmp_path):
-    """Each has its buffers; what was pinned for them goes with it."""
+    """Each has its buffers; their pinned memory goes with it."""
     source = (
         LARGE
         + r"""
@@ -395,7 +395,7 @@ def test_contexts_that_come_and_go(tmp_path):
 @needs_cxx
 @pytest.mark.parametrize("options", [("--wait", "0"), ("--calls", "none", "--gpu-time"), ("-p", "gmem_bytes")])
 def test_a_program_of_the_cuda_runtime(tmp_path, options):
-    """Its kernels are of libraries, which outlive a reset; their variables do not."""
+    """Its kernels belong to libraries, which outlive a reset, though their variables don't."""
     program = compile_cuda(tmp_path, PTX.with_name("cudart.cu"))
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     out = tmp_path / "t.mp"
@@ -409,7 +409,7 @@ def test_a_program_of_the_cuda_runtime(tmp_path, options):
 
 
 def test_streams_that_launch_once(tmp_path):
-    """What one has and does not use goes to others when there is no more."""
+    """A context's unused memory goes to others when there's no more."""
     body = r"""
         void *stream, *params[] = {&items, &added, &count};
         for (int i = 0; i < 200; i++) {

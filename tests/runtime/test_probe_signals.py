@@ -101,6 +101,6 @@ def test_a_signal_handler_that_launches_within_a_launch(tmp_path, program):
 
 
 def test_a_signal_handler_that_leaves_a_launch(tmp_path, program):
-    """What it leaves may have reached the device. No later launch is affected."""
+    """The interrupted launch may have reached the device. No later launch is affected."""
     trace, made, handled, ran = play(tmp_path, program, "leave")
     assert handled and made <= len(trace.of("probed")) <= ran

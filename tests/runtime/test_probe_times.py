@@ -1,4 +1,4 @@
-"""What a launch with probes costs, --benchmark and --memusage: on the simulated device."""
+"""The cost of a launch with probes, --benchmark and --memusage, on the simulated device."""
 
 import os
 import subprocess

@@ -7,7 +7,7 @@ import pytest
 from tests.runtime import hooked
 from tests.runtime.probing import CLIENT, PTX, build
 
-# `load` and `unload` are those of a module, or of a library.
+# `load` and `unload` belong to a module or a library.
 SOURCE = (
     CLIENT
     + r"""

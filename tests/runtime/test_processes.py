@@ -208,7 +208,7 @@ def test_a_pid_that_comes_again_ends_nothing(tmp_path):
     data = bytearray((tmp_path / "t.mp").read_bytes())
     script = "os.execv('/bin/true', ['true'])"
     tail = 36 + int.from_bytes(data[32:36], "big") - 48  # the first chunk's tail
-    time.sleep(0.05)  # times of birth are told in clock ticks
+    time.sleep(0.05)  # start times have units of clock ticks
     code = f"""
 import os, struct
 with open({str(tmp_path / "t.mp")!r}, "r+b") as file:

@@ -108,7 +108,7 @@ def program(path):
 
 
 def replaced(folder, *line, **more):
-    """Runs a command with slim/ and returns its lines; nothing else is said."""
+    """Run a command with slim/ and return its lines; there's no other output."""
     done = run(folder, *line, **more)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout.splitlines()
@@ -230,7 +230,7 @@ def test_namespaces(layout):
     name = f"{folder}/libfoo.so.1"
     lines = replaced(layout, layout / "load", name, "new:libfoo.so.1", "new:libfoo.so", name, env=env)
     assert [line.split()[0] for line in lines] == ["replaced"] * 4
-    # The linker asks nobody for what dlmopen names with a slash; that is another namespace's copy.
+    # The linker doesn't ask us about a name with a slash in dlmopen; that's another namespace's copy.
     lines = replaced(layout, layout / "load", f"new:{name}", name)
     assert lines == [f"original 7 {name} {name} 11", f"replaced 7 {name} {name} 11"]
 
@@ -243,7 +243,7 @@ def test_children_and_what_they_become(layout):
     assert [line.split()[0] for line in lines] == ["replaced"] * 4
 
 
-# What is not replaced
+# Libraries that aren't replaced
 
 
 def refused(layout, fact):
@@ -424,7 +424,7 @@ def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_a_library_in_many_pieces(sample, tmp_path):
-    """Of which gpt-patch has left as many as it may."""
+    """Kernels, of which gpt-patch has left as many as it may."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")
     (tmp_path / "names").touch()
     found = tool("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("--scan", library).out)

@@ -74,7 +74,7 @@ def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
 
 
 def test_a_program_that_closes_its_standard_error(tmp_path):
-    """As those of coreutils do at their end. A file is opened again, what replaced it isn't, and a pipe can't be."""
+    """coreutils do that at their end. A file is opened again, its replacement isn't, and a pipe can't be."""
     command = [*hooked.command("run", "-fo", tmp_path / "t.mp", quiet=False), "--"]
     with open(tmp_path / "e", "w") as error:
         subprocess.run([*command, "ls", "/nosuch"], stderr=error, stdout=subprocess.DEVNULL)

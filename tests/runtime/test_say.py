@@ -1,4 +1,4 @@
-"""Messages of what is in C: no name that others chose controls a terminal."""
+"""Messages of the C code: no name that others chose controls a terminal."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def say(folder, *texts):
 
 @pytest.mark.parametrize("step", [7, full(1)])
 def test_every_character(tmp_path, step):
-    """As gpt/base/printable.py has it, but for what only a newer Unicode knows, and a few signs of scripts."""
+    """The same as gpt/base/printable.py, except characters of a newer Unicode, and a few signs of scripts."""
     characters = [chr(code) for code in range(1, sys.maxunicode + 1, step) if not 0xD800 <= code < 0xE000]
     lines = say(tmp_path, *(c.encode() for c in characters))
     assert len(lines) == len(characters)

@@ -145,7 +145,7 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
 
 @pytest.mark.parametrize("kernels", ["foo foo exec", "foo -bar exec foo"])
 def test_another_program_takes_the_place(tmp_path, program, kernels):
-    """What is only counted until the end is written before."""
+    """Names that are only counted until the end are written before it."""
     count = kernels.split("exec")[0].count("foo")
     lines = said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=("--launch-skip", "7"))
     assert lines[0] == f"0 launches with probes, {count} without: {LEFT_OUT} ({count})"

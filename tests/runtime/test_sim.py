@@ -116,7 +116,7 @@ def test_a_handle_is_given_out_again_at_once(play):
         IS(400, cuModuleGetFunction(&again, module, "alpha"));
         IS(400, cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
         OK(cuModuleLoadData(&kept, NAMED("gamma")));
-        assert(kept == module); // the last one that went
+        assert(kept == module); // the last one that was removed
         OK(D(cuModuleEnumerateFunctions)(&other, 1, kept));
         const char *name;
         OK(D(cuFuncGetName)(&name, other));
@@ -179,7 +179,7 @@ def test_what_goes_with_a_context(play):
         assert(first == current);
         OK(D(cuCtxGetDevice)(&device));
         OK(D(cuCtxDestroy_v2)(current));
-        IS(709, D(cuCtxGetDevice)(&device)); // what is below is still the first
+        IS(709, D(cuCtxGetDevice)(&device)); // the one below is still the first
         OK(D(cuGraphDestroy)(graph));
     }
     """

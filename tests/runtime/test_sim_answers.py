@@ -1,4 +1,4 @@
-"""Make wrong calls, and some that are nearly wrong: the answers are those of an H200 (driver 580.159)."""
+"""Make wrong calls, and some that are nearly wrong: the answers match an H200's (driver 580.159)."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from tests.runtime.simulated import DRIVER, FUNCTIONS, ask
 
 
 def constants(pattern: str) -> dict[str, int]:
-    """What cuda.h says these names stand for."""
+    """Return cuda.h's values of these names."""
     text = (cuda.headers() / "cuda.h").read_text()
     return {name: int(value, 0) for name, value in re.findall(rf"\b({pattern})\s*=\s*(\w+)", text)}
 

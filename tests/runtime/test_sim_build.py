@@ -87,7 +87,7 @@ def test_kernels_whose_long_names_differ_in_the_last_letter(sim_play, tmp_path):
 def test_cubins_are_refused(sim_play, tmp_path):
     (tmp_path / "code.cubin").write_bytes(cuda.nvrtc_compile(SOURCE, "sm_90"))
     script = """
-    for _ in range(2):  # it is said once
+    for _ in range(2):  # the message comes once
         assert cu.cuModuleLoadData(byref(c_void_p()), Path(sys.argv[1]).read_bytes()) == 209
     """
     done = sim_play(script, tmp_path / "code.cubin")
@@ -218,7 +218,7 @@ extern "C" __global__ void use(int *areas) { areas[threadIdx.x] = shapes[threadI
 
 @pytest.mark.full
 def test_functions_that_another_kernel_stored_are_called(sim_play, tmp_path):
-    """Of which `use` names none."""
+    """`use` names none of them."""
     (tmp_path / "code.ptx").write_bytes(cuda.nvrtc_compile(CLASSES, "compute_80") + b"\0")
     script = """
     module, areas, size = load(sys.argv[1]), Memory(32), c_int()

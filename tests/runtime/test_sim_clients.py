@@ -36,7 +36,7 @@ with_probes = pytest.mark.parametrize("probes", [False, True], ids=["bare", "pro
 
 
 def install(packages: tuple[str, ...]) -> Path:
-    """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is that of the tests."""
+    """A folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
     folder = CACHE / "-".join(package.replace("==", "-") for package in packages)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:

@@ -50,7 +50,7 @@ for name in NAMES: answer(read(name))
 
 
 def test_declared_variables():
-    """Of what both the simulated device and gpt-asm read, and of addresses, which only the former has."""
+    """Declarations that both the simulated device and gpt-asm read, and addresses, which only the former has."""
     text = HEAD + DECLARED
     names = [*VALUES, "floats", "numbers", "places", "bytes", "zero", "other", "large"]
     answers, said = ask(f"TEXT, NAMES = {text.encode()!r}, {names!r}\n{ASKED}", GPT_SIM_RUN="none")

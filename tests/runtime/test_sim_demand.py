@@ -1,4 +1,4 @@
-"""What is asked of a kernel is answered from the declarations in its PTX; no code is made for that."""
+"""Queries about a kernel are answered from the declarations in its PTX; no code is made for that."""
 
 import os
 import subprocess
@@ -95,7 +95,7 @@ def write(path, ptx):
 
 @pytest.mark.full
 def test_attributes_need_no_compiler(tmp_path):
-    """And are those of the code that is made later, which occupancy is about, too."""
+    """The answers match the code that's made later, which also decides occupancy."""
     write(tmp_path / "code.fatbin", PTX)
     script = f"""
     module = load(sys.argv[1])

@@ -7,7 +7,7 @@ KERNEL(store) {
     if (CTAID == 2 && TID == 5)
         GLOBAL(to) = 1;
     else
-        for (int i = 0; TID == 7 && i < 1000000000; i++) // the launch ends all the same
+        for (int i = 0; TID == 7 && i < 1000000000; i++) // the launch ends anyway
             BRANCH();
 }
 KERNEL(fault) {

@@ -1,4 +1,4 @@
-"""malloc of device code: many at once, its limit, and what goes wrong with what it returns."""
+"""malloc of device code: many at once, its limit, and misuse of its memory."""
 
 import os
 import subprocess

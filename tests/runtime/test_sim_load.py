@@ -1,4 +1,4 @@
-"""What the simulated device says of PTX when it is loaded."""
+"""The simulated device's answers when PTX is loaded."""
 
 import pytest
 
@@ -10,7 +10,7 @@ GOOD += "    st.global.u32 [%d], 7;\n    ret;\n}\n"
 BAD = ".visible .entry bad()\n{\n    .reg .b32 %r<2>;\n    frob.b32 %r1, 5;\n    ret;\n}\n"
 FAULT = "line 7: not supported: 'frob.b32 %r1, 5;'"
 
-# Every way to load PTX, with buffers for both logs. Gives the status, and what is in them.
+# Every way to load PTX, with buffers for both logs. Gives the status, and their contents.
 LOADS = """
 import ctypes
 

@@ -1,4 +1,4 @@
-"""What the simulated device believes of an `outline` record: nothing that isn't there, or makes no sense."""
+"""The simulated device believes nothing in an `outline` record that's missing or makes no sense."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_threads_blocks_barriers_and_warps(play_kernels):
         if (!TID)
             GLOBAL(to + 4 * CTAID) = SHARED(0);
     }
-    KERNEL(warps) { // sums of warps, of halves of them, of what has not exited
+    KERNEL(warps) { // sums over warps, over half warps, over lanes that haven't exited
         ARGUMENT(uint64_t, to, 0);
         uint32_t whole = TID, half = TID, rest = TID;
         MEET(UINT32_MAX, sum, &whole);
@@ -108,7 +108,7 @@ def test_spin_locks_and_grid_barriers(play_kernels):
         lock[1] = was + 1;
         __atomic_store_n(lock, 0, __ATOMIC_RELEASE);
     }
-    KERNEL(chain) { // each block waits for the one that comes after it
+    KERNEL(chain) { // each block waits for the next one
         ARGUMENT(uint64_t, to, 0);
         uint32_t *turn = global(t, 3, to, 4);
         while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != t->nctaid[0] - 1 - t->ctaid[0])
@@ -128,7 +128,7 @@ def test_spin_locks_and_grid_barriers(play_kernels):
             BARRIER();
         }
     }
-    KERNEL(poll) { // warps wait together, and blocks for the one that comes after them
+    KERNEL(poll) { // warps wait together, and blocks for the next one
         ARGUMENT(uint64_t, to, 0);
         for (;;) {
             uint32_t there = *(volatile uint32_t *)global(t, 3, to, 4) >= t->nctaid[0] - t->ctaid[0];

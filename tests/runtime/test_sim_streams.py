@@ -69,7 +69,7 @@ def test_a_default_stream_of_the_thread(play):
         pthread_t thread;
         pthread_create(&thread, 0, other_thread, context);
         pthread_join(thread, 0);
-        IS(600, D(cuStreamQuery)((void *)0)); // the legacy stream waits for those of threads
+        IS(600, D(cuStreamQuery)((void *)0)); // the legacy stream waits for threads' default streams
         open_stream(0);
         OK(D(cuStreamSynchronize_ptsz)((void *)0));
     }

@@ -67,7 +67,7 @@ static void wait_to_go(void *data) {
         usleep(100);
 }
 
-// Graphs that are launched may be changed and destroyed before they run: a launch is of the graph as it was.
+// Launched graphs may be changed and destroyed before they run: a launch runs the graph as it was.
 int main(int argc, char **argv) {
     begin_first(argc, argv);
     uint64_t memory[2];
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
         OK(D(cuGraphLaunch)(exec, stream));
     OK(D(cuGraphDestroy)(graph));
     OK(D(cuGraphExecDestroy)(exec));
-    for (int i = 0; i < 100; i++) // over what is no longer needed
+    for (int i = 0; i < 100; i++) // overwriting unneeded memory
         memset(malloc(i), 1, i);
     usleep(1000);
     assert(!destroyed && !calls);
@@ -170,7 +170,7 @@ static void *work(void *number) {
             OK(D(cuCtxCreate_v2)(&own, 0, 0));
         module = round % 3 == 1 ? shared : load();
         for (int i = 0; i < 2; i++)
-            OK(D(cuStreamCreate)(&streams[i], !i)); // what is captured is apart from the default stream
+            OK(D(cuStreamCreate)(&streams[i], !i)); // captured work is apart from the default stream
         copies(module, streams);
         graphs(module, streams);
         copies(module, (void *[]){0, (void *)2}); // the default streams

@@ -1,4 +1,4 @@
-"""Where calls come from: --stacks, and the stacks that it walks."""
+"""--stacks: callers, and the walking of stacks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ static void handler(int number) { outer(128); }
 static const unsigned char code[] = {
     0x55, 0x48, 0xc7, 0xc5, 1, 2, 3, 0, 0x48, 0x83, 0xec, 0x20, 0xff, 0xd7, 0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3};
 static void from_there(void) { inner(256); }
-// A table that lies: the frame is said to be megabytes away, in memory that is not there, or that is not aligned.
+// A table that lies: the frame would be megabytes away, in missing or misaligned memory.
 #define LIES(name, where) void name(void); asm(".text\n" #name ":\n.cfi_startproc\n" where "\n" \
     "sub $8, %rsp\n call from_here\n add $8, %rsp\n ret\n.cfi_endproc\n");
 void from_here(void);
@@ -146,7 +146,7 @@ int main(void) {
 
 
 def test_odd_stacks_do_no_harm(tmp_path):
-    """Those of threads, fibers and signals, of code without tables, and with tables that lie."""
+    """Stacks of threads, fibers and signals, of code without tables, and with tables that lie."""
     found = walked(tmp_path, ODD, "-O1", "-rdynamic", "-Wl,-z,execstack")
     functions = [functions for _, functions in found]
     assert len(functions) == 8 + 3 + 8
@@ -225,7 +225,7 @@ int main(void) {
 
 
 def test_python(tmp_path):
-    """Of an interpreter its own functions are seen, not those of the program."""
+    """An interpreter's own functions are seen, not the program's."""
     code = "from tests.runtime.driving import *\nbegin()\nMemory(5)"
     done = hooked.run(
         tmp_path / "t.mp", sys.executable, "-c", code, options=("--stacks", "cuMemAlloc"), cwd=hooked.ROOT

@@ -1,4 +1,4 @@
-"""The trace on disk: what is in it, whatever becomes of the program, its threads and the file."""
+"""The trace on disk: its contents, whatever happens to the program, its threads and the file."""
 
 import os
 import resource
@@ -173,7 +173,7 @@ def test_kill_under_load_loses_nothing(tmp_path, rounds, threads):
         by_thread = {}
         for call in launches:
             by_thread[call["thread"]] = by_thread.get(call["thread"], 0) + 1
-        # A thread was killed after its call was recorded and before it counted, or it counted what is recorded.
+        # A thread was killed after its call was recorded and before it counted it, or it counted it.
         assert sum(done) <= len(launches) <= sum(done) + threads
         assert sorted(by_thread.values()) == [pytest.approx(n, abs=1) for n in sorted(done)]
         out.unlink()
@@ -235,6 +235,6 @@ def test_file_that_is_exchanged_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--jit", "cat")])
 def test_a_program_without_driver_leaves_no_trace(tmp_path, options):
-    """Nor do the processes that it starts."""
+    """Neither do the processes that it starts."""
     assert hooked.run(tmp_path / "t.mp", "sh", "-c", "/bin/true; /bin/true", options=options).returncode == 0
     assert not os.listdir(tmp_path)

@@ -33,7 +33,7 @@ def product(a, b, c, m, n, k, size_m: tl.constexpr, size_n: tl.constexpr, size_k
 
 @triton.jit
 def softmax(to, of, count, size: tl.constexpr):
-    """Of each row."""
+    """Normalize each row."""
     row, at = tl.program_id(0), tl.arange(0, size)
     x = tl.load(of + row * count + at, mask=at < count, other=-float("inf"))
     x = tl.exp(x - tl.max(x, 0))
@@ -54,7 +54,7 @@ def normalize(to, of, weights, biases, count, size: tl.constexpr):
 
 @triton.jit
 def attention(q, k, v, to, scale, count, rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr):
-    """What is before each row, with a running maximum."""
+    """Attend to the rows before each one, with a running maximum."""
     head = tl.program_id(1) * count * width
     at, inner = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     x = tl.load(q + head + at[:, None] * width + inner[None, :])
@@ -86,7 +86,7 @@ class Buffer(c_uint64):
         ok(cu.cuMemcpyHtoD_v2(self, self.bytes, c_size_t(array.nbytes)))
 
     def read(self) -> np.ndarray:
-        """What is in it, after all work."""
+        """Return its contents, after all work."""
         ok(cu.cuMemcpyDtoH_v2(self.bytes, self, c_size_t(self.array.nbytes)))
         return self.array
 

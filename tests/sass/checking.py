@@ -1,4 +1,4 @@
-"""What tests of the checker share: what it finds wrong, and kernels with other words."""
+"""Shared by tests of the checker: run it, and make kernels with other words."""
 
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.check import Version, check
@@ -21,7 +21,7 @@ def with_words(version, words):
 
 
 def rules(woven, new=None, declaration=None):
-    """Return the rules that what was woven breaks."""
+    """Return the rules that a woven kernel breaks."""
     found = check(woven.original, new or woven.new, declaration or woven.declaration)
     return {finding.rule for finding in found}
 

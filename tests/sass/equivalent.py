@@ -1,6 +1,6 @@
-"""Why a mutation that the checker lets pass does no harm.
+"""Prove that a mutation which passes the checker does no harm.
 
-Each class of EQUIVALENT has a proof in words, and a function that says whether a mutation is of that class. These
+Each class of EQUIVALENT has a proof in words, and a function that says whether a mutation belongs to it. These
 functions don't use the checker: they look at the bits that were changed, and go straight through a trampoline.
 """
 
@@ -13,11 +13,22 @@ from typing import Any
 from gpt.sass.code import Code
 from gpt.sass.masks import EVERY_REGISTER, Registers, pack
 from gpt.sass.stalls import iter_safe
-from gpt.sass.words import BARRIERS, Control, control_of, dump_words
+from gpt.sass.words import BARRIERS, NO_BARRIER, Control, control_of, dump_words
 from gpt.sass.woven import Inserted, Moved, Trampoline
 from tests.sass.mutations import Mutation
 
-_READ_LATE = {"SHFL", "MUFU", "POPC", "FLO", "F2F", "F2I", "I2F", "FRND", "FCHK"}  # not of memory, with such barriers
+_READ_LATE = {
+    "SHFL",
+    "LDC",
+    "MUFU",
+    "POPC",
+    "FLO",
+    "F2F",
+    "F2I",
+    "I2F",
+    "FRND",
+    "FCHK",
+}  # not of memory, with such barriers
 
 
 def _only_control(one: Mutation) -> tuple[int, int] | None:
@@ -73,7 +84,7 @@ def _around(one: Mutation) -> Trampoline | None:
 
 
 def _distances_suffice(one: Mutation) -> bool:
-    """Whether every result of fixed latency is there before another part uses its register, going by straight line."""
+    """Return whether each result of fixed latency, in a straight line, is there before another part needs it."""
     trampoline = _around(one)
     if trampoline is None:
         return False
@@ -100,7 +111,7 @@ def _stalls_less(one: Mutation) -> bool:
 
 
 def _given_control(one: Mutation) -> bool:
-    """Whether the changed word still stalls and waits as its snippet does."""
+    """Return whether the changed word still stalls and waits like its snippet."""
     trampoline = _around(one)
     old = one.woven.new.kernel.code.words
     (at,) = [index for index, word in enumerate(one.words) if word != old[index]]
@@ -114,7 +125,7 @@ def _given_control(one: Mutation) -> bool:
 
 
 def _waits_enough(one: Mutation) -> bool:
-    """Whether what the word no longer waits for was awaited before, or concerns no register that's used here."""
+    """Return whether each wait that the word dropped happened before, or concerns no register that's used here."""
     words, trampoline = _only_control(one), _around(one)
     if words is None or trampoline is None or not _changes_only(one, "wait") or not _given_control(one):
         return False
@@ -162,7 +173,7 @@ def _declares_what_is_not_there(one: Mutation) -> bool:
 
 
 def _keeps_nothing(one: Mutation) -> bool:
-    """Whether all that a snippet reads of the registers that no longer keep values is its own, but for the entry's."""
+    """Return whether a snippet, except the entry's, writes registers that no longer keep values before reading them."""
     same = one.words == one.woven.new.kernel.code.words and not one.facts
     was, now = one.woven.declaration, one.declaration
     lost = pack(was.persistent) & ~pack(now.persistent)
@@ -192,7 +203,7 @@ def _names_what_is_not_there(one: Mutation) -> bool:
 
 
 def _takes_another_free_register(one: Mutation) -> bool:
-    """Whether the other register is dead wherever the trampoline runs, with nothing in flight, or the probe's own."""
+    """Return whether the other register is the probe's own, or dead and not in flight wherever the trampoline runs."""
     if one.registers is None or one.at is None:
         return False
     new = 1 << one.registers[1]
@@ -218,18 +229,24 @@ def _takes_another_free_register(one: Mutation) -> bool:
 
 
 def _amends_as_allowed(one: Mutation) -> bool:
-    """Whether one amended word waits and stalls for as much as before, and announces its reads if it did or can."""
-    if one.at is None or one.at not in one.declaration.amended or one.facts:
+    """Return whether an amended word, moved or not, waits and stalls as before, and announces what it did or can."""
+    if one.at is None or one.facts:
         return False
-    original = one.woven.original.kernel.code[one.at]
+    parts = [part for tramp in one.declaration.trampolines for part in tramp.parts if isinstance(part, Moved)]
+    source = next((part.source for part in parts if part.start == one.at), one.at)
+    if source not in one.declaration.amended:
+        return False
+    original = one.woven.original.kernel.code[source]
     was, now = original.control, control_of(one.words[one.at])
     can_announce = original.memory is not None or original.name in _READ_LATE
+    reads = now.read_barrier == was.read_barrier or (
+        can_announce and was.read_barrier == NO_BARRIER and now.read_barrier < BARRIERS
+    )
+    result = now.write_barrier == was.write_barrier or (
+        original.name == "LDC" and was.write_barrier == NO_BARRIER and now.write_barrier < BARRIERS
+    )
     return (
-        (
-            now.read_barrier == was.read_barrier
-            or (can_announce and was.read_barrier == 7 and now.read_barrier < BARRIERS)
-        )
-        and (now.write_barrier, now.reuse | was.reuse) == (was.write_barrier, was.reuse)
+        (reads and result and now.reuse | was.reuse == was.reuse)
         and not was.wait & ~now.wait
         and now.stall >= was.stall
         and (now.stall < 12 or not now.hint)
@@ -239,7 +256,7 @@ def _amends_as_allowed(one: Mutation) -> bool:
 EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
     (
         "stalls longer",
-        "What comes after issues later. Nothing has to come early: results stay, and who waits goes on waiting.",
+        "The next words issue later. Nothing has to come early: results stay, and waiting lanes go on waiting.",
         _stalls_more,
     ),
     (
@@ -274,7 +291,7 @@ EQUIVALENT: tuple[tuple[str, str, Callable[[Mutation], bool]], ...] = (
         _waits_enough,
     ),
     (
-        "an amended word waits for more, or announces its reads",
+        "an amended word waits for more, or announces its reads or its result",
         "Who waits for that barrier waits for one more, which comes down by itself: ptxas sets such barriers for "
         "instructions of this kind.",
         _amends_as_allowed,

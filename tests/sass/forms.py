@@ -69,7 +69,7 @@ GROUP_MMA = (  # types and depth
 
 
 class Form(NamedTuple):
-    """An instruction, the faces that must be among those of its kernel, and the statements of the kernel."""
+    """An instruction, faces that its kernel must have, and the statements of the kernel."""
 
     ptx: str
     faces: tuple[str, ...]

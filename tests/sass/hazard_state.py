@@ -1,4 +1,4 @@
-"""What hazards.py knows of what's in flight before an instruction, and what's left of that where two ways meet."""
+"""The state that hazards.py keeps: what's in flight before an instruction, and how two states join."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE = (0,) * BARRIERS
 
 
 class State(NamedTuple):
-    """What's in flight: by barrier the results, and the operands. `loose` and `unread` are announced by none.
+    """What's in flight: by barrier the results, and the operands. No barrier announces `loose` and `unread`.
 
     `guarded` are results of instructions under a guard, by the guard; `guarded_reads` are their operands. `units` are
     results by the unit that has them.

@@ -56,7 +56,7 @@ UNITS = {  # by name: the unit whose results come in order
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
 WHOLE = PREDICATES | (1 << 16) - 1 << STARTS.B
-LATE = {"STS", "LDGSTS"}  # whose results need no barrier, but whose operands do
+LATE = {"STS", "LDGSTS"}  # their results need no barrier, but their operands do
 
 
 class Hazards:
@@ -224,7 +224,7 @@ class Result:
 
 
 def examine(data: bytes, every: int, most: int) -> Result:
-    """Look at every so many kernels of a cubin, by a number made of their names."""
+    """Look at one in `every` kernels of a cubin, chosen by a number made from their names."""
     result = Result()
     cubin = CubinEditor(data)
     for raw in cubin.kernels:

@@ -1,4 +1,4 @@
-"""What the checker must see of the kernel around a trampoline: each case here was once proven, and wrong."""
+"""The kernel around a trampoline: each case here once passed the checker, and was wrong."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def inserted(woven, least=2):
 
 
 def with_kernel_word(woven, at, word):
-    """Return what was woven with a word of the kernel replaced, before and after."""
+    """Return the original and the woven kernel, with a word of the kernel replaced in both."""
     versions = []
     for version in (woven.original, woven.new):
         words = list(version.kernel.code.words)
@@ -114,7 +114,7 @@ def test_one_place_in_two_trampolines(image, snippets):
 
 
 def test_an_amended_instruction_that_was_moved(image, snippets):
-    """What's announced counts in the trampoline, where it runs, and not in its old place."""
+    """An announcement counts in the trampoline, where the word runs, and not in its old place."""
     name = "wide"
     kernel = read_kernel(CubinEditor(image), name, TABLE)
     store = next(one for one in kernel.code if one.name == "STG" and one.control.read_barrier == 7)
@@ -195,7 +195,7 @@ def test_numbers_of_the_file_that_are_too_great_or_too_small(leader):
 
 
 def test_a_load_that_nothing_announces_is_not_read(image, snippets):
-    """Behind it, unless the site itself reads what was loaded."""
+    """The load is awaited behind the site, unless the site itself reads the result."""
     kernel, source = site(image, "saxpy", "LDG")
     load = kernel.code[source]
     without = with_control(load.word, load.control._replace(write_barrier=7))

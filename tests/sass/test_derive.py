@@ -49,7 +49,7 @@ def test_facts_are_what_ptxas_does(arch):
 
 @pytest.mark.parametrize("arch", FIRST)
 def test_every_word_of_the_test_kernels_does_what_nvdisasm_lists(arch):
-    """Each word by itself, also those whose text equals another's."""
+    """Each word by itself, even if its text equals another's."""
     oracle, words = compiled(arch)
     words = random.Random(46).sample(words, 1500)
     table = table_of(arch)

@@ -10,7 +10,7 @@ from elftools.elf.elffile import ELFFile
 from gpt.sass.flow import EVERY_REGISTER, in_flight_before, live_before, pack, unpack
 from gpt.sass.graph import make_graph
 from gpt.sass.tables import Registers
-from gpt.sass.words import control_of, parse_words
+from gpt.sass.words import control_of, parse_words, with_control
 from tests import cuda
 from tests.sass.assembly import program
 from tests.sass.listing import list_cubin, listed_code
@@ -55,7 +55,7 @@ def test_a_function_reads_for_its_caller():
 
 
 def test_all_that_is_named_is_live_where_unknown_code_is_called():
-    """What the code never names holds nothing that the callee could expect."""
+    """Registers that the code never names hold nothing that the callee could expect."""
     code = program("MOV 4 255", "CALLR 4", "EXIT", "MOV 9 255", "EXIT")
     found = live_before(code, make_graph(code))
     named = 0
@@ -78,6 +78,25 @@ def test_a_load_is_in_flight_until_its_barrier_is_awaited():
     assert general(found[2].after_waiting(0)) == {4, 8, 9}
     assert found[2].after_waiting(1 << 2) == 0
     assert found[3].after_waiting(0) == 0
+
+
+def test_a_block_that_nothing_leads_to_is_never_reached():
+    found = flight("LDG 4 8, w2", "EXIT", "MOV 5 255", "EXIT")
+    assert [found.reaches(index) for index in range(4)] == [True, True, False, False]
+    assert [state is None for state in found] == [False, False, True, True]
+
+
+def test_other_control_parts_change_what_is_in_flight_and_nothing_else():
+    """Nothing else of a word may change, for the instructions are shared."""
+    code = program("LDG 4 8, w2", "MOV 5 255", "EXIT")
+    waiting = with_control(code.words[1], control_of(code.words[1])._replace(wait=1 << 2))
+    other = code.with_controls({1: waiting})
+    before, after = (in_flight_before(one, make_graph(one)) for one in (code, other))
+    assert (general(before[2].after_waiting(0)), after[2].after_waiting(0)) == ({4, 8, 9}, 0)
+    assert (other.words[1], other[1].word, other.controls.waits[1]) == (waiting, waiting, 1 << 2)
+    assert code.controls.waits[1] == 0
+    with pytest.raises(ValueError, match="control part"):
+        code.with_controls({1: code.words[2]})
 
 
 def test_a_read_barrier_covers_operands_only():

@@ -53,7 +53,7 @@ def sites(*lines, registers=16):
 
 
 def test_sites_are_what_nvdisasm_lists(image, tmp_path):
-    """But for what never runs: loads under !PT, and the branch to itself that pads the code."""
+    """Except code that never runs: loads under !PT, and the padding's branch to itself."""
     path = tmp_path / "k.cubin"
     path.write_bytes(image)
     try:
@@ -95,7 +95,7 @@ def test_a_register_is_free_if_it_is_dead_and_nothing_is_in_flight():
     load = ("LDG 4 8, w2", "STG 8 5, r3", "MOV 6 4, b2", "STG 8 6, r3 b3", "EXIT")
     first, _, before_store, second, last = sites(*load, registers=10)
     assert first[:2] == ("LDG", "entry")
-    assert first[2].R == 0b0011011101, "neither R1 nor what is live"
+    assert first[2].R == 0b0011011101, "neither R1 nor live ones"
     assert before_store[2].R == 0b0011001101, "R4 is still being loaded"
     assert second[2].R == 0b0010111101, "R4 has arrived"
     assert last[2].R == 0b1111111101

@@ -60,7 +60,7 @@ def test_numbers_that_mean_no_register():
     table = parse_table(TEXT)
     nothing = table.effect(0x981 | 7 << 12 | 255 << 16 | 255 << 24 | 63 << 32)
     assert nothing.writes == Registers() and nothing.reads == Registers()
-    assert table.effect(0x981 | 254 << 16 | 6 << 73).writes.R == 1 << 254, "R255 is none, whatever the width"
+    assert table.effect(0x981 | 254 << 16 | 6 << 73).writes.R == 1 << 254, "R255 means no register, whatever the width"
     assert table.effect(0x981 | 7 << 12 | 1 << 64).reads.P == 1 << 6, "complement"
 
 

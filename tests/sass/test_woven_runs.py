@@ -1,4 +1,4 @@
-"""What the checker proves leaves what the kernel left, on the interpreter."""
+"""On the interpreter, kernels that the checker has proven leave the same memory as the original."""
 
 import pytest
 

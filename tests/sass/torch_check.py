@@ -4,7 +4,7 @@
         python -m tests.sass.torch_check [--every N] [--jobs N] [--json FILE]
 
 Every Nth kernel (each unless said otherwise) is taken apart and put together again, word by word, and checked against
-itself. Then up to five places of it get the snippet `leader`, and the result is proven. Prints what was found, and how
+itself. Then up to five places of it get the snippet `leader`, and the result is proven. Prints the findings, and how
 long control flow, liveness and the check took. Exits with 1 if anything was found.
 """
 
@@ -111,7 +111,7 @@ def rebuild(code: Code, index: int) -> int:
 
 
 def examine(data: bytes, every: int) -> Result:
-    """Check every so many kernels of a cubin, by a number made of their names."""
+    """Check one in `every` kernels of a cubin, chosen by a number made from their names."""
     result, rnd = Result(), random.Random(len(data))
     cubin = CubinEditor(data)
     for raw in cubin.kernels:

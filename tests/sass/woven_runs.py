@@ -2,7 +2,7 @@
 
 python -m tests.sass.woven_runs 200      weaves at random, and mutates; exits with 1 if something proven differs
 
-The kernels are those of the interpreter's own tests. It's strict: a value that's read before its stall or its
+The kernels come from the interpreter's own tests. It's strict: a value that's read before its stall or its
 scoreboard is garbage. So this is a second opinion about the checker, which shares with it only the tables.
 """
 
@@ -85,7 +85,7 @@ def weave_case(rnd: random.Random, case: Case) -> Woven | None:
 
 
 def run_some(count: int, seed: int = 1, names: tuple[str, ...] = FAST) -> tuple[Counter[str], list[str]]:
-    """Weave and mutate until so many kernels have run; return counts, and what differs though it was proven."""
+    """Weave and mutate until this many kernels have run; return counts, and proven kernels that differ."""
     rnd = random.Random(seed)
     cases = [case for case in CASES if case.kernel in names]
     counts: Counter[str] = Counter()

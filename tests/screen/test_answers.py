@@ -1,4 +1,4 @@
-"""Answers as tables and Markdown: what a column's declaration means for those who read it."""
+"""Answers as tables and Markdown: the effect of a column's declaration for readers."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Pictures of answers: what stands beside the data says what it is, whatever names and numbers are drawn."""
+"""Pictures of answers: labels next to the data identify it, whatever names and numbers are drawn."""
 
 import html
 import math

@@ -1,4 +1,4 @@
-"""What tests of all stages share: how each is called."""
+"""Shared by tests of all stages: how to call each."""
 
 from __future__ import annotations
 

@@ -381,7 +381,7 @@ def status_of(process):
     try:
         return process.wait(30)
     finally:
-        process.kill()  # whoever leaves Popen's block waits for it
+        process.kill()  # leaving Popen's block waits for it
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

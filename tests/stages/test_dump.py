@@ -26,7 +26,7 @@ def script(folder, text, name="hook.py"):
 
 
 def launches(count, callback=None, data=DATA):
-    """A segment with so many launches, each with its buffer."""
+    """Make a segment with this many launches, each with its buffer."""
     map_ = forge.probe_map("m", n="u64") | ({"callback": callback} if callback else {})
     found = [map_, forge.kernel(5, 2, "_Z1kv", 1), records.make("function", id=2, name="_Z1kv")]
     for number in range(1, count + 1):
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_callback_too(tmp_path):
 
 
 def test_what_is_not_whole_is_not_dumped(tmp_path):
-    """Of a process that was killed; of one whose device failed."""
+    """Launches of a killed process, and of a process whose device failed."""
     segment = launches(2)
     lost = [r | {"lost": "the device failed"} if r["kind"] == "buffer" else r for r in segment]
     for record in lost:
@@ -222,7 +222,7 @@ def test_a_file_that_exists_stays(tmp_path):
 
 @pytest.mark.full
 def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
-    """Whoever reads it has all of it while they still run."""
+    """The reader gets all of it while they still run."""
     data = forge.pack(launches(5, script(tmp_path, "#!/bin/sh\nsleep 1", "hook")))
     with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(data)

@@ -1,4 +1,4 @@
-"""Pipelines in which a stage was forgotten, or has nothing to do: the one that notices says which."""
+"""Pipelines in which a stage was forgotten, or has nothing to do: the stage that notices says which."""
 
 import pytest
 

@@ -96,7 +96,7 @@ def test_files_of_negativa(sample, tmp_path):
     assert (done.status, "loaded_sos is not a list of strings" in done.err) == (3, True)
     (tmp_path / "names").write_text("x")
     done = run("gpt-locate", "--used", tmp_path / "spans.json", "--arch", "sm_90", data=extract(sample("lz4")).out)
-    assert done.status == 3  # spans are not a list of what is used
+    assert done.status == 3  # spans aren't a list of used code
     assert extract("--loaded", "-r", tmp_path).status == extract("--loaded").status == 2
 
 
@@ -177,7 +177,7 @@ def test_what_needs_no_cut_stays_as_it_is(sample, tmp_path):
 
 
 def tables(made, columns, monkeypatch, folder):
-    """What gpt-patch says of a stream on a screen of so many columns."""
+    """Return gpt-patch's tables for a stream on a screen with this many columns."""
     monkeypatch.setenv("COLUMNS", str(columns))
     done = run("gpt-patch", "-n", "-o", folder, "--table", data=made)
     assert done.status == 0, done.err
@@ -192,7 +192,7 @@ def test_tables_of_patched_libraries(sample, tmp_path, monkeypatch):
     shared = libraries[0].parents[1]
     assert shared == libraries[1].parents[1]
     made = located(libraries, "_Z4manyILi3EEvPfi", "--granularity", "kernel")
-    tallies = run("gpt-patch", "-n", "-o", tmp_path, data=made).kind("tally")  # with what is cut of elements that stay
+    tallies = run("gpt-patch", "-n", "-o", tmp_path, data=made).kind("tally")  # also of elements that stay
     for width in (80, 120, 160):
         lines = tables(made, width, monkeypatch, tmp_path)
         text = "\n".join(lines)

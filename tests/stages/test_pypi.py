@@ -36,7 +36,7 @@ else:
 
 
 def loaded(library: Path, package: Package) -> str:
-    """What loading a library gives: an answer, or the loader's complaint about others that it needs."""
+    """Return the result of loading a library: an answer, or the loader's complaint about a missing one."""
     command = [sys.executable, "-c", LOAD, library, package.call or ""]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.returncode} {done.stderr}"
@@ -50,7 +50,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
     package = {**PACKAGES, **LARGE}[name]
     library = fetch(package)
     found = extract("-j2", library, measured=True)
-    assert (found.status, found.err) == (0, "")  # no warning of what is not wrong
+    assert (found.status, found.err) == (0, "")  # no false warning
     elements = found.kind("element")
     largest = max(element["size"] for element in elements)  # nccl has one of 128 MiB
     assert found.memory < 300 * MIB + 2 * largest
@@ -68,7 +68,7 @@ def test_slimmed_to_three_kernels(name, tmp_path):
     assert record["size_before"] - record["size_after"] > gone * 0.95
     patched = tmp_path / "slim" / library.name
 
-    # What cuobjdump lists is what has no span, in its order, byte for byte.
+    # cuobjdump lists the elements without spans, in their order, byte for byte.
     spans = {span["start"] for span in spans_of(stream)}
     elements.sort(key=lambda element: element["section"] == "__nv_relfatbin")  # it takes these last
     cubins, rest = sorted_names(names)
@@ -118,7 +118,7 @@ def test_slimmed_inside_of_elements(name, tmp_path):
         if name == "nccl" and granularity == "kernel":  # its kernels call through a table of all their functions
             assert {t.get("reason") for t in trimmed} == {"variables hold addresses of functions"}
             return
-        sizes[way] = record["gpu_after"] + record["disk_after"]  # what is not packed gets holes
+        sizes[way] = record["gpu_after"] + record["disk_after"]  # unpacked elements get holes
         cut[way] = sum(t["kernels"] + t["functions"] for t in trimmed)
         assert oracle.warnings(tmp_path / way / library.name) <= oracle.warnings(library)
         checks.check_host(library, tmp_path / way / library.name)
@@ -170,7 +170,7 @@ def sorted_names(names):
 
 
 def compare(library: Path, patched: Path, kept: list[str], folder: Path) -> None:
-    """The elements that cuobjdump finds in the patched library are those of these names in the original."""
+    """cuobjdump finds the same elements in the patched library as, under these names, in the original."""
     after = oracle.extracted(patched, folder / "after")
     before: dict[str, bytes] = {}
     for arch in {name.split(".")[-2] for name in kept}:

@@ -81,7 +81,7 @@ def test_it_needs_a_probe(image):
 
 
 def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
-    """What gpt-ptx-probe and gpt-asm write of PTX: the code, its maps, and what a launcher has to know."""
+    """Run gpt-ptx-probe and gpt-asm on PTX: return the code, its maps, and the facts that a launcher needs."""
     done = weave("-p", "block_sched", "-p", "gmem_bytes", data=segment(element(image), {"kind": "unknown", "x": 1}))
     kinds = ["cubin", "map", "map", "kernel", "kernel"]
     assert [record["kind"] for record in done.records] == ["header", *kinds, *kinds, "unknown", "end"]

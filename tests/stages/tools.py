@@ -33,7 +33,7 @@ os._exit(code if code >= 0 else 128 - code)
 
 @dataclass(frozen=True)
 class Run:
-    """How a process ended. If it was measured, `memory` is the most that it had resident, in bytes, and `seconds` the
+    """The end of a process. If it was measured, `memory` is its peak resident size in bytes, and `seconds` the
     CPU time that it and its own processes took, which a busy machine makes little longer.
     """
 
@@ -115,7 +115,7 @@ def located(libraries: Path | list[Path], used: str, *options: str, arch: str = 
 
 
 def kept(found: bytes) -> bytes:
-    """What gpt-locate makes of a stream of libraries in which everything is used."""
+    """Return gpt-locate's output for a stream of libraries in which everything is used."""
     options = ("--used", "/dev/null", "--keep", ".", "--allow-missing", "--keep-ptx", "--arch", "sm_75,sm_80,sm_90")
     done = run("gpt-locate", *options, data=found)
     assert done.status == 0, done.err

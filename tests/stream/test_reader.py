@@ -41,7 +41,7 @@ def analyze(path):
 
 
 def keep(rows, key, *names):
-    """The numbers of each row under its key; what has none counts as 0."""
+    """Return the numbers of each row under its key; a missing number counts as 0."""
     return {key(row): {name: row.get(name, 0) or 0 for name in names} for row in rows}
 
 

@@ -46,7 +46,7 @@ def test_each_code_that_is_used_is_in_the_table_and_each_in_it_is_used():
 
 
 def test_c_has_the_same_table(tmp_path):
-    """What a compiler makes of the generated header."""
+    """Return the table that a compiler reads from the generated header."""
     source = tmp_path / "table.c"
     source.write_text(
         '#include <stdio.h>\n#include "abi/records.h"\n'
@@ -89,7 +89,7 @@ def test_a_sentence_of_before_has_a_code(sentence):
 
 
 def test_an_old_trace_reads_like_a_new_one():
-    """A trace of before has the sentence only; what is counted and said is the same."""
+    """An old trace has only the sentence; counts and messages are the same."""
     told = {}
     for age in ("old", "new"):
         made = [forge.launches(dict.fromkeys(range(1, len(OLD) + 1), 9))]

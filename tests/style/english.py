@@ -28,7 +28,7 @@ KINDS = {".py", ".c", ".h", ".S", ".md", ".1", ".5", ".7", ".toml"}
 CODE = {".py", ".c", ".h", ".S"}
 SKIPPED = {"_runtime", "figures", "__pycache__"}  # built, or measured
 FOLDERS = (
-    "README.md", "CHANGELOG.md", "docs", "man", "probes", "gpt/*/", "gpt/*.py", "runtime/*/",
+    "README.md", "CHANGELOG.md", "docs", "man", "probes", "gpt/*/", "gpt/*.py", "runtime/*/", "tests/*/",
 )  # fmt: skip
 PATTERNS = {
     "that of, those of": r"\b(?:that|those) of\b",

@@ -3,9 +3,9 @@ grammar.
 
     python -m tests.tally [-j N] [--minutes M] [--corpus NAME]... [--stale] [--fresh] [--report]
 
-What was done stands in XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
+Results go to XDG_CACHE_HOME/gpt-tests/tally/lines.jsonl, a line for a module or a kernel, written as soon as
 it is known: a run that was interrupted, or whose minutes are over, is taken up by the next one, which tries again what
-failed; with --stale also what was done with another state of this project. Without --minutes it goes on until all is
+failed; with --stale also results from another state of this project. Without --minutes it goes on until all is
 done: hours. The sum goes to docs/figures/tally/tally.json, and the lines beside it, so that another machine goes on
 from there.
 
@@ -40,7 +40,7 @@ from tests.tally.plan import Piece, plan
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/figures/tally/tally.json"
 LINES = sources.CACHE / "lines.jsonl"
-JUDGED = ("gpt/ptx", "gpt/probe", "gpt/asm", "probes")  # whose digest stands in every line
+JUDGED = ("gpt/ptx", "gpt/probe", "gpt/asm", "probes")  # every line has their digest
 
 Line = dict[str, Any]
 
@@ -50,9 +50,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-j", dest="jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--minutes", type=float, default=0, metavar="M", help="begin nothing more after them")
     parser.add_argument("--corpus", action="append", choices=sources.CORPORA, help="only this; repeatable")
-    parser.add_argument("--stale", action="store_true", help="do again what was done with other code")
-    parser.add_argument("--fresh", action="store_true", help="forget what was done")
-    parser.add_argument("--report", action="store_true", help="only add up what was done")
+    parser.add_argument("--stale", action="store_true", help="repeat results of other code")
+    parser.add_argument("--fresh", action="store_true", help="forget all results")
+    parser.add_argument("--report", action="store_true", help="only add up the results")
     given = parser.parse_args(argv)
     begin(given.fresh)
     end = time.monotonic() + given.minutes * 60 if given.minutes else None
@@ -82,19 +82,19 @@ def main(argv: list[str]) -> int:
 
 
 def kept() -> Path:
-    """The lines as they stand beside the sum: another machine goes on from them."""
+    """The lines next to the sum: another machine goes on from them."""
     return RESULTS.with_name(f"{LINES.name}.xz")
 
 
 def begin(fresh: bool) -> None:
-    """Makes the file of lines: none, those that are there, or those that are kept."""
+    """Make the file of lines: empty, the existing ones, or the committed ones."""
     LINES.parent.mkdir(parents=True, exist_ok=True)
     if fresh or not LINES.exists():
         LINES.write_bytes(lzma.decompress(kept().read_bytes()) if kept().exists() and not fresh else b"")
 
 
 def read_lines() -> Iterator[Line]:
-    """What was done. A line that was torn by a crash is passed over."""
+    """Read the results. A line that a crash cut short is skipped."""
     for text in LINES.read_text().splitlines():
         try:
             yield json.loads(text)
@@ -103,7 +103,7 @@ def read_lines() -> Iterator[Line]:
 
 
 def remaining(pieces: list[Piece], stale: bool) -> Iterator[Piece]:
-    """What is still to do, or failed the last time, or, if `stale` is to be done again, was done with other code."""
+    """Return the work that's left, or failed the last time, or, with `stale`, was done with other code."""
     good: dict[tuple[str, str], bool] = {}
     for line in read_lines():
         good[line["module"], line["kernel"]] = not is_failure(line) and (not stale or line["code"] == code())
@@ -124,7 +124,7 @@ def is_failure(line: Line) -> bool:
 
 
 def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
-    """Does the pieces in their order, until the time is up; what has begun is finished."""
+    """Do the pieces in their order until the time is up; finish the ones that have begun."""
     console = Console(stderr=True)
     waiting = iter(pieces)
     done = 0
@@ -166,7 +166,7 @@ def write(piece: Piece, kernel: str, found: Line) -> None:
 
 @cache
 def code() -> str:
-    """A digest of what is being judged."""
+    """Return a digest of the code under test."""
     files = sorted(path for folder in JUDGED for path in (ROOT / folder).rglob("*") if path.suffix != ".pyc")
     return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:12]
 

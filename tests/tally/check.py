@@ -1,9 +1,9 @@
-"""What the tally does with a module and with a kernel, and what it writes down about it.
+"""The tally's checks of a module and of a kernel, and its records of the results.
 
 A module is cut, each of its items goes through the grammar, is printed, and has the tokens that it had. A kernel is
 pruned to what it needs, and that is printed too: ptxas must make the same cubin of it, byte for byte, or, where it has
 debug information, which knows the lines of the text, the same instructions. Then the built-in probes go in: `alone`,
-one at a time, or `joint`, all at once, and those of BOUNDED alone besides. What is woven can be unwoven, and ptxas
+one at a time, or `joint`, all at once, plus the ones in BOUNDED alone. Woven kernels can be unwoven, and ptxas
 assembles it.
 """
 
@@ -36,7 +36,7 @@ from tests.ptx.tokens import tokens
 TIMEOUT = 600  # seconds of ptxas, as gpt-asm has it
 WHOLE = 1 << 18  # bytes of a module that ptxas gets whole, twice
 OLDEST = GpuTarget(7, 5, "")  # that ptxas knows
-BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # whose added registers are to be few
+BOUNDED = ("block_sched", "gmem_bytes", "tensorop_count")  # these should add few registers
 NOWHERE = "no probe applies to it"
 Result = dict[str, Any]
 
@@ -58,7 +58,7 @@ def assembler(relocatable: bool) -> Assembler:
 
 
 def device_of(text: bytes) -> GpuTarget:
-    """What a module is assembled for: its own target, or the oldest that ptxas knows."""
+    """Return the target to assemble a module for: its own, or the oldest that ptxas knows."""
     head = find_head(text)
     own = find_target((head and head.target) or "") or OLDEST
     return max(own, OLDEST)
@@ -70,7 +70,7 @@ def assemble(text: bytes, name: str, relocatable: bool = False) -> TargetCode:
 
 
 def code_of(cubin: bytes) -> str:
-    """What nvdisasm reads from it, without the lines of the text, which ptxas appends to names."""
+    """Return nvdisasm's reading of it, without the line numbers that ptxas appends to names."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cubin")
         path.write_bytes(cubin)
@@ -78,7 +78,7 @@ def code_of(cubin: bytes) -> str:
 
 
 def check_module(data: bytes, name: str) -> Result:
-    """A module: `parsed`, and `same` where ptxas got all of it; each "ok" or what is wrong."""
+    """Check a module: `parsed`, and `same` if ptxas got all of it; each "ok" or a fault."""
     start = time.process_time()
     found: Result = {"parsed": "ok", "same": None}
     try:
@@ -102,7 +102,7 @@ def check_module(data: bytes, name: str) -> Result:
 
 
 def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, TargetCode | None]:
-    """Whether ptxas makes the same of a text and of what the tree prints; and what it makes, relocatable or not.
+    """Return whether ptxas makes the same code from a text and from the printed tree, and the code, relocatable or not.
 
     Only "ok" or a text that begins with "differs" or "not parsed" say something of us.
     """
@@ -125,7 +125,7 @@ def check_same(data: bytes, name: str, relocatable: bool) -> tuple[str, bool, Ta
 
 
 def check_kernel(module: Module, kernel: str, alone: bool) -> Result:
-    """A kernel of a module: whether it is the `same` after parsing and printing, and what came of each probe."""
+    """Check a kernel: whether it's the `same` after parsing and printing, and the result of each probe."""
     start = time.monotonic()
     try:
         data = prune(module, [kernel])
@@ -150,11 +150,11 @@ class Kernel:
         self.relocatable, self.before = relocatable, before
 
     def each(self, names: Iterable[str]) -> dict[str, Result]:
-        """What comes of these probes, each alone."""
+        """Return the results of these probes, each alone."""
         return {name: self.weave([name]) for name in names}
 
     def joint(self) -> dict[str, Result]:
-        """What comes of all probes at once; if that fails, or one of them keeps the others out, of each alone."""
+        """Return the result of all probes together or, if that fails or one keeps the others out, of each alone."""
         everything = list(probes())
         together = self.weave(everything)
         if together["status"] != "woven":
@@ -186,7 +186,7 @@ class Kernel:
         return {"status": "woven", **self.added(woven, after)}
 
     def added(self, woven: Woven, after: TargetCode) -> Result:
-        """What probes cost in registers and spilled bytes, as the records of `gpt-asm --compare` say."""
+        """Return the registers and spilled bytes that probes cost, from the records of `gpt-asm --compare`."""
         old, new = self.before.kernels[self.kernel], after.kernels[self.kernel]
         found: Result = {key: new[key] - old[key] for key in ("registers", "spills") if key in new and key in old}
         found["woven"] = sorted({site.probe.partition(".")[0] for site in woven.sites if site.woven})

@@ -1,4 +1,4 @@
-"""What the kernels of tests/tally/corpus do, in Python: a function changes its arrays as the kernel of its name does.
+"""The kernels of tests/tally/corpus in Python: each function changes its arrays like the kernel of the same name.
 
 What CUDA gives an `int` wraps around; where threads race, or a library's function is approximate, launches.py says so.
 """
@@ -25,12 +25,12 @@ def integers(random: Random, count: int, least: int = -(1 << 31), end: int = 1 <
 
 
 def dyadic(random: Random, count: int, bits: int = 12, type_: Any = f32) -> Array:
-    """Numbers below 8 of so many bits, so that products and sums of products of few are exact or rounded once."""
+    """Make numbers below 8 with this many bits, so that sums of a few products are exact or rounded once."""
     return (random.integers(-(1 << bits), 1 << bits, count) / (1 << (bits - 3))).astype(type_)
 
 
 def nothing(*_: Any) -> None:
-    """What is checked otherwise."""
+    """Do nothing: this is checked in another way."""
 
 
 def assign(place: int, index: int, value: Any) -> Callable[..., None]:

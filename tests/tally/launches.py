@@ -130,7 +130,7 @@ class Launch:
         )
 
     def buffers(self) -> list[Array]:
-        """What of the values are buffers."""
+        """Return the values that are buffers."""
         return [value for value in self.given() if isinstance(value, np.ndarray)]
 
     def wanted(self) -> list[Array]:
@@ -164,7 +164,7 @@ class Launch:
         return ""
 
     def judge(self, answer: list[bytes]) -> str:
-        """What is wrong in an answer; empty if nothing."""
+        """Return what's wrong in an answer; empty if nothing."""
         found = self.found(answer)
         said = self.differs(found, self.wanted())
         if not said and self.check and not self.check(self.buffers(), found):
@@ -175,7 +175,7 @@ class Launch:
 
 
 def tiles(side: int, n: int) -> dict[str, int]:
-    """What gemm does: each thread loads two elements of each tile and stores one; two barriers a tile."""
+    """Count for gemm: each thread loads two elements of each tile and stores one; two barriers per tile."""
     return {"read": 8 * n // side * n * n, "loads": 2 * n // side * n * n, "written": 4 * n * n, "waits": 2 * n // side}
 
 
@@ -287,7 +287,7 @@ LEFT = {
 def images(source: str, ptx: bytes) -> Iterator[tuple[Launch, str, bytes]]:
     """The launches of a source, each with its kernel and that kernel's PTX.
 
-    Variables become visible: nvcc hides those that no host code refers to.
+    Variables become visible: nvcc hides variables that no host code refers to.
     """
     module = scan_module(ptx, source)
     for launch in LAUNCHES:

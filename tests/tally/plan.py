@@ -1,9 +1,9 @@
 """The order of the work: whatever is done when the time is up is a sample of every kind of kernel.
 
-Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they stand in the
+Modules are in strata: of one corpus, one target, and sizes within a factor of four. In a stratum they're in the
 order of their digests, which is as good as none: the first piece of each, then the second pieces. A piece is the module
 itself and some of its kernels, or some more of them. All strata get the same share of the time, which goes with the
-bytes: a piece comes when what its stratum has had before, and it, are less than that of others. Modules that take the
+bytes: a piece comes next if its stratum's sum, including the piece, is less than the others'. Modules that take the
 grammar long are pieces of their own, at the end. All of it is the same each time.
 """
 

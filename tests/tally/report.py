@@ -1,4 +1,4 @@
-"""What the lines of the tally add up to: a summary to be committed, and the tables of it."""
+"""Add up the lines of the tally: a summary to commit, and its tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _corpus(modules: list[Module], latest: dict[tuple[str, str], Line], failures
 
 
 def is_ours(same: str | None) -> bool:
-    """Whether ptxas took the original, so that what came of it is our doing."""
+    """Return whether ptxas accepted the original, so that any failure is ours."""
     return same is None or not same.startswith("ptxas:")
 
 

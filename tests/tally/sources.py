@@ -1,9 +1,9 @@
-"""Where the tally's PTX comes from: four kinds of corpus, each laid out once in the cache as files of PTX.
+"""The tally's PTX: four kinds of corpus, each laid out once in the cache as files of PTX.
 
     XDG_CACHE_HOME/gpt-tests/tally/CORPUS/NAME.ptx      the modules
-    XDG_CACHE_HOME/gpt-tests/tally/CORPUS/index.json    what is in them: the corpus is complete
+    XDG_CACHE_HOME/gpt-tests/tally/CORPUS/index.json    their contents, once the corpus is complete
 
-Wheels are pinned; those of Triton, of tinygrad and of a ptxas that knows the newest PTX go into folders of their own
+Wheels are pinned; Triton's, tinygrad's and the ptxas's that knows the newest PTX go into folders of their own
 beside the corpora, not into the environment.
 """
 
@@ -35,7 +35,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 ARCHS = ("75", "80", "90", "90a", "100a")
 RELOCATABLE = ("cdp", "rdcext")  # sources that need -rdc=true
 SINCE = {"cluster": 90, "setmaxnreg": 90, "tma": 90}  # compute capability that a source needs
-NEWEST = "nvidia-cuda-nvcc==13.5.37"  # its ptxas; that of the extra `cuda` is asked first
+NEWEST = "nvidia-cuda-nvcc==13.5.37"  # its ptxas; the extra `cuda` has one that is asked first
 WHEELS = {
     "nccl": "nvidia-nccl-cu12==2.27.5",
     "xgboost": "xgboost==3.4.1",
@@ -53,7 +53,7 @@ FIELDS = re.compile(rb"\.version\s+(\S+)\s+\.target\s+(\w+)")
 
 
 class Module(NamedTuple):
-    """A module of a corpus: its file, what it is called in messages, and what is in it."""
+    """A module of a corpus: its file, its name in messages, and its contents."""
 
     corpus: str
     path: str
@@ -82,7 +82,7 @@ def iter_sources(folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
 
 
 def fits(source: Path, arch: str) -> bool:
-    """Whether a source can be compiled for a target."""
+    """Return whether a source can be compiled for a target."""
     return int(arch.rstrip("a")) >= SINCE.get(source.stem, 0)
 
 
@@ -113,7 +113,7 @@ def iter_wheel(wheel: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes
 
 
 def iter_generated(name: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:
-    """What NAME_kernels.py writes with the package of that name, for each target."""
+    """Write PTX with NAME_kernels.py and the package of that name, for each target."""
     library = install(GENERATORS[name])
     for arch in GENERATED[name]:
         out = folder / arch
@@ -174,7 +174,7 @@ def _lay_out(corpus: str, texts: Iterator[tuple[str, bytes]], folder: Path) -> I
 
 
 def describe(corpus: str, path: str, name: str, digest: str, data: bytes) -> Module:
-    """What the index says of a module. One that cannot be scanned has no kernels; the tally will say why."""
+    """Return a module's entry in the index. If it can't be scanned, it has no kernels; the tally will say why."""
     found = FIELDS.search(data)
     version, target = (found[1].decode(), found[2].decode()) if found else ("", "")
     try:
@@ -186,14 +186,14 @@ def describe(corpus: str, path: str, name: str, digest: str, data: bytes) -> Mod
 
 
 def newest_cuda() -> Path:
-    """A folder with `bin/ptxas` for PTX that the extra `cuda` is too old for."""
+    """Return a folder with `bin/ptxas` for PTX that's too new for the extra `cuda`."""
     (home,) = install(NEWEST).glob("nvidia/cu[0-9]*")
     (home / "bin" / "ptxas").chmod(0o755)
     return home
 
 
 def provenance() -> dict[str, Any]:
-    """What the corpora were made with."""
+    """Return the tools that made the corpora."""
     found = re.search(r"V[\d.]+", cuda.run("ptxas", "--version"))
     versions = {"ptxas": found[0] if found else "", "newest": NEWEST}
     return versions | {"wheels": [*WHEELS.values(), *GENERATORS.values()]}

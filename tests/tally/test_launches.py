@@ -1,4 +1,4 @@
-"""What nvcc makes of tests/tally/corpus computes on the simulated device what the sources say."""
+"""tests/tally/corpus, compiled by nvcc, computes on the simulated device what the sources say."""
 
 from __future__ import annotations
 

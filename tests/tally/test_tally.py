@@ -1,4 +1,4 @@
-"""A sample of the tally (`make tally`), and that it reports what is wrong, and can be interrupted.
+"""A sample of the tally (`make tally`): it reports faults, and can be interrupted.
 
 Of tests/tally/corpus each source for one of the targets, but for the three that take nvcc longest; of libraries from
 PyPI (tests/packages.py) some kernels.
@@ -28,7 +28,7 @@ NEWEST = b".version 9.0"  # that the ptxas of the tests knows
 
 
 def sound(found):
-    """What the tally found out about a kernel has no fault of ours; returns the probes that went into it."""
+    """Check that the tally found no fault of ours in a kernel, and return the probes that went into it."""
     assert found["same"] == "ok"
     assert not tally.is_failure(found)
     assert {result["status"] for result in found["probes"].values()} <= STATUSES, found

@@ -1,7 +1,7 @@
-"""Which bytes of its buffers a launch of launches.py reads and writes, in closed form: as often as threads do it.
+"""How often a launch of launches.py reads and writes each byte of its buffers, in closed form.
 
 By source and kernel: for each buffer, by the number of its parameter, offset and bytes of every access of a thread, or
-None where that is the compiler's choice. What is compared is how often each byte is: accesses may be joined.
+None where that's the compiler's choice. Counts per byte are compared, because accesses may be joined.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Touched = dict[int, Array | None]  # rows of offset and bytes
 
 
 def each(count: int, width: int, repeats: int = 1) -> Array:
-    """Elements of so many bytes, one after the other, each so many times."""
+    """Elements of this many bytes, one after the other, each this many times."""
     offsets = np.repeat(np.arange(count) * width, repeats)
     return np.stack([offsets, np.full(len(offsets), width)], 1)
 
 
 def tiles(side: int, n: int) -> Touched:
-    """Each block of a product loads a row of tiles of a and a column of those of b."""
+    """Each block of a product loads a row of a's tiles and a column of b's."""
     return {0: each(n * n, 4, n // side), 1: each(n * n, 4, n // side), 2: each(n * n, 4)}
 
 
@@ -51,7 +51,7 @@ TOUCHED: dict[tuple[str, str], Callable[[], Touched]] = {
 
 
 def times(rows: Array, size: int) -> Array:
-    """How often each of so many bytes is touched."""
+    """Return how often each byte is touched."""
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, rows[:, 0], 1)
     np.add.at(steps, rows[:, 0] + rows[:, 1], -1)

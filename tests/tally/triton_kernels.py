@@ -1,6 +1,6 @@
 """Kernels in Triton, compiled to PTX without a GPU: python triton_kernels.py ARCH FOLDER, with triton importable.
 
-Their shape is that of the kernels people write in it: tiles, masks, loops over blocks, tensor cores, reductions and
+They look like the kernels that people write in it: tiles, masks, loops over blocks, tensor cores, reductions and
 scans, atomics, random numbers, several pipeline stages and numbers of warps.
 """
 

@@ -1,7 +1,7 @@
 """Every built-in probe woven into the kernels of launches.py: results stay as they were, and what probes count is what
 the sources do.
 
-What a kernel without branches executes stands in its text, once for each thread; for the others a launch has totals in
+The text of a kernel without branches shows what it executes, once per thread; for the others a launch has totals in
 `counts`: bytes `read` and `written`, `loads` and `accesses` of global memory by lanes, `waits` of each warp at
 barriers, branches that lanes `reached`, and the `range` of what threads compute.
 """
@@ -26,14 +26,14 @@ from tests.tally.launches import Launch
 
 PROBES = sorted(path.stem for path in load.BUILTIN.glob("*.toml"))
 BUDGET = 1 << 20  # bytes of a log: what does not fit is counted
-SAMPLED = 8  # logs of one block or warp in so many
+SAMPLED = 8  # log one block or warp in this many
 ACCESS = re.compile(r"(?<![.\w])(ld|st|atom|red|cp\.async\.c[ag])((?:[.:]+\w+)*)\s")
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A woven kernel; `totals` are what is known of its launch."""
+    """A woven kernel; `totals` are the known totals of its launch."""
 
     launch: Launch
     kernel: str
@@ -48,7 +48,7 @@ class Case:
 
 
 def cases(launch: Launch, kernel: str, ptx: bytes) -> Iterator[Case]:
-    """A kernel with each probe, as far as one applies. Those that calls through pointers keep out are not woven."""
+    """Weave each probe that applies into a kernel, except ones that calls through pointers keep out."""
     if launch.fault or launch.linked or not launch.simulated:
         return
     totals = {**static(ptx.decode(), launch), **launch.counts}
@@ -79,7 +79,7 @@ NEEDED = {  # what a kernel must do for a probe to apply
 
 
 def static(text: str, launch: Launch) -> dict[str, Any]:
-    """What a kernel without branches does, by its text: nothing of others, but what they lack."""
+    """Return what a kernel without branches does, by its text; for others, only what they lack."""
     text = re.sub(r"//.*|/\*[\s\S]*?\*/", "", text)
     body = text[text.index("{", text.index(".entry")) :]
     threads, warps = launch.blocks * launch.threads, launch.blocks * launch.warps
@@ -127,13 +127,13 @@ def jobs(launch: Launch, woven: list[Case], plain: bytes, images: Iterable[bytes
 
 
 def lanes(launch: Launch) -> Any:
-    """How many threads each warp has."""
+    """Return the number of threads in each warp."""
     each = [min(32, launch.threads - 32 * warp) for warp in range(launch.warps)]
     return np.array(each * launch.blocks)
 
 
 def check(case: Case, plain: Answer, answer: Answer) -> str:
-    """How a result differs, or a count; empty if none does."""
+    """Return how a result or a count differs; empty if none does."""
     try:
         _check(case, plain, answer)
     except AssertionError as error:

@@ -22,7 +22,7 @@ class Page:
         self._to, self._from, self._count, self._session = to, from_, 0, None
 
     def call(self, method, **params):
-        """What a method of the protocol returns."""
+        """Call a method of the protocol and return its result."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:

@@ -59,7 +59,7 @@ def test_hostile_names_are_text(tmp_path):
     evil = "</script><script>document.title = 'evil'</script><!-- \u202e"
     cut = segment(*pushed(1, evil, 0, 10), call("cuStreamSynchronize", 5, 0), launch(1, 9, 2), argv=[evil])[:-1]
     with page(tmp_path, forge.pack(cut)) as shown:
-        evil = evil.replace("\u202e", r"\u202e")  # it would reverse what is drawn after it
+        evil = evil.replace("\u202e", r"\u202e")  # it would reverse the text drawn after it
         assert shown.ask("view.timeline.names").count(evil) == 1
         assert shown.ask("document.title") == f"process 10 on here: {evil}".replace("  ", " ")
         assert shown.ask("document.getElementById('incomplete').textContent").startswith(

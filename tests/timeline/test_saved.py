@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: what probes saved under the kernel, and what was to be recorded and was not, in each form."""
+"""gpt-analyze timeline: probes' data under the kernel, and data that's missing, in each format."""
 
 import json
 import struct
@@ -133,7 +133,7 @@ def test_bytes_a_second():
 
 
 def test_memory_of_several_gpus():
-    """A process with two: the one that launches of the thread's context run on."""
+    """A process with two GPUs: launches run on the one of the thread's context."""
     names = ["cuCtxSetCurrent", "cuMemAlloc", "cuLaunchKernel"]
     cards = [records.make("device", index=n, name="x", arch="sm_90", runs="sass") for n in (0, 1)]
     apis = [forge.api(number, name) for number, name in enumerate(names, 1)]

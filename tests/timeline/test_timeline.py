@@ -38,7 +38,7 @@ def rows_of(found):
 
 
 def check_rows(found):
-    """Whether the spans of each row lie apart or within each other."""
+    """Check that the spans of each row are apart or nested."""
     for spans in rows_of(found).values():
         stack = []
         for begin, end, _ in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -272,7 +272,7 @@ def perfetto(*segments):
 
 
 def spans_of(packets):
-    """The spans of each track, as their begins and ends say, in ns since ZERO, and what is noted of each."""
+    """Return the spans of each track from their begins and ends, in ns since ZERO, with their notes."""
     said = packets[0].interned_data
     names, notes = ({one.iid: one.name for one in each} for each in (said.event_names, said.debug_annotation_names))
     tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")}

@@ -1,4 +1,4 @@
-"""What gpt-analyze timeline writes, as viewers read it: Perfetto's own trace processor, Chrome's page."""
+"""Timelines of gpt-analyze, as viewers read them: Perfetto's own trace processor, Chrome's page."""
 
 import json
 

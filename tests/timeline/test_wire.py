@@ -35,7 +35,7 @@ def test_digits(numbers):
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 6)), max_size=12))
 def test_ends_are_in_order(spans):
-    """Begins and ends of spans, those of no length too, as a stack has them."""
+    """Return begins and ends of spans, even empty ones, in a stack's order."""
     nested = []
     for begin, end in sorted(((begin, begin + took) for begin, took in spans), key=lambda span: (span[0], -span[1])):
         if all(other[1] <= begin or end <= other[1] for other in nested):

@@ -103,7 +103,7 @@ def chrome(trace, folder, size=SIZE):
 def shoot(page, path):
     """A picture of all that there is, once it is drawn."""
     time.sleep(SETTLED)
-    for x in (700, 900):  # they draw what has changed when something moves
+    for x in (700, 900):  # they draw changes when something moves
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=5)
         time.sleep(SETTLED / 2)
     page.shoot(path)

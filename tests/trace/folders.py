@@ -1,4 +1,4 @@
-"""Trace folders as Neutrino leaves them, of both generations, and those of gpt-neutrino; and what analyses say."""
+"""Trace folders like Neutrino's, of both generations, and gpt-neutrino's; and the analyses' answers."""
 
 import struct
 import sys

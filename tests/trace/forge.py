@@ -70,7 +70,7 @@ def launches(counts: dict[int, int]) -> dict:
 
 
 def gpu_times(values: Iterable[tuple[int, int, int, int]]) -> dict:
-    """Of (begin, duration, api, function)."""
+    """Make GPU times of (begin, duration, api, function)."""
     packed = [(begin, duration, begin, 0, api_, function) for begin, duration, api_, function in values]
     return records.make("gpu_times", **rows([(*row, 1, 0) for row in packed], GPU_TIMES))
 
@@ -96,7 +96,7 @@ def probed(id_: int, kernel_: int, function: int, blocks: int, threads: int) -> 
 
 
 def buffer(launch_: int, data: bytes, map_: int = 1, **keys: object) -> dict:
-    """What it saved."""
+    """Return the launch's buffer."""
     inside = {} if keys else {"data": data}
     return records.make("buffer", launch=launch_, map=map_, size=len(data), **inside, **keys)
 

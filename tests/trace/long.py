@@ -60,7 +60,7 @@ def make_gpu_times(calls: list[tuple[dict[str, str], Any]], thread: int) -> Any:
 
 
 def write_long(path: Path, calls: int, ranges: int = 0, ioctls: bool = False, probed: int = 0, pid: int = 10) -> None:
-    """A trace of so many calls, of which three quarters have GPU times, and of launches with a probe."""
+    """Write a trace of this many calls, three quarters of which have GPU times, and of launches with a probe."""
     first = forge.trace(end=False, pid=pid)
     first += [forge.api(number, name) for number, name in enumerate(NAMES, 1)]
     first += [records.make("function", id=id_, name=f"_Z6kernelIfLi{id_}EEvPT_PKS0_i") for id_ in range(1, KERNELS + 1)]

@@ -1,4 +1,4 @@
-"""Buffers of probed launches as arrays: what is in them, where their bytes may be, and what is refused."""
+"""Buffers of probed launches as arrays: their contents, the places of their bytes, and refused ones."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ UNITS = {"thread": 70, "warp": 3, "block": 1}
 
 
 def array_bytes(units, capacity):
-    """Of unit U, U records that carry its number."""
+    """Make U records for unit U, with its number."""
     data = b""
     for unit in range(units):
         kept = min(unit, capacity)

@@ -1,4 +1,4 @@
-"""What the hook packs comes out as it was, and columns that make no sense are refused before they take memory."""
+"""Data packed by the hook unpacks to the original; columns that make no sense are refused before they take memory."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Percentiles from a histogram, against those of the sorted durations."""
+"""Percentiles from a histogram, compared with the sorted durations."""
 
 import math
 

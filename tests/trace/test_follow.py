@@ -1,4 +1,4 @@
-"""The one way through traces: which files are read, once each, and what is known of those that are not whole."""
+"""Following traces: which files are read, once each, and what's reported about incomplete ones."""
 
 from itertools import chain
 
@@ -22,7 +22,7 @@ def read(path):
 
 
 def followed(*paths, read=read):
-    """Each trace after it was read, and the paths of those that are absent."""
+    """Return each trace after reading it, and the paths of absent ones."""
     found = Follow(paths, read)
     traces = [(trace, sum(1 for _ in trace)) and trace for trace in found]
     return traces, [path for _, path in found.absent]
@@ -56,7 +56,7 @@ def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
 
 
 def test_only_files_beside_the_trace_are_opened(write, tmp_path):
-    """Whoever wrote a trace chose the names in it. A file elsewhere is read if the user names it, too."""
+    """The writer of a trace chose the names in it. A file elsewhere is only read if the user names it, too."""
     for folder in ("inner", "other"):
         (tmp_path / folder).mkdir()
     other = write("other/b", forge.trace())
@@ -79,7 +79,7 @@ def test_what_ends_too_early_is_known(write):
 
 
 def test_on_a_pipe_the_segments_of_children_follow():
-    """Of an `exec` it takes another segment than that of the process that made it."""
+    """For an `exec`, it takes another segment than the one of the process that called it."""
     known = forge.api(1, "cuInit")
     first = forge.trace(known, child(2, "fork.there"), child(3, "fork.gone"), child(10, "exec", "exec"), pid=10)
     segments = [first, forge.trace(known, pid=2), forge.trace(child(9), pid=3)]

@@ -63,7 +63,7 @@ def test_parts_are_joined(cuts):
 
 
 def test_parts_may_come_one_by_one():
-    """As from a live stream: nothing is there before the last one."""
+    """Parts arrive as in a live stream: the buffer isn't there before the last one."""
     made, found = take(part(DATA[:48], length=48))
     assert not found and made.pending == 1
     made.add(part(DATA[48:], at=48, length=48))
@@ -174,7 +174,7 @@ def test_what_makes_no_sense_is_malformed(wrong, said, tmp_path):
     ],
 )
 def test_a_file_that_is_another_one(held, keys, said, tmp_path):
-    """What it should have is lost, and what is elsewhere is not."""
+    """Data missing from this file is lost; data elsewhere isn't."""
     (tmp_path / "b").write_bytes(held)
     _, (buffer,) = take(part(path="b", **keys), folder=tmp_path)
     with pytest.raises(MissingError, match=said):

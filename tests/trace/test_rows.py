@@ -1,4 +1,4 @@
-"""Packed rows as arrays: what is in them, and what is refused."""
+"""Packed rows as arrays: their contents, and refused ones."""
 
 import io
 

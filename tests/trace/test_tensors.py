@@ -1,4 +1,4 @@
-"""Which tensor was at an address when."""
+"""Find the tensor at an address, at a time."""
 
 import pickle
 import random
@@ -147,7 +147,7 @@ def test_odd_lines_take_no_time(odd):
 
 
 def test_numbers_of_odd_lines():
-    """An address with a leading zero is decimal, as Neutrino would write it; digits of other scripts are none."""
+    """An address with a leading zero is decimal, as Neutrino would write it; digits of other scripts aren't digits."""
     form = "[call]  1  (4,)  8  {}  a  run  jit.py:{}"
     (tensor,) = parse_lines(
         [form.format("0123", 7), form.format("\u0661\u0662", 7), form.format("8", "\u0667")]

@@ -1,4 +1,4 @@
-"""What was used: lists, Negativa-ML's trace.json, traces whole and not."""
+"""Used code: from lists, Negativa-ML's trace.json, and complete and incomplete traces."""
 
 import json
 
@@ -142,7 +142,7 @@ def test_a_truncated_trace_is_refused(write, data, tmp_path):
 
 
 def test_children_are_followed(write, tmp_path):
-    """Beside the trace that names them, each once, whoever names it; elsewhere only if they are named too."""
+    """Next to the trace that names them, each once, however often it's named; elsewhere only if the user names them."""
     child = lambda path, how="fork": records.make("child", pid=2, how=how, path=path)  # noqa: E731
     root = write(segment(function("root"), child("1"), child("2"), child("root"), child(None)), "root")
     write(segment(function("one"), child("2"), child("root")), "1")

@@ -196,9 +196,9 @@ class ProcessTotals:
         clock = process.clock
         took = np.minimum(clock.durations(found["duration"]), LIMIT)
         stops = clock.times(found["start"]) + took.astype(np.int64)
-        calls_of, which = np.unique(threads, return_inverse=True)
         took[found["api"] > process.last_api] = 0  # ioctls are part of calls
-        for thread, time in zip(calls_of.tolist(), np.bincount(which, took).tolist(), strict=True):
+        begins = np.append(0, np.flatnonzero(threads[1:] != threads[:-1]) + 1)  # rows of a thread come in runs
+        for thread, time in zip(threads[begins].tolist(), np.add.reduceat(took, begins).tolist(), strict=True):
             self.in_threads[thread] += time
         self._last = max(self._last, min(int(stops.max()), LIMIT))
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))

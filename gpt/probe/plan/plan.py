@@ -161,7 +161,7 @@ class Plan:
     # Results of lowering
 
     def settle(self, lower: Callable[[], T]) -> T:
-        """Have everything lowered, again as long as something doesn't fit; return what the last `lower` did. Raises
+        """Lower everything, and again as long as something doesn't fit; return the result of the last `lower`. Raises
         LeftAlone if nothing is woven.
         """
         found = lower()

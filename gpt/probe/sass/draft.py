@@ -58,7 +58,7 @@ class Draft:
             reads, writes = reads | masks.reads, writes | masks.writes
         mine = unpack(reads | writes)
         names = {
-            file: {number: number for number in range(256) if mask >> number & 1}
+            file: {number: number for number in range(mask.bit_length()) if mask >> number & 1}
             for file, mask in zip(Registers._fields, mine, strict=True)
         }
         self.insert(Snippet(tuple(words), unpack(reads)), names, flight, None)

@@ -79,7 +79,7 @@ class SassFunction(Function):
 
 def _statement(kernel: Kernel, one: Instruction) -> Statement:
     face = find_face(one)
-    if not face or kernel.flight[one.index] is None:
+    if not face or not kernel.flight.reaches(one.index):
         return _OTHER
     guard = one.guard
     text = "" if guard.always or face == "exit" else "@!" if guard.negated else "@"

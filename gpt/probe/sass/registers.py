@@ -28,6 +28,10 @@ HIGHEST = 253  # usable registers at most
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
+class NothingToSpareError(CannotProbe):
+    """The kernel names too many registers of a file, wherever its instructions stand and whatever they wait for."""
+
+
 def usable(count: int) -> int:
     """Return how many registers a kernel that has `count` may name at no cost."""
     return min(HIGHEST, max(FULL, -(-(count + RESERVED) // STEP) * STEP) - RESERVED)
@@ -115,15 +119,18 @@ def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
 
 def _take(compiled: Compiled, file: str, free: int) -> dict[int, int]:
     """Take registers of another file that the kernel never names; pairs first."""
+    groups = compiled.find_groups(file)
+    names: dict[int, int] = {}
+    if not groups:
+        return names
     start: int = getattr(STARTS, file)
     spare = {number for number in range(NO_NUMBER[file]) if free >> start + number & 1}
     order = sorted(spare, reverse=file == "B")
-    names: dict[int, int] = {}
-    for group in sorted(compiled.find_groups(file), key=len, reverse=True):
+    for group in sorted(groups, key=len, reverse=True):
         step = len(group)
         base = next((b for b in order if b % step == 0 and all(b + k in spare for k in range(step))), None)
         if base is None:
-            raise CannotProbe(f"is in a kernel that has no {file} to spare")
+            raise NothingToSpareError(f"is in a kernel that has no {file} to spare")
         names |= {number: base + k for k, number in enumerate(group)}
         spare -= {base + k for k in range(step)}
         order = [number for number in order if number in spare]

@@ -67,6 +67,7 @@ class Compiled:
     wait: int = 0
     sized: tuple[int, ...] = ()
     _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
+    _groups: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def code(self) -> Code:
@@ -104,6 +105,12 @@ class Compiled:
 
     def find_groups(self, file: str) -> list[tuple[int, ...]]:
         """Return the registers of another file; a pair of one operand stays together."""
+        found = self._groups.get(file)
+        if found is None:
+            found = self._groups[file] = self._find_groups(file)
+        return found
+
+    def _find_groups(self, file: str) -> list[tuple[int, ...]]:
         mask: int = getattr(self.named, file)
         pairs = {
             number & ~1
@@ -233,7 +240,7 @@ def with_size(compiled: Compiled, size: int) -> Compiled:
     words = list(compiled.snippet.words)
     for index in compiled.sized:
         words[index] = with_bits(words[index], 32, 32, size)
-    return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={})
+    return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={}, _groups={})
 
 
 def _dump(found: Compiled | str) -> bytes:

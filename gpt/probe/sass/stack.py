@@ -11,7 +11,6 @@ Values stay where they are if R1 changes, so a slot's offset differs in front of
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +22,8 @@ from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
-from gpt.sass.code import Code
 from gpt.sass.kernels import Kernel
-from gpt.sass.words import CONTROL, NO_BARRIER, bits, dump_words, with_control
+from gpt.sass.words import CONTROL, NO_BARRIER, bits, with_control
 
 STACK_POINTER = 1
 EXTERNS = 0x0F  # an attribute of `.nv.info.K`: the symbols of functions that others define, u32 each
@@ -48,7 +46,7 @@ def find_frame(kernel: Kernel, editor: KernelEditor) -> Frame:
     code = kernel.code
     if kernel.graph.calls_out and not calls_only_ends(editor):
         raise CannotProbe("calls functions elsewhere, and only a register could keep the probe's values")
-    found = [one for one in code if one.masks.writes >> STACK_POINTER & 1][1:]
+    found = [code[index] for index, masks in enumerate(code.masks) if masks.writes >> STACK_POINTER & 1][1:]
     if not found:
         return NO_FRAME
     one = found[0]
@@ -73,7 +71,7 @@ def announce_stack_pointer(kernel: Kernel) -> Kernel:
     barrier = (waits[0] & -waits[0]).bit_length() - 1 if waits else 0
     stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
     word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
-    return replace(kernel, code=Code(dump_words([word, *code.words[1:]]), code.table))
+    return kernel.with_controls({0: word})
 
 
 def calls_only_ends(editor: KernelEditor) -> bool:

@@ -93,10 +93,6 @@ class Splicer:
         self.stack = slots + self.frame
         self._named = registers_named(kernel)
         self._limit = (1 << usable(kernel.registers)) - 1
-        self._predecessors: list[list[int]] = [[] for _ in kernel.graph.blocks]
-        for number, followers in enumerate(kernel.graph.successors):
-            for follower in followers:
-                self._predecessors[follower].append(number)
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
         """Make the trampoline of a place. Raises CannotProbe; then nothing has changed."""
@@ -296,5 +292,5 @@ class Splicer:
 
     def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
         """Return the results that are still pending in the kernel where a trampoline begins."""
-        late = iter_late(self.kernel.code, self.kernel.graph, self._predecessors, first)
+        late = iter_late(self.kernel.code, self.kernel.graph, first)
         return [(written, cycles, False) for written, cycles in late]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpt.formats.cubin import Data
@@ -35,22 +34,21 @@ from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.plan import Plan
 from gpt.probe.plan.woven import Woven
-from gpt.probe.sass.body import Body, Member, is_guarded, lower, make_initial
-from gpt.probe.sass.function import ADDRESS, GUARD, RZ, SassFunction, find_obstacle, find_offset, find_source
-from gpt.probe.sass.registers import RESERVED, usable
+from gpt.probe.sass.body import Body, is_guarded, lower, make_initial
+from gpt.probe.sass.function import SassFunction, find_obstacle
+from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
+from gpt.probe.sass.registers import RESERVED, NothingToSpareError
 from gpt.probe.sass.snippets import VERSION, Compiler, with_size
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
 from gpt.probe.sass.values import find_constants, written_by
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
-from gpt.sass.check_known import registers_named
-from gpt.sass.code import Code
 from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.tables import UnknownOpcodeError, table_of
-from gpt.sass.words import NO_BARRIER, SIZE, Guard, dump_words, with_control
+from gpt.sass.words import NO_BARRIER, SIZE, dump_words, with_control
 from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
@@ -70,7 +68,7 @@ def weave(
         try:
             return weaver.run()
         except LeftAlone as error:
-            if error.reason.code != "no_registers" or not weaver.amend():
+            if error.reason.code != "no_registers" or weaver.is_final or not weaver.amend():
                 raise
             return weaver.run()
     except UnknownOpcodeError as error:
@@ -79,13 +77,6 @@ def weave(
         raise LeftAlone("unbounded", error.fact, kernel) from None
     except CannotEdit as error:
         raise LeftAlone("image_unreadable", error.fact, kernel) from None
-
-
-class _Kept(NamedTuple):
-    """The place of a kept value: a register, or a number of bytes above the lowest slot."""
-
-    register: int | None
-    slot: int | None
 
 
 class _Lowered(NamedTuple):
@@ -108,6 +99,7 @@ class _Weaver:
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
         self.count = count
+        self.is_final = False  # waiting for the kernel's stores wouldn't make room either
         if not self.original.kernel.has_usual_entry:
             raise LeftAlone("unknown_entry", self.original.kernel.code[0].name, name)
         self.kernel: Kernel = announce_stack_pointer(self.original.kernel)
@@ -119,19 +111,17 @@ class _Weaver:
         """
         moved = {use.site.first for use in self.function.uses if use.place.kind in ("before", "after")}
         code = self.kernel.code
-        words = list(code.words)
         waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
         rarely = min(range(6), key=lambda barrier: waits[barrier])
-        changed = []
-        for one in code:
+        changed = {}
+        for one in map(code.__getitem__, code.find(STORES)):
             control = one.control
             silent = control.read_barrier == control.write_barrier == NO_BARRIER
-            if one.name in STORES and one.variable and silent and one.index not in moved:
+            if one.variable and silent and one.index not in moved:
                 stall = max(2, control.stall)
-                words[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
-                changed.append(one.index)
-        self.kernel = replace(self.kernel, code=Code(dump_words(words), self.table))
-        self.amended |= frozenset(changed)
+                changed[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
+        self.kernel = self.kernel.with_controls(changed)
+        self.amended |= changed.keys()
         return bool(changed)
 
     def run(self) -> Woven:
@@ -209,39 +199,16 @@ class _Weaver:
             raise LeftAlone("no_registers", f"its entry or an exit {text}", self.name)
         self.plan.note(use, text)
 
-    # Values that are kept
-
-    def _place_kept(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> tuple[dict[str, _Kept], int, int]:
-        """Return where each value is kept, the registers among them, and the bytes of slots."""
-        often: Counter[str] = Counter(f"{use.file}:{name}" for use, one in lowered for name in one.kept)
-        sizes = {m.name: m.count for _, one in lowered for m in one.body.members if m.kind == "kept"}
-        named = registers_named(self.kernel) | 1 << 1
-        free = [r for r in range(usable(self.kernel.registers)) if not named >> r & 1]
-        if self.kernel.graph.calls_out:
-            free = []
-        found: dict[str, _Kept] = {}
-        mask = slots = 0
-        for name, _ in often.most_common():
-            count = sizes[name]
-            first = next((r for r in free if r % count == 0 and all(r + k in free for k in range(count))), None)
-            if first is None:
-                slots += -slots % (4 * count)
-                found[name] = _Kept(None, slots)
-                slots += 4 * count
-            else:
-                found[name] = _Kept(first, None)
-                free = [r for r in free if not first <= r < first + count]
-                mask |= ((1 << count) - 1) << first
-        return found, mask, slots
-
     # Splicing
 
     def _splice(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> Splicer:
-        kept, mask, slots = self._place_kept(lowered)
+        often = Counter(f"{use.file}:{name}" for use, one in lowered for name in sorted(one.kept))
+        kept, mask, slots = place_kept(self.kernel, often, [m for _, one in lowered for m in one.body.members])
         try:
             frame = find_frame(self.kernel, self.editor) if slots else NO_FRAME
             splicer = Splicer(self.kernel, mask, slots, frame)
         except CannotProbe as error:
+            self.is_final = True
             raise LeftAlone("no_registers", f"it {error}", self.name) from None
         self.kept = mask
         places: defaultdict[int, list[tuple[PlacedSnippet, _Lowered]]] = defaultdict(list)
@@ -265,6 +232,7 @@ class _Weaver:
                 if before or after:
                     splicer.add(index, before, after)
             except CannotProbe as error:
+                self.is_final = isinstance(error, NothingToSpareError)
                 if not uses:
                     raise LeftAlone("no_registers", f"its entry {error}", self.name) from None
                 for use, _ in uses:
@@ -274,7 +242,7 @@ class _Weaver:
                 self.plan.note(use, None)
         return splicer
 
-    def _begin(self, uses: list[tuple[PlacedSnippet, _Lowered]], kept: dict[str, _Kept]) -> list[Piece]:
+    def _begin(self, uses: list[tuple[PlacedSnippet, _Lowered]], kept: dict[str, Kept]) -> list[Piece]:
         """Return code that sets what's kept and the entry's snippets don't set."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
@@ -286,40 +254,25 @@ class _Weaver:
                 names = self.names[int(number)]
                 body = make_initial(names, int(number), register)
                 self.compiler.compile([body.text])
-                pieces.append(Piece(self.compiler.find(body.text), (_give_kept(body.members[0], place),)))
+                pieces.append(Piece(self.compiler.find(body.text), (give_kept(body.members[0], place),)))
         return pieces
 
-    def _piece(self, use: PlacedSnippet, one: _Lowered, kept: dict[str, _Kept]) -> Piece:
+    def _piece(self, use: PlacedSnippet, one: _Lowered, kept: dict[str, Kept]) -> Piece:
         """Return the piece for a place. Raises CannotProbe."""
         body, guard = one.body, None
         if one.bare and self.compiler.find(one.bare.text).takes_guard:
             body, guard = one.bare, self.kernel.code[use.site.first].guard
+        site, head = self.kernel.code[use.site.first], self.function.statements[use.site.first].head
         given = []
         for member in body.members:
             if member.kind == "kept":
-                given.append(_give_kept(member, kept[member.name]))
+                given.append(give_kept(member, kept[member.name]))
             elif member.kind == "map":
                 given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
             else:
-                given.append(self._give_operand(use, member))
+                given.append(give_operand(site, head, use.when, member))
         compiled = with_size(self.compiler.find(body.text), self._constants_size())
         return Piece(compiled, tuple(given), guard)
-
-    def _give_operand(self, use: PlacedSnippet, member: Member) -> Given:
-        site = self.kernel.code[use.site.first]
-        if member.name == GUARD:
-            return Given("guard", member.at, 1, guard=Guard(site.guard.predicate, False))
-        head = self.function.statements[use.site.first].head
-        source = find_source(site, head, member.name)
-        if source is None or source.width != member.count:
-            raise CannotProbe(f"has no register for '{member.name[1:]}', which the probe reads")
-        mask = ((1 << source.width) - 1) << source.register
-        if use.when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
-            raise CannotProbe("overwrites what the probe reads after it")
-        value = find_offset(site) if member.name == ADDRESS else 0
-        if source.register == RZ and not value:
-            return Given("zero", member.at, member.count)
-        return Given("operand", member.at, member.count, source.register, value=value)
 
     def _constants_size(self) -> int:
         number = self.cubin.numbers.get(b".nv.constant3")
@@ -343,7 +296,3 @@ class _Weaver:
         if splicer.stack:
             raise_stack(editor, splicer.stack)
         return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
-
-
-def _give_kept(member: Member, place: _Kept) -> Given:
-    return Given("kept", member.at, member.count, place.register, place.slot)

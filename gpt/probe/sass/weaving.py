@@ -38,13 +38,15 @@ class _Cubin:
 
 
 class SassWeaving(Weaving[_Cubin]):
-    """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`."""
+    """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`; with `original`, each
+    cubin with probes comes with the code without.
+    """
 
     kind = "element"
 
-    def __init__(self, *args: Any, count: bool) -> None:
+    def __init__(self, *args: Any, count: bool, original: bool) -> None:
         super().__init__(*args)
-        self.count = count
+        self.count, self._original = count, original
         self._modules = self._maps = FIRST
         self._build_ids: dict[str, str] = {}  # by library
         self._asked: int | None = None  # the module record that asks
@@ -116,4 +118,6 @@ class SassWeaving(Weaving[_Cubin]):
         number, self._modules = self._modules, self._modules + 1
         names = [symbol["name"] for symbol in record["kernels"]]
         keys = {"kernels": names, "data": record["data"]} | values
+        if not self._original:
+            keys.pop("original", None)
         return records.make("cubin", id=number, module=self.name(record), arch=record["arch"], **keys)

@@ -6,7 +6,7 @@ chooses another form of an instruction if a source is the same for the whole war
 of these to make as well. Files `*.ptx` hold kernels that don't fit a line (calls, loops, warp groups), each with the
 architectures it's for in its first line.
 
-A line that ptxas refuses is left out, and with it what only that line would have shown; `compile_kernels` returns them.
+Lines that ptxas refuses are left out, so the table may lack what only they would show; `compile_kernels` returns them.
 """
 
 from __future__ import annotations

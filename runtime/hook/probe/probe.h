@@ -300,7 +300,7 @@ struct save { // a launch and the place of its buffers
     struct replay *replay;   // for a graph: stands for the launches of all nodes, and has no kernel
     bool repeats;            // the node is in the body of a conditional node, so it may run several times
     bool unpacked;           // only unpacks the parameters of a captured launch: no buffers
-    uint8_t size;            // number in SAVE_SIZES of its memory, from 1 on; 0: malloc's
+    uint8_t size;            // class of its memory, from 1 to SAVE_SIZES; 0: malloc's
     _Atomic unsigned others; // more users, for a node's save
     struct slab *slab;
     struct probed *probed;

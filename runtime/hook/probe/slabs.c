@@ -50,11 +50,10 @@
 // MARKING, when the process ends, so marking looks at the state again. In COPYING only the writer touches
 // `saves`; in HELD only the owner of the graph touches the slab, under the graph's lock.
 //
-// Launches take places without the lock (buffers.c), in a slab that is open. Before a claimed slab moves on
-// it has to be sealed, under the lock: that fails while a launch has a place but isn't in the stream
-// yet, so that the event comes behind all launches. At the end of the process it doesn't fail: those launches
-// are lost. A slab that is claimed again is opened again. Counting a launch as being in the stream takes the
-// lock.
+// Launches take places in an open slab without the lock (buffers.c). To move a claimed slab on, a thread
+// seals it first, under the lock. That fails while a launch has a place but isn't in the stream yet, as the
+// event has to come behind all launches. It doesn't fail at the end of the process: those launches are lost.
+// A slab that is claimed again is opened again. A launch that's in the stream takes the lock to say so.
 //
 // Order: the lock of a graph (struct prepared), then hook_pools_lock. demand.c has a lock of its own, and no
 // thread holds both.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CudaError(Exception):
-    """What a call returned: `code`."""
+    """A call failed with `code`."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(f"{name}: {code}")
@@ -48,7 +48,7 @@ class Driver:
         return function
 
     def allocate(self, data: bytes | int) -> int:
-        """Device memory: with these bytes, or so many zeros."""
+        """Allocate device memory with these bytes, or this many zeros."""
         size = data if isinstance(data, int) else len(data)
         memory = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))

@@ -44,7 +44,7 @@ class Format:
         return negative, Fraction(significand) * Fraction(2) ** (max(exponent, 1) - self.bias - self.fraction)
 
     def number(self, bits: int) -> Fraction:
-        """What a finite number is."""
+        """Return the value of a finite number."""
         negative, value = self.decode(bits)
         assert isinstance(value, Fraction)
         return -value if negative else value
@@ -124,7 +124,7 @@ FORMATS = {one.name: one for one in (F16, BF16, TF32, F32, F64, E5M2, E4M3, E3M2
 
 
 def add(a: tuple[bool, Value], b: tuple[bool, Value], mode: str) -> tuple[bool, Value]:
-    """A sum, exact; that of opposite numbers is -0 only if it is rounded down."""
+    """Return an exact sum; opposite numbers give -0 only when rounding down."""
     (minus_a, x), (minus_b, y) = a, b
     if NAN in (x, y) or (x == y == INFINITY and minus_a != minus_b):
         return False, NAN

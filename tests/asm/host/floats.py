@@ -77,12 +77,12 @@ def paired(does: Callable[..., int]) -> Callable[..., int]:
 
 
 def times(factor: int, does: Callable[..., int]) -> Callable[..., int]:
-    """What set makes of a comparison."""
+    """Return the result of set for a comparison."""
     return lambda *given: factor * does(*given)
 
 
 def signs(form: Format) -> Iterator[Case]:
-    """What looks at encodings only: signs, extremes, classes, comparisons."""
+    """List the instructions that only look at encodings: signs, extremes, classes, comparisons."""
     sign, size, name = form.sign, form.size, form.name
 
     def canonical(bits: int) -> int:

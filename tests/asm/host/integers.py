@@ -51,7 +51,7 @@ def extract(a: int, b: int, c: int, type_: str) -> int:
 
 
 def insert(a: int, b: int, c: int, d: int, size: int) -> int:
-    """bfi, likewise."""
+    """bfi, in the same way."""
     for i in range(d & 255):
         at = (c & 255 if size == 32 else c) + i
         if at < size:
@@ -158,7 +158,7 @@ SECOND = {"add": lambda x, c: x + c, "min": min, "max": max}
 
 
 def scalar_video(does, opcode: str, d: str, a: str, b: str, saturates: bool, parts: str, then: str):
-    """Return what ptxas's code for a scalar video instruction does; `parts` are those of the result and of two
+    """Return what ptxas's code for a scalar video instruction does; `parts` are parts of the result and of two
     operands: `b1 h0 `.
     """
     shifts, long = opcode[:3] == "vsh", (1 << 64) - 1
@@ -210,7 +210,7 @@ def mad_video(a: str, b: str, minus: str, more: int, saturates: bool, shift: int
 
 
 def lanes_video(does, types: str, count: int, saturates: bool, sums: bool, to: str, of_x: str, of_y: str):
-    """Of two or four lanes: parts are chosen of both operands, the lane that is highest is named first."""
+    """Select parts of both operands for two or four lanes; the highest lane is named first."""
 
     def made(x: int, y: int, c: int) -> int:
         d, a, b = types.split()

@@ -1,6 +1,6 @@
 """Launches that a process of its own makes, on a real GPU or on the simulated device: what a test wants run, as data.
 
-A launch that breaks the context, or the process, is answered with what went wrong; those after it run in a new process.
+A launch that breaks the context, or the process, gets an error as its answer; later launches run in a new process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Job:
     linked: bytes = b""  # PTX that the image, which is PTX too, is linked with
 
 
-Answer = list[bytes] | str  # the buffers, then the variables that were read; or what went wrong
+Answer = list[bytes] | str  # the buffers, then the variables that were read; or the error
 
 
 def answers(
@@ -82,7 +82,7 @@ def answers(
 
 
 def _read(path: Path) -> Iterator[Answer]:
-    """What a process wrote, whole answers only."""
+    """Yield the complete answers that a process wrote."""
     if not path.exists():
         return
     with open(path, "rb") as file:

@@ -1,5 +1,5 @@
-"""CUDA programs whose results are known: `python -m tests.asm.host.programs OBJECT` runs those of SOURCE on the driver
-at hand, and says what is wrong.
+"""CUDA programs whose results are known: `python -m tests.asm.host.programs OBJECT` runs SOURCE's on the driver
+at hand, and reports errors.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def wrap(value: int, bits: int = 32) -> int:
 
 
 def language(i: int, n: int) -> list[int]:
-    """What a thread of the kernel of that name makes."""
+    """Return the result of a thread of the kernel with that name."""
     wide = 0x9E3779B97F4A7C15 * (i + n) % (1 << 64)
     chosen = [11, n, 7 * i, -1, i ^ n, ~i, i << 3, 5, 5]
     content = bytes((wide >> k % 8 * 8 & 255) ^ k for k in range(40))

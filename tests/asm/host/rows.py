@@ -169,7 +169,7 @@ def _halves() -> Iterator[Row]:
 
 
 def holds(t: str, other: str) -> bool:
-    """Whether an integer type has all values of another."""
+    """Return whether an integer type has all values of another."""
     if t[0] == other[0]:
         return BITS[t] >= BITS[other]
     return t[0] == "s" and BITS[t] > BITS[other]

@@ -1,7 +1,7 @@
 """Random straight-line programs, and what they compute by exact arithmetic.
 
 A program is a list of steps, each an opcode and choices of its registers, guard and constant; any list of them is one.
-Opcodes are those of integers and floats, with what these hold of them, and some of here: moves, predicates,
+The opcodes come from integers and floats, with their results, and from here: moves, predicates,
 carries, local memory, lanes of a warp. Registers are of every size and type. A NaN whose bits PTX leaves open is made
 canonical right after it. The registers and the local memory at the end are the result.
 """
@@ -241,7 +241,7 @@ def opcodes() -> tuple[tuple[Opcode, ...], ...]:
 
 
 class Program:
-    """What a list of steps is."""
+    """Return the program that a list of steps stands for."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = [self._resolve(*step) for step in steps]
@@ -310,7 +310,7 @@ class Program:
         return [i for i, (size, _, _) in enumerate(REGISTERS) if size == 1]
 
     def compute(self, inputs: list[list[int]]) -> bytes:
-        """What the kernel stores, by exact arithmetic."""
+        """Return what the kernel stores, computed by exact arithmetic."""
         threads = [list(one) for one in inputs]
         rooms = [bytearray(ROOM) for _ in threads]
         for opcode, results, operands, guard, constant in self._steps:
@@ -332,7 +332,7 @@ class Program:
         )
 
     def differs(self, found: bytes, wanted: bytes) -> str:
-        """Where a result is not the other, and the last step that wrote there; empty if nowhere."""
+        """Return where two results differ, and the last step that wrote there; empty if they're equal."""
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
         if at is None:
             return ""

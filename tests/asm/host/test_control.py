@@ -140,7 +140,7 @@ def test_an_alias_is_the_function(thread):
 
 
 def test_names_and_vectors(thread):
-    """What a function returns is not what its last inner scope calls so; parts of vectors, and vectors as a whole."""
+    """A function returns its own variable, not an inner scope's of that name; parts of vectors, and whole ones."""
     module = """.func (.reg .u32 z) %own$(.reg .u32 x) { mov.u32 z, x; { .reg .u32 z; mov.u32 z, 77; } }"""
     body = """.reg .v2 .b32 %v; .reg .v4 .u32 %w; call (%r1), %own$, (4); mov.v2.b32 %v, {%r1, 6};
     st.global.b32 [%p], %v.x; st.global.v2.b32 [%p+8], %v; mov.v4.u32 %w, %tid; st.global.v2.u32 [%p+16], {%w.y, %w.w};

@@ -27,7 +27,7 @@ NEAR = {"f32": 2.0**-20, "f64": 2.0**-18, "f16": 2.0**-9, "bf16": 2.0**-6, "tanh
 
 
 def measured():
-    """What the H200 made of each row."""
+    """The H200's result for each row."""
     counts = json.loads((HERE / "h200.json").read_text())["rows"]
     words = memoryview(lzma.decompress((HERE / "h200.xz").read_bytes())).cast("Q")
     found, at = {}, 0
@@ -38,7 +38,7 @@ def measured():
 
 
 def computed(wanted, folder):
-    """What the simulated device makes of them."""
+    """The simulated device's results."""
     (folder / "rows.ptx").write_text(rows.program(wanted, "sm_90"))
     made = "gpt-extract --ptx rows.ptx | gpt-asm --arch host --no-cache --save ."
     done = subprocess.run(
@@ -80,7 +80,7 @@ def number(bits, t):
 
 
 def is_near(row, ours, theirs):
-    """Whether two results of an approximation are as good as each other."""
+    """Return whether two results of an approximation are equally good."""
     kind = row.result.removesuffix("x2")
     parts = [0, 16] if row.result.endswith("x2") else [0]
     for shift in parts:
@@ -97,7 +97,7 @@ def is_near(row, ours, theirs):
 
 
 def is_defined(row, operands):
-    """Whether PTX says what the result is."""
+    """Return whether PTX defines the result."""
     if row.text.startswith(("bfe", "bfi")):
         return max(operands[-2:]) < 256
     if row.text.startswith("fns"):
@@ -108,7 +108,7 @@ def is_defined(row, operands):
 
 
 def is_same(row, operands, ours, theirs):
-    """Whether a result is the hardware's, or as good."""
+    """Return whether a result equals the hardware's, or is as good."""
     if not is_defined(row, operands):
         return True
     return ours == theirs if row.exact else is_near(row, ours, theirs)

@@ -75,7 +75,7 @@ def samples(form: Format, count: int, seed: str) -> list[tuple[int, ...]]:
 
 
 def operands_of(form: Format, count: int) -> list[tuple[int, ...]]:
-    """Three operands each; for those of 16 bits pairs."""
+    """Make three operands each; pairs of 16-bit ones."""
     operands = samples(form, count, form.name)
     if form.size != 16:
         return operands
@@ -245,7 +245,7 @@ def number_of(bits: int) -> float:
 
 
 def test_division_that_is_approximate(thread):
-    """div.approx is 0 by what is above 2^126, and a NaN if infinity is divided; div.full is neither."""
+    """div.approx gives 0 for divisors above 2^126, and a NaN for infinity divided by them; div.full does neither."""
     one, two, large, infinite = 0x3F800000, 0x40000000, 0x7F400000, 0x7F800000
     expected = {  # results of div.approx and div.full
         (one, large): (0, 0x002AAAAB),
@@ -258,7 +258,7 @@ def test_division_that_is_approximate(thread):
 
 
 def test_atomic_halves(thread):
-    """Each type: what was there before, and what is there then."""
+    """Each type: memory before, and memory after."""
     body, wanted = [], []
     for number, name in enumerate(("f16", "bf16", "f16x2", "bf16x2")):
         form, factor = FORMATS[name.removesuffix("x2")], 0x10001 if name.endswith("x2") else 1

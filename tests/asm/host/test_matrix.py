@@ -29,7 +29,7 @@ SIZES |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
 
 
 def C(g: int, t: int, i: int) -> tuple[int, int]:
-    """Where element i of C and D is."""
+    """Return the place of element i of C and D."""
     return g + 8 * (i >= 2), 2 * t + (i & 1)
 
 
@@ -80,12 +80,12 @@ class Product(NamedTuple):
         return {"a": m * k, "b": n * k}.get(matrix, m * n) // 32
 
     def words(self, matrix: str) -> int:
-        """Of 32 bits, a lane."""
+        """Make 32-bit words for each lane."""
         return self.elements(matrix) * SIZES[getattr(self, matrix)] // 32
 
 
 def products() -> list[Product]:
-    """Every mma, but that of m8n8k4 with f16."""
+    """Yield every mma, except m8n8k4 with f16."""
     found = []
 
     def add(shapes: str, pairs: list[tuple[str, str]], sums: list[tuple[str, str]], *ends: str) -> None:
@@ -145,7 +145,7 @@ def unpack(words: list[int], type_: str) -> list[float]:
 
 
 def kernel(name: str, one: Product) -> str:
-    """Loads the fragments of a lane, which lie one after the other, and stores that of D."""
+    """Load a lane's fragments, which lie one after the other, and store D's."""
     counts = {matrix: one.words(matrix) for matrix in "abcd"}
     total, lines, named, at = sum(counts.values()), [], {}, 0
     for matrix in "abcd":
@@ -185,7 +185,7 @@ print(json.dumps(found))
 
 
 def simulate(folder, text: str, inputs: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Runs kernels on one warp each: what becomes of their buffers."""
+    """Run kernels on one warp each, and return their buffers."""
     image = folder / "module.so"
     image.write_bytes(Host(Options()).make(text.encode(), "m", HostTarget()).image)
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}

@@ -1,4 +1,4 @@
-"""The form of rows: which instruction fits one, and what its words become."""
+"""The format of rows: matching instructions, and the C code of their words."""
 
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.table import TYPES, InstructionTable, Row

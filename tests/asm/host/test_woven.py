@@ -1,4 +1,4 @@
-"""Woven kernels on the simulated device: results are those of the kernels as they were, counts what they do."""
+"""Woven kernels on the simulated device: results equal the plain kernels', and counts are right."""
 
 import os
 import re

@@ -84,7 +84,7 @@ static void *aligned(size_t size) {
     return memset(memory, 0, size);
 }
 
-// Gives each variable memory, and lays those of constant memory out one after the other.
+// Gives each variable memory; variables in constant memory lie one after the other.
 static void place_variables(void) {
     static unsigned char constant[WINDOW] __attribute__((aligned(1024)));
     static uint64_t addresses[256];

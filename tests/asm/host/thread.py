@@ -36,7 +36,7 @@ class Thread:
         cuda.c_compiler("-D_GNU_SOURCE", f"-I{ROOT}/runtime", Path(__file__).with_suffix(".c"), "-o", self._program)
 
     def run(self, text: str, data: bytes = b"", name: str = "k") -> bytes:
-        """What a kernel makes of a buffer. Raises RuntimeError with the fault."""
+        """Run a kernel on a buffer and return it. Raises RuntimeError with the fault."""
         image = self._folder / "module.so"
         image.write_bytes(self._host.make(text.encode(), "m", HostTarget()).image)
         done = subprocess.run([self._program, image, name], input=data, capture_output=True, check=False, timeout=60)

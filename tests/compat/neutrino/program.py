@@ -1,4 +1,4 @@
-"""A program as those of Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
+"""A program like in Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
 
 program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it;
                         linked: the driver links the code first, as numba-cuda has it done
@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
     if "pause" in words:
         time.sleep(60)
     if "kill" in words:
-        time.sleep(1)  # what was saved is read soon after
+        time.sleep(1)  # saved data is read soon after
         os.kill(os.getpid(), signal.SIGKILL)
     return next((int(word[7:]) for word in words if word.startswith("status=")), 0)
 

@@ -1,4 +1,4 @@
-"""The trace folder that the records of a stream become: what is in it, line by line."""
+"""The trace folder made from the records of a stream, line by line."""
 
 import hashlib
 import os
@@ -224,7 +224,7 @@ def test_segments_that_take_turns(tmp_path):
 
 
 def test_hooks_run_on_each_result(tmp_path, capfd):
-    """Their output is the command's; one that fails is reported, and everything else is as it was."""
+    """Their output is the command's; a failure is reported, and changes nothing else."""
     hook = tmp_path / "hook.py"
     hook.write_text("import sys, pathlib\nprint(pathlib.Path(sys.argv[1]).stat().st_size)\nsys.exit(3)\n")
     launches = [record for n in (1, 2) for record in (forge.probed(n, 5, 2, 2, 64), forge.buffer(n, DATA))]

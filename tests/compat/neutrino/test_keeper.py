@@ -1,4 +1,4 @@
-"""What the last stage of the pipeline keeps of each kernel, and what becomes of it in a trace folder."""
+"""The files that the pipeline's last stage keeps for each kernel, and their place in a trace folder."""
 
 import hashlib
 
@@ -26,7 +26,7 @@ def answer(folder, *found):
 
 
 def texts(folder, **files):
-    """What the other stages keep of the kernel."""
+    """Return the files that the other stages keep for the kernel."""
     kept = kept_in(folder, "k", b"probed")
     kept.mkdir(parents=True)
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Neutrino's own analyses read folders of gpt-neutrino right: each of their layouts, as a table, over our results.
+"""Neutrino's own analyses read gpt-neutrino's folders correctly: a table of their layouts, applied to our results.
 
 Neutrino's scripts can't be here, so what matters of each is restated: the form of a record, and which units have one.
 The first generation reads eight numbers, then `QQ` for each section, and then records one after the other, without a

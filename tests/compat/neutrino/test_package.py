@@ -62,7 +62,7 @@ def test_tools(name):
 
 
 def test_what_p_means(tmp_path, monkeypatch):
-    """A folder of the name of a tool stands in the way of nobody: the notebook has some."""
+    """A folder with a tool's name does no harm: the notebook has some."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block_sched").mkdir()
     (tmp_path / "dmat.toml").touch()

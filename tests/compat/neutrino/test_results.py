@@ -123,7 +123,7 @@ def test_an_empty_log(tmp_path):
 
 
 def test_a_log_of_few_units_takes_little_of_the_disk(tmp_path):
-    """What lies between the units is a hole."""
+    """The space between the units is a hole."""
     map_ = forge.probe_map("m", type_="log", level="thread", capacity=100_000, n="u64")
     entries = np.zeros((2000, 2), "<u8")
     entries[:, 0], entries[:, 1] = 999_999, 5
@@ -158,13 +158,13 @@ def test_several_maps(tmp_path):
 
 
 def named(name, single=True):
-    """What a reader finds for maps of this name and of one that is the same to Python; each has its fields so too."""
+    """Read maps of this name and of one that's the same to Python, both of which have fields with such names."""
     fields = [(name, "I"), (f"{name}-", "I"), (f"{name}+", "I")]
     return make_reader([ReadMap(one, "block", fields, 12, single) for one in (f"{name}-", name, f"{name}+")])
 
 
 def test_names_of_any_kind(tmp_path):
-    """Also those that the reader uses itself."""
+    """Names that the reader uses itself work, too."""
     head = struct.pack("<8I6Q", 1, 1, 1, 32, 1, 1, 0, 3, 12, 80, 12, 92, 12, 104)
     (tmp_path / "r.bin").write_bytes(head + struct.pack("<9I", *range(9)))
     nodes = list(ast.walk(ast.parse(named("a", single=False))))

@@ -1,4 +1,4 @@
-"""The commands of the seeds' notebooks, as they stand there, on the simulated device."""
+"""The commands of Neutrino's notebooks, unchanged, on the simulated device."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def events(folder):
 
 
 def test_a_first_run(tmp_path):
-    """Section 7 of the dynamic notebook: what is where, and what stands in it. The exit status is the program's."""
+    """Section 7 of the dynamic notebook: the files and their contents. The exit status is the program's."""
     (tmp_path / "block_sched").mkdir()
     (tmp_path / "block_sched" / "raw.py").symlink_to(PROGRAM)
     program = ["python", "block_sched/raw.py", "status=7"]
@@ -80,7 +80,7 @@ def test_a_first_run(tmp_path):
     exec((folder / "kernel" / kernels[0] / "read.py").read_text(), names)
     header, _, records = names["parse"](results[0])
     assert header[:7] == (2, 1, 1, 96, 1, 1, 0) and [len(block) for block in records] == [3, 3]
-    assert not list(tmp_path.glob("gpt-*"))  # what was between is gone
+    assert not list(tmp_path.glob("gpt-*"))  # the calls between them are gone
 
 
 @pytest.mark.full
@@ -102,7 +102,7 @@ def test_the_picture_of_accesses(tmp_path):
 
 @pytest.mark.full
 def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
-    """Of 384 accesses 33 fit; gpt-analyze says the same of the folder."""
+    """33 of 384 accesses fit; gpt-analyze says the same about the folder."""
     pytest.importorskip("matplotlib")
     text = (TOOLS / "dmat.toml").read_text()
     (tmp_path / "dmat.toml").write_text(text.replace("budget = 268435456", "budget = 808"))
@@ -182,7 +182,7 @@ def test_memory(tmp_path, test, needed):
 
 @pytest.mark.full
 def test_several_processes(tmp_path):
-    """Those that do not use the driver have no line, as compilers that a framework runs."""
+    """Programs that don't use the driver, such as a framework's compilers, have no line."""
     shell = f"/bin/true; python {PROGRAM} fork; /bin/true"
     done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "--trace", "here", "sh", "-c", shell)
     assert (done.returncode, done.stdout.count(SUM.format(768)), done.stdout.count(SUM.format(1536))) == (0, 2, 2)
@@ -195,7 +195,7 @@ def test_several_processes(tmp_path):
 
 @pytest.mark.full
 def test_code_that_the_driver_linked(tmp_path):
-    """The trace has the digest of what was linked, and the pipeline the PTX that it was linked from."""
+    """The trace has the digest of the linked code, and the pipeline gets the PTX that it was linked from."""
     done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "python", PROGRAM, "linked")
     assert (done.returncode, done.stdout) == (0, f"max memory: 2048\n{BOTH}")
     folder = tmp_path / done.stderr.split()[-1]
@@ -215,7 +215,7 @@ def test_a_kernel_in_which_the_probe_has_no_place(tmp_path):
 
 @pytest.mark.full
 def test_hooks(tmp_path):
-    """--callback is run instead of the tool's own, by the Python of --python; one that fails changes nothing else."""
+    """--callback is run instead of the tool's own, by the Python of --python; a failure changes nothing else."""
     (tmp_path / "mine.py").write_text("import neutrino, sys; print(sys.argv[1:]); sys.exit(1)\n")
     shim = tmp_path / "other-python"
     shim.write_text(f'#!/bin/sh\necho shim\nexec {sys.executable} "$@"\n')
@@ -248,7 +248,7 @@ def test_when_it_is_killed_itself(tmp_path):
         assert process.stdout.readline() == "max memory: 2048\n"
         time.sleep(0.5)
         process.kill()
-        out, err = process.communicate(timeout=60)  # whoever has the pipes has ended
+        out, err = process.communicate(timeout=60)  # all processes that had the pipes have ended
     assert (process.returncode, out) == (-signal.SIGKILL, BOTH)
     assert len(list((tmp_path / err.split()[-1] / "result").iterdir())) == 2
 

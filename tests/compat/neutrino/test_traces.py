@@ -1,4 +1,4 @@
-"""What Neutrino left, as traces: of both generations, of gpt-neutrino, and what is wrong with it."""
+"""Neutrino's folders as traces: both generations, gpt-neutrino's, and faulty ones."""
 
 import os
 import struct
@@ -225,7 +225,7 @@ def test_a_run_with_benchmark_saves_nothing_and_has_times(tmp_path):
 @settings(max_examples=examples(100))
 @given(st.data())
 def test_whatever_a_log_says_it_is_a_trace_or_an_error(data):
-    """Lines that are cut, changed and mixed; each record is one that readers take."""
+    """Truncated, changed and mixed lines; readers accept every record."""
     known = [
         "[pid] 7", "[cmd] 3 a b", "[jit] find 0x1 name k bin 0x2 size 9", "[jit] rename k 0_ab", "[jit] rename k ..",
         "[exec] funcmap-find 0x1 success", "[exec] funcmap-find 0x1 fail", "[exec] 99999999999999999999 param 1",

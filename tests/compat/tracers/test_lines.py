@@ -1,4 +1,4 @@
-"""JSON lines of calls as traces: those of tracers, of `events --json`, and of neither."""
+"""JSON lines of calls as traces: from tracers, from `events --json`, and from neither."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def write(path, *lines):
 
 @pytest.fixture
 def calls(tmp_path):
-    """The calls that some lines are: name, start and duration in ns, and more fields; and what is incomplete."""
+    """Read lines as calls: name, start and duration in ns, and more fields; also return what's incomplete."""
 
     def read(*lines, fields=("bytes", "grid_x"), ending=b""):
         path = write(tmp_path / "trace_1.jsonl", *lines)

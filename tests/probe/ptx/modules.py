@@ -50,7 +50,7 @@ def call(name: str) -> str:
 
 
 def data(name: str) -> str:
-    """What it loads and stores."""
+    """Return the kernel's loads and stores."""
     return DATA.replace("leaf_data", f"data_{name}")
 
 
@@ -214,7 +214,7 @@ def module(uses: dict[str, list[str]], chance: random.Random) -> str:
         waiting.remove(one)
         done.add(one)
         text += FEATURES[one].declared if one in FEATURES else _kernel(one, uses[one])
-    for name in dict.fromkeys([*names, "inlined"]):  # whose names of functions others refer to
+    for name in dict.fromkeys([*names, "inlined"]):  # other lines refer to these functions
         text += FEATURES[name].after.replace("KERNELS", "\n.b64 ".join(chance.sample(list(uses), len(uses))))
     return text
 

@@ -34,7 +34,7 @@ template __global__ void three<float>(float *);
 
 
 def faults(parts, folder, *options):
-    """What ptxas says of the texts that it refuses, each after its name."""
+    """Return ptxas's messages about the texts that it refuses, by name."""
 
     def assemble(number, name, data):
         path = folder / f"{number}.ptx"

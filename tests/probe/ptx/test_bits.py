@@ -1,4 +1,4 @@
-"""Which bits of an operand are recorded: those that the instruction reads or writes, extended as its type says."""
+"""A record has the bits of an operand that the instruction reads or writes, extended as its type says."""
 
 import re
 
@@ -18,7 +18,7 @@ def file(field, saved, when, position):
 
 
 def read(instruction, file, tmp_path=None):
-    """How the saved value comes from what the instruction has: the lines that lead to it, registers by their type."""
+    """Return the lines that make the saved value from the instruction's operands; registers are named by type."""
     data = kernel(f"{REGISTERS}\n{instruction}\nret;", LATEST)
     found = lines(check(data, file, tmp_path=tmp_path) if tmp_path else weave(data, "k", [file]))
     made = {re.sub(r".*? ", "", line.split(",")[0]): line for line in found if re.match(r"\w[\w.]* %gpt", line)}

@@ -1,6 +1,6 @@
 """Every built-in probe in every kernel: it assembles, spills nothing more, and can be taken out again.
 
-The kernels are those of this folder and of tests/gpu; many more are in tests/tally.
+The kernels come from this folder and tests/gpu; many more are in tests/tally.
 """
 
 import re
@@ -75,7 +75,7 @@ ret;
 
 
 def opcodes(name, folder):
-    """Of the machine code of WAITING with a probe, in order."""
+    """Return the opcodes in the machine code of WAITING with a probe, in order."""
     (folder / "k.ptx").write_bytes(woven(WAITING, "waits", PROBES[name]).data)
     cuda.run("ptxas", "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin")
     told = cuda.run("cuobjdump", "-sass", folder / "k.cubin")
@@ -143,7 +143,7 @@ L:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_the_stores_that_a_head_speaks_of(name):
-    """A count that is added to is one of them, but for that of a log, which it calls an atomic."""
+    """Adding to a count is one of them, except for a log's, which it calls an atomic."""
     told = re.search(r"(two|three|five) stores", PROBES[name].source.replace("\n#          ", ""))
     text = weave(PLACES, "k", [PROBES[name]]).data.decode()
     places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
@@ -207,7 +207,7 @@ HELPERS = {  # with the types that a snippet may want them as
 @pytest.mark.parametrize("when", [full("before"), "after"])
 @pytest.mark.parametrize("arch", ["sm_75", full("sm_90a"), full("sm_100a")])
 def test_every_helper_at_every_instruction(arch, when, tmp_path):
-    """What does not fit an instruction is left out; what is woven assembles."""
+    """A probe that doesn't fit an instruction is left out; the woven code assembles."""
     asked = {name: types for name, types in HELPERS.items() if name != "OUT" or when == "after"}
     text = "".join(f'[map.{type_}]\ndata = {{a = "{type_}"}}\n' for type_ in TYPES)
     for name in (f"{helper}_{type_}" for helper, types in asked.items() for type_ in types):

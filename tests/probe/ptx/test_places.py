@@ -1,4 +1,4 @@
-"""Where no probe applies: after what never comes back, for results that come later, where nothing would be saved;
+"""Places without probes: after code that never returns, for results that come later, where nothing would be saved;
 and kernels that need functions of other modules.
 """
 
@@ -103,7 +103,7 @@ def test_a_kernel_that_never_comes_to_its_end(body, name):
 
 
 def test_what_matches_nothing_is_told_as_that():
-    for name in ("warp_progress", "program_progress"):  # one that begins, and one that saves elsewhere
+    for name in ("warp_progress", "program_progress"):  # one probe begins, and one saves elsewhere
         with pytest.raises(LeftAlone) as caught:
             weave(kernel("ret;"), "k", [load_probes(find_probe(name))])
         assert caught.value.fact == "no probe applies to it"

@@ -1,4 +1,4 @@
-"""What is alike is lowered once: each instruction gets what it would get alone; what snippets share is made once."""
+"""Similar instructions are lowered once: each gets the code it would get alone; shared values are computed once."""
 
 import re
 from unittest import mock
@@ -51,7 +51,7 @@ FILES = [
 
 
 def pieces(data):
-    """Each instruction with what was inserted around it."""
+    """Return each instruction with the lines inserted around it."""
     found = re.split(r"/\*cut\*/", data.decode())[1:-1]
     kept = ("\n".join(line for line in piece.splitlines() if line) for piece in found)
     return [re.sub(r"(%gpt_f_[a-z]+\d*_)\d+", r"\1N", piece) for piece in kept]
@@ -90,7 +90,7 @@ def test_messages_name_what_is_there():
 
 
 def test_a_misfit_leaves_nothing_behind():
-    """What was to be kept for it does not come with the next instruction's."""
+    """Values kept for one instruction aren't copied for the next."""
     body = "ld.global.v2.b64 {%rd1, %none}, [%rd1+%none];\nld.global.b64 %rd2, [%rd2];\nret;"
     woven = weave(kernel(body), "k", [simple("ld.global", "cvt.u32.u64 %a, ADDR;", "after")])
     assert ["'%none', which is not a register" in fact for fact in woven.misfits] == [True]
@@ -176,7 +176,7 @@ def test_a_probe_says_nothing_that_is_not_ascii():
 
 
 def test_an_instruction_of_more_registers_than_there_are_slots():
-    """As nobody writes one; what has no slot stands for itself."""
+    """Nobody writes such probes; text without a slot stands for itself."""
     registers = [f"%v{n}" for n in range(SLOTS + 9)]
     text = f"mov.b32 {{{', '.join(registers)}}}, %r1;"
     shape, values = Shapes().find(text, Registers(*scan_statements(f".reg .b32 %v<{SLOTS + 9}>, %r<2>;")))
@@ -209,7 +209,7 @@ SNIPPET = st.lists(
 @settings(max_examples=examples(100))
 @given(st.lists(INSTRUCTION, min_size=1, max_size=8), SNIPPET, st.sampled_from(["before", "after"]))
 def test_shapes_change_nothing(instructions, snippet, when):
-    """What a probe says stays, whatever it says; and the program's words are where they were."""
+    """A probe's text stays, whatever it is; and the program's words keep their places."""
     declared = f".reg .pred %q; .reg .u64 %n; .reg .u32 {', '.join(WORDS)};"
     file = simple("ld.global:st.global:cp.async.ca", "\n".join([declared, *snippet]), when)
     data = kernel("\n/*cut*/\n".join(["", *instructions, "ret;"]))

@@ -1,4 +1,4 @@
-"""What helpers stand for in woven code: operands of all types, sizes and forms, from before the instruction."""
+"""The meaning of helpers in woven code: operands of all types, sizes and forms, from before the instruction."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_values_are_those_from_before_the_instruction(tmp_path):
 
 
 def test_addresses_in_registers_of_any_size(tmp_path):
-    """Those of shared memory have 32 bits, so that nothing is carried into the upper half."""
+    """Addresses in shared memory have 32 bits, so nothing is carried into the upper half."""
     body = (
         "mov.u32 %r1, 8; .reg .b16 h; cvt.u16.u32 h, %r1; ld.shared.u32 %r2, [h+4]; ld.shared.u32 %r3, [%r1+-4]; ret;"
     )
@@ -224,7 +224,7 @@ def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
     ],
 )
 def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
-    """Copies between shared memories are none; one thread may wait for more than 4 GiB of copies."""
+    """Copies between shared memories don't count; one thread may wait for more than 4 GiB of copies."""
     file = load_probes(find_probe("gmem_bytes"))
     data = kernel(body.replace("W", ", ".join(f"%r{n}" for n in range(8))) + "\nret;", HEAD.replace("8.0", "8.3"))
     if counted is None:

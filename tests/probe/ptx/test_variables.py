@@ -30,7 +30,7 @@ def kernel(body, declared=".global .align 16 .b8 a[64];\n.visible .global .align
 
 
 def report(data, folder):
-    """What ptxas says of a module."""
+    """Return ptxas's messages about a module."""
     (folder / "k.ptx").write_bytes(data)
     command = [cuda.tool("ptxas"), "-arch=sm_90", "-v", folder / "k.ptx", "-o", folder / "k.cubin"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -62,7 +62,7 @@ def code(woven):
     return " ".join(re.sub("//[^\n]*", "", woven.data.decode()).split())
 
 
-# Each way to name a variable in global memory, and what stands there then.
+# Each way to name a variable in global memory, and its replacement.
 SHAPES = {
     "mov.u64 %rd1, a;": "ld.global.nc.u64 %X0, [T+0]; mov.u64 %rd1, %X0 ;",
     "mov.b64 %rd1, b;": "ld.global.nc.u64 %X0, [T+8]; mov.b64 %rd1, %X0 ;",

@@ -1,4 +1,4 @@
-"""What weaving inserts: parameters, registers, records, and probes in functions."""
+"""Weaving inserts parameters, registers, records, and probes in functions."""
 
 import math
 import re

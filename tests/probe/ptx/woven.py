@@ -56,7 +56,7 @@ def lines(woven):
 
 
 def half_written(found):
-    """What is written under a guard before anything else wrote it: ptxas keeps such a register from the entry on."""
+    """Return registers first written under a guard: ptxas keeps such a register from the entry on."""
     written, half = set(), []
     for line in found:
         if line == "{":  # the names are declared again

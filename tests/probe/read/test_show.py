@@ -1,4 +1,4 @@
-"""What --show prints reads back to the model that it was made of, and the same is woven from it."""
+"""The output of --show reads back as the same model, and weaves to the same code."""
 
 import re
 import tomllib
@@ -89,7 +89,7 @@ WOVEN = kernel(
 
 
 def code(file):
-    """What is woven, but for the lines that it comes from."""
+    """Return the woven text, without the line numbers of the probe."""
     try:
         return re.sub(rf"{MARK}.*", "", weave(WOVEN, "k", [file]).data.decode())
     except LeftAlone as error:

@@ -5,7 +5,7 @@ SCHEDULING = '''analyze_hook = "block_sched_local.py"
 
 [block_sched]
 position = "kernel"
-datamodel = "warp:16" # of each warp 16 bytes
+datamodel = "warp:16" # 16 bytes per warp
 before = """.reg .b64 %lstart; // local start
 .reg .b64 %lend;    // local end
 .reg .b64 %elapsed;

@@ -61,7 +61,7 @@ def woven(case: Case, *probes: str, count: bool = False) -> Woven:
 
 
 class Result(NamedTuple):
-    """What a launch leaves: `out`, the bytes of each map's buffer, and what was read too early."""
+    """The results of a launch: `out`, the bytes of each map's buffer, and registers read too early."""
 
     out: Words
     buffers: list[bytes]
@@ -84,7 +84,7 @@ def buffer_size(case: Case, placed: PlacedMap) -> int:
 def run(
     case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True, before: Result | None = None
 ) -> Result:
-    """Run a case, with probes or without. With `before`, the launch repeats one that left that: its buffers still have
+    """Run a case, with probes or without. With `before`, the launch repeats that one: its buffers still have
     their records, and the lowest bit of their addresses says that they keep them (gpt-stream(5), PROBE BUFFERS).
     """
     rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """Run a woven PTX module on the simulated device: `python -m tests.probe.sass.simulate PTX NUMBER SIZE OUT`.
 
-NUMBER is of a case; the kernel gets a buffer of SIZE bytes in its added parameter, and OUT gets what's in it.
+NUMBER chooses a case; the kernel gets a buffer of SIZE bytes in its added parameter, and OUT gets its contents.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
     ],
 )
 def test_totals_hold_the_same(tmp_path, name, kind):
-    """Of every kind, with one writer to a unit and with many: stores, atomics, and the sum over a warp's lanes."""
+    """Totals of every kind, with one writer per unit and with many: stores, atomics, and sums over a warp's lanes."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     level = "thread" if kind == "numbers" else kind.removesuffix("s") if kind != "floats" else "block"
     probe.write_text(PROBE.format(name=kind, map=MAPS[kind], saves=SAVES[kind], level=level))

@@ -1,5 +1,8 @@
 """Probes in machine code, run by the interpreter: memory stays what it was, and buffers hold what they should."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ UNIFORM = "writes UR"
 
 
 def check(name, *probes):
-    """Run a case plain and woven; return what was woven, and the records of each map."""
+    """Run a case plain and woven; return the woven kernel, and the records of each map."""
     case = CASE[name]
     try:
         made = running.woven(case, *probes)
@@ -72,7 +75,7 @@ def test_each_block_has_a_begin_and_an_end(name):
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5", "groups-2x50-5", "products-2x64-5"])
 def test_a_launch_that_repeats_adds_to_what_is_there(name):
-    """The lowest bit of a buffer's address asks for that: bytes double, and a block's clocks are those of both runs."""
+    """The lowest bit of a buffer's address asks for that: bytes double, and a block's clocks cover both runs."""
     case = CASE[name]
     made, _ = check(name, "block_sched", "gmem_bytes")
     first = running.run(case, made)
@@ -96,7 +99,7 @@ def test_where_registers_are_short_the_stack_holds_values():
 def test_bytes_of_global_memory():
     """As `widths` and `generic` say in CUDA: 1 to 16 bytes a lane; generic accesses count where they're global."""
     _, (found,) = check("widths-2x64-5", "gmem_bytes")
-    assert found == [(None, [{"read": 2432, "written": 1984}])] * 2, "no field for what the kernel doesn't do"
+    assert found == [(None, [{"read": 2432, "written": 1984}])] * 2, "no field without a use in the kernel"
     _, (found,) = check("copies-2x128-5", "gmem_bytes")
     assert sum(record["async"] for _, (record,) in found) > 0
     _, (found,) = check("generic-2x96-5", "gmem_bytes")  # the counters are close behind the program's constants
@@ -164,3 +167,24 @@ def test_what_is_left_alone_says_why():
     with pytest.raises(LeftAlone) as error:
         weave(b"", "k", "sm_80", [running.probe("block_sched")], running.compiler())
     assert error.value.reason.code == "not_proven"
+
+
+WEAVE = """
+import hashlib
+from tests.probe.sass import running
+from tests.sass.interp.cases import CASES
+case = next(case for case in CASES if case.name == "stack-2x33-5")
+print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").data).hexdigest())
+"""
+
+
+def test_weaving_depends_on_its_inputs_only():
+    """Answers are cached by their inputs, and two runs should differ in nothing. Python orders sets at random."""
+    check("stack-2x33-5", "block_sched")
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", WEAVE], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1

@@ -1,4 +1,4 @@
-"""Weave PyTorch's kernels: how many can be, and what stands in the way.
+"""Weave PyTorch's kernels: count how many can be woven, and why others can't.
 
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so |
         python -m tests.probe.sass.torch_weave block_sched gmem_bytes --every N

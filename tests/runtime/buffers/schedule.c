@@ -194,7 +194,7 @@ static bool is_ready(struct thread *thread) {
 // The threads of the code under test never end: it is over once the others have.
 extern _Atomic int programs_left;
 
-// Whether the lazy thread could run but doesn't.
+// Return whether the lazy thread could run but doesn't.
 static bool is_lazy(int thread) {
     static unsigned turns;
     if (lazy < 0 || thread != programs + lazy || threads[thread].calls)

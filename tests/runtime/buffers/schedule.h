@@ -50,7 +50,7 @@ int turn_time(clockid_t clock, struct timespec *now);
 #endif
 #endif
 
-#ifdef UNDER_TEST // another thread may come between a look and what is done then, and right after that
+#ifdef UNDER_TEST // another thread may come between a look and the action that follows, and right after that
 #include <stdatomic.h>
 #undef atomic_compare_exchange_weak
 #define atomic_compare_exchange_weak(at, before, after)                                                      \

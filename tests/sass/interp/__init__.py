@@ -6,7 +6,7 @@
 
 It's a second opinion, so it's pessimistic: registers, shared and local memory begin with garbage; which of two parts of
 a warp goes first, which warp, and which block, is random; parts of a warp that are at the same place stay apart unless
-the code brings them together; a load outside what was allocated is an error. With `strict`, a value that's read before
+the code brings them together; a load outside allocated memory is an error. With `strict`, a value that's read before
 it has arrived is garbage, too (timing.py). An instruction, or a bit of one, that nobody wrote down here raises
 `Unimplemented`: nothing is guessed.
 

@@ -41,7 +41,7 @@ def _float_sum(old: Array, new: Array, kind: str) -> Array:
 
 
 def each(word: Word, size: int, change: Change, sources: list, outcome: Change | None = None) -> Run:
-    """Return what goes through the lanes: `change` gets the old bytes and the operands', and returns new ones.
+    """Return a function over the lanes: `change` gets the old bytes and the operands', and returns new ones.
 
     The old ones are the result, or else what `outcome` makes of the same.
     """

@@ -1,6 +1,6 @@
 """Kernels and launches that are run by the interpreter, by the simulated device from PTX, and by a GPU.
 
-Every kernel takes (const unsigned *in, unsigned *out, int n). `close` allows for what MUFU approximates: a float may
+Every kernel takes (const unsigned *in, unsigned *out, int n). `close` allows for MUFU's approximations: a float may
 then differ by that part of its value.
 """
 

@@ -30,7 +30,7 @@ def second(warp: Warp, word: int, lanes: Array) -> Array:
 
 
 def nop(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Do nothing. Memory has no order but that of execution here."""
+    """Do nothing: here, memory has no order other than execution."""
     part.place += SIZE
 
 
@@ -149,7 +149,7 @@ def leave(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> Non
 
 
 def wait(warp: Warp, part: Part, taken: Array, what: tuple[str, int]) -> None:
-    """Let lanes wait; those that don't take part go on."""
+    """Let lanes wait; lanes that don't take part go on."""
     here = part.place
     rest = part.lanes & ~taken
     if rest.any():
@@ -191,7 +191,7 @@ def synchronize(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) 
 
 
 def end_collective(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """ENDCOLLECTIVE: those that came together for it go their ways again."""
+    """ENDCOLLECTIVE: the lanes that came together separate again."""
     part.place += SIZE
     pieces, part.inside = part.inside, []
     for piece in pieces[1:]:
@@ -216,7 +216,7 @@ def give_way(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> 
 
 
 def release(warp: Warp) -> None:
-    """Let go on whoever has nobody left to wait for."""
+    """Release lanes that have no other lane left to wait for."""
     again = True
     while again:
         again = False

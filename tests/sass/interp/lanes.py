@@ -1,4 +1,4 @@
-"""What lanes of a warp tell each other, and what they know of themselves."""
+"""Instructions with which lanes of a warp exchange values, and read facts about themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 1 << 50  # the time when a launch begins
 
 
 def _special(warp, number: int) -> Array | int | None:
-    """Return a special register; None for one that isn't known. Numbers as seen in the code of kernels of ours."""
+    """Return a special register; None if it isn't known. Numbers come from our own kernels' code."""
     block = warp.block
     if 0x21 <= number <= 0x23:
         return warp.thread[number - 0x21]

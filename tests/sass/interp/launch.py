@@ -109,7 +109,7 @@ class Launch:
         self.grid, self.block = grid, block
         self.shared = cubin.shared_size(kernel) + dynamic
         self.strict = strict
-        self.early: list[str] = []  # what was read or overwritten too early
+        self.early: list[str] = []  # registers read or overwritten too early
         arch = cubin.table.arch
         bank = bytearray(arch.parameters + len(parameters))
         struct.pack_into("<6I", bank, 0, *block, *grid)

@@ -24,7 +24,7 @@ _ADDRESS_64 = 2
 
 @dataclass
 class Section:
-    """What of a section matters here. `relocations`: offset, symbol, addend, type."""
+    """The parts of a section that matter here. `relocations`: offset, symbol, addend, type."""
 
     name: str
     data: bytes

@@ -4,7 +4,7 @@ A warp's lanes are in *parts*, each with its own place in the code. A part runs 
 which one is next then, and which side of a branch goes first, is random. Two parts never join because they are at the
 same place: only these bring lanes together (docs/sass-rules.md has what's established, on an H200).
 
-    BSYNC B       waits for the lanes that BSSY put into B, but those that have exited or left by BREAK
+    BSYNC B       waits for the lanes that BSSY put into B and that haven't exited or left by BREAK
     WARPSYNC      waits for the lanes of its mask
     WARPSYNC.COLLECTIVE   the same, up to ENDCOLLECTIVE, where the parts part again
     BAR           waits for the block; the parts stay apart
@@ -36,7 +36,7 @@ BURST = 20_000  # instructions that a part may run while another could, for code
 
 
 class Stuck(Exception):
-    """Nothing can go on: lanes wait for what can't happen."""
+    """Nothing can go on: lanes wait for something that can't happen."""
 
 
 @dataclass(eq=False)
@@ -46,13 +46,13 @@ class Part:
     place: int  # the address of the next instruction
     lanes: Array
     waits: tuple[str, int] | None = (
-        None  # for what: ("bsync", barrier), ("warpsync", mask), ("collective", mask), "bar"
+        None  # the reason: ("bsync", barrier), ("warpsync", mask), ("collective", mask), "bar"
     )
     inside: list[Array] = field(default_factory=list)  # the parts of a collective
 
 
 class Warp:
-    """32 lanes, of which those that the block doesn't have never run."""
+    """32 lanes; lanes that the block doesn't have never run."""
 
     def __init__(self, block: Block, first: int, cubin: LoadedCubin, start: int, rng: np.random.Generator) -> None:
         self.block, self.cubin, self.rng = block, cubin, rng
@@ -110,7 +110,7 @@ class Warp:
             self.current = None
 
     def run(self, limit: int) -> None:
-        """Execute up to so many instructions, until no part can go on."""
+        """Execute up to this many instructions, or until no part can go on."""
         for _ in range(limit):
             part = self.current
             if part is None or part.waits or self.burst > BURST:

@@ -1,6 +1,6 @@
 """Matrices spread over a warp: products, and loads and stores of 8 x 8 tiles.
 
-A lane's place in a matrix is that of PTX's mma instructions: lane l has row l / 4 and columns from 2 (l % 4) on in a
+A lane's place in a matrix is as in PTX's mma instructions: lane l has row l / 4 and columns from 2 (l % 4) on in a
 result, and so on. Products are exact sums in 64 bits, rounded once; a tensor core rounds in steps of its own, so
 numbers that need no rounding are the only ones to compare bit for bit.
 """

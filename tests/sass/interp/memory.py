@@ -15,7 +15,7 @@ _OFFSETS = {size: np.arange(size) for size in (1, 2, 4, 8, 16)}
 
 
 class MemoryFault(Exception):
-    """An address where nothing is, or one that isn't aligned."""
+    """An address outside of memory, or a misaligned one."""
 
 
 class Space:
@@ -28,7 +28,7 @@ class Space:
         self.valid = np.full(size, allocated)
 
     def places(self, addresses: Addresses, size: int) -> npt.NDArray[np.int64]:
-        """Return where the bytes stand in `data`, a row for each address. Raises MemoryFault."""
+        """Return where the bytes are in `data`, a row for each address. Raises MemoryFault."""
         at = (addresses - np.uint64(self.base)).astype(np.int64)
         outside = (at < 0) | (at > len(self.data) - size)
         if outside.any() or (at % size).any():
@@ -49,14 +49,14 @@ class Space:
 
 
 class GlobalMemory(Space):
-    """What kernels share. Allocations are 256 bytes apart, so that a kernel can't run over into the next unnoticed."""
+    """Memory that kernels share. Allocations are 256 bytes apart, so that overruns are noticed."""
 
     def __init__(self, rng: np.random.Generator, size: int = 1 << 22) -> None:
         super().__init__(GLOBAL, size, rng, "global", allocated=False)
         self.top = 0
 
     def allocate(self, size: int, data: bytes = b"") -> int:
-        """Return the address of so many bytes, garbage behind `data`."""
+        """Return the address of this many bytes, with garbage after `data`."""
         start = self.top
         self.top += -(-size // 256) * 256 + 256
         if self.top > len(self.data):

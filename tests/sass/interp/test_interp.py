@@ -93,7 +93,7 @@ YIELD, NOP, LDG = 0x946, 0x918, 0x981
 
 
 def test_a_yield_where_others_wait_breaks_a_kernel(cubins):
-    """What the hardware does with a YIELD in a region whose other lanes already wait at its BSYNC. In place of a NOP
+    """Hardware's behavior for a YIELD in a region whose other lanes already wait at its BSYNC. In place of a NOP
     it can't be put here, so a load of the kernel that isn't needed to end it gives its place.
     """
     case = case_of("meeting")

@@ -1,11 +1,11 @@
 """When values arrive: what the compiler promises by stalls and scoreboards, held against what the code reads.
 
-A result of fixed latency is there so many cycles after its instruction, others when their scoreboard has been awaited.
-Whoever reads it earlier gets garbage, and `Launch.early` has a line about it. So has it for two things that are wrong
+A result of fixed latency arrives a number of cycles after its instruction, others when their scoreboard was awaited.
+Reading it earlier gives garbage, and adds a line to `Launch.early`. So has it for two things that are wrong
 later: a register that's overwritten while a load is still to write it, or while a memory instruction hasn't read it.
 
-Cycles, and which instructions read in order, are those of docs/sass-rules.md, measured on an H200. What wasn't measured
-counts with the shortest time that was, so nothing is said to be early that might not be. A warp's clock only counts its
+Cycles, and which instructions read in order, come from docs/sass-rules.md, measured on an H200. Unmeasured pairs
+count with the shortest measured time, so nothing is reported as early that might not be. A warp's clock only counts its
 own stalls: other warps and misses never make a value arrive in time here.
 """
 
@@ -84,7 +84,7 @@ def registers_of(sets: Registers) -> list[Register]:
 
 def _unit(name: str) -> str:
     """Return the unit of an instruction, whose results come in order: ptxas awaits the last of some. It's empty for
-    those whose results may come in any order.
+    instructions whose results may come in any order.
     """
     return "" if name in UNORDERED else "special" if name in SPECIAL else name
 
@@ -102,7 +102,7 @@ def latency(writer: str, reader: str, register: Register, guards: bool, late: bo
 
 
 class Timing:
-    """What's on its way in a warp."""
+    """The results and reads in flight in a warp."""
 
     def __init__(self, warp: Warp, early: list[str]) -> None:
         self.warp, self.early = warp, early
@@ -143,7 +143,7 @@ class Timing:
         self.now += max(1, control.stall) + (BRANCH_CYCLES if entry.name in BRANCHES else 0)
 
     def finish(self) -> None:
-        """Put back what was garbage, and note what's on its way now."""
+        """Restore registers that were garbage, and note what's in flight now."""
         for row, values in self.kept:
             row[...] = values
         for register, one in self.after:

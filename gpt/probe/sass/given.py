@@ -1,0 +1,70 @@
+"""Give snippets their values, from registers, slots of the stack, parameters and the operands of a place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass.body import Member
+from gpt.probe.sass.function import ADDRESS, GUARD, RZ, find_offset, find_source
+from gpt.probe.sass.registers import usable
+from gpt.probe.sass.trampoline import Given
+from gpt.sass.check_known import registers_named
+from gpt.sass.code import Instruction
+from gpt.sass.kernels import Kernel
+from gpt.sass.words import Guard
+
+
+class Kept(NamedTuple):
+    """The place of a kept value: a register, or a number of bytes above the lowest slot."""
+
+    register: int | None
+    slot: int | None
+
+
+def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -> tuple[dict[str, Kept], int, int]:
+    """Return where each value is kept, the registers among them, and the bytes of slots. `often` counts the
+    uses of each: the most used values get registers.
+    """
+    sizes = {member.name: member.count for member in members if member.kind == "kept"}
+    named = registers_named(kernel) | 1 << 1
+    free = [r for r in range(usable(kernel.registers)) if not named >> r & 1]
+    if kernel.graph.calls_out:
+        free = []
+    found: dict[str, Kept] = {}
+    mask = slots = 0
+    for name, _ in often.most_common():
+        count = sizes[name]
+        first = next((r for r in free if r % count == 0 and all(r + k in free for k in range(count))), None)
+        if first is None:
+            slots += -slots % (4 * count)
+            found[name] = Kept(None, slots)
+            slots += 4 * count
+        else:
+            found[name] = Kept(first, None)
+            free = [r for r in free if not first <= r < first + count]
+            mask |= ((1 << count) - 1) << first
+    return found, mask, slots
+
+
+def give_kept(member: Member, place: Kept) -> Given:
+    """Return a kept value for a snippet."""
+    return Given("kept", member.at, member.count, place.register, place.slot)
+
+
+def give_operand(site: Instruction, head: str, when: str, member: Member) -> Given:
+    """Return an operand of a site, an instruction with a face that begins so. Raises CannotProbe."""
+    if member.name == GUARD:
+        return Given("guard", member.at, 1, guard=Guard(site.guard.predicate, False))
+    source = find_source(site, head, member.name)
+    if source is None or source.width != member.count:
+        raise CannotProbe(f"has no register for '{member.name[1:]}', which the probe reads")
+    mask = ((1 << source.width) - 1) << source.register
+    if when == "after" and not member.name.startswith("%out") and site.masks.writes & mask:
+        raise CannotProbe("overwrites what the probe reads after it")
+    value = find_offset(site) if member.name == ADDRESS else 0
+    if source.register == RZ and not value:
+        return Given("zero", member.at, member.count)
+    return Given("operand", member.at, member.count, source.register, value=value)
