@@ -79,7 +79,7 @@ def test_a_run_stays_below_it(tmp_path, busy, threads, children):
     (tmp_path / "tmp").mkdir()
     done = run(tmp_path, busy, PTX, 20000, threads, children, env={"TMPDIR": str(tmp_path / "tmp")})
     assert done.returncode == 0, done.stderr
-    assert 1 << 19 < written(tmp_path) <= 1 << 20
+    assert 1 << 18 < written(tmp_path) <= 1 << 20  # threads have room left that they haven't filled
     assert done.stderr.count("--max-disk is reached") == 1
     assert re.search(r"--max-disk was reached: \d+ process(es)? went on without being recorded", done.stderr)
     traces = [hooked.Trace(path) for path in tmp_path.glob("t.mp*")]

@@ -80,6 +80,12 @@ def test_it_needs_a_probe(image):
     assert (done.status, done.out, done.err) == (2, b"", NEEDED)
 
 
+def test_the_original_comes_along_on_request(image):
+    """`gpt-hook run --benchmark` and --memusage compare with it."""
+    done = weave("-p", "block_sched", "--original", data=segment(element(image)))
+    assert {record["original"] for record in done.kind("cubin")} == {image}
+
+
 def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
     """Run gpt-ptx-probe and gpt-asm on PTX: return the code, its maps, and the facts that a launcher needs."""
     done = weave("-p", "block_sched", "-p", "gmem_bytes", data=segment(element(image), {"kind": "unknown", "x": 1}))
@@ -87,7 +93,7 @@ def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
     assert [record["kind"] for record in done.records] == ["header", *kinds, *kinds, "unknown", "end"]
     first, second = done.kind("cubin")
     assert (first["kernels"], second["kernels"]) == (["sums"], ["copy"])
-    assert first["module"] == "libfoo.so#3" and first["original"] == image != first["data"]
+    assert first["module"] == "libfoo.so#3" and first["data"] != image and "original" not in first
     assert first["id"] != second["id"]
     *_, kernel, needs = done.kind("kernel")
     assert kernel["id"] == needs["id"] == second["id"]
