@@ -4,7 +4,7 @@
     code[3].name, code[3].reads.R, code[3].target
 
 Sets of registers are bit masks, one for each register file (gpt.sass.tables.Registers), so that liveness is a few
-operations on integers. The guard is among the reads. An instruction is made when it's asked for, and kept.
+operations on integers. An instruction's guard counts as read. Instructions are decoded on first use, then cached.
 """
 
 from __future__ import annotations

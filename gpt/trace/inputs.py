@@ -83,7 +83,7 @@ def expand(paths: Sequence[Path]) -> list[Path | None]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return _members(path, _is_trace, "not a trace, nor a trace folder of Neutrino, nor a folder of such")
+    return _members(path, _is_trace, "no trace folder of Neutrino, nor a folder of such; pass traces as files")
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:

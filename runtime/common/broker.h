@@ -245,9 +245,9 @@ const char *gpt_find_broker(void);
 bool gpt_is_user(uid_t user, uid_t meant);
 bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
 
-// Connects a socket to the supervisor in this folder of a user's. Returns why that fails, with errno set.
-// EACCES: the process there isn't trusted. Answers are code that will run, so neither
-// the folder nor the socket may be anybody else's, or a sandboxed process's.
+// Connect a socket to the supervisor whose folder this is. Returns why that fails, with errno set: EACCES if
+// the process there isn't trusted. The supervisor's answers are code that will run, so both the folder and
+// the socket must be `owner`'s, and no sandboxed process may have made them.
 struct gpt_fault gpt_reach(int file, const char *name, uid_t owner);
 bool gpt_connect(int file, const char *name); // the same for this user's folder
 

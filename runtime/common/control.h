@@ -3,9 +3,9 @@
 // other, since anybody can take such a name. A message is an order, with texts after it, each of which ends
 // in a zero; the answer is the state that follows from it.
 //
-// An order of probes has the digest of a pipeline, not its text, which gpt-hook ctl passes to the supervisor
-// of the run before, in the folder that the process names: a sandboxed child of the program reaches this
-// socket.
+// An order to change probes names its pipeline by digest only. gpt-hook ctl first hands the text to the run's
+// supervisor, in the folder that the process names. Otherwise a sandboxed child of the program, which can
+// reach this socket, could say what the supervisor runs.
 
 #ifndef GPT_CONTROL_H
 #define GPT_CONTROL_H

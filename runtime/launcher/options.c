@@ -207,7 +207,11 @@ static void check_request(struct request *request) {
     if (!*request->command)
         fail(USAGE, "run", "no command; see gpt-hook --help");
     if (!*output || (*output != '|' && output[strlen(output) - 1] == '/') || !strcmp(output, "|"))
-        fail(USAGE, "-o", *output == '|' ? "no command" : "not a file name");
+        fail(USAGE, "-o",
+             *output == '|' ? "no command"
+             : *output      ? "a folder; name a file in it: %s%%p.mp"
+                            : "not a file name",
+             output);
     if (!request->calls) // queries make ioctls too, and must be recorded as their parents
         request->calls = request->ioctls ? "all" : "all,-query";
     if (!*request->calls)

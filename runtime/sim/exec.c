@@ -20,8 +20,8 @@ struct node *sim_exec_node(void *exec, void *node) {
                : NULL;
 }
 
-// Appends a node and all that it depends on to `order`, each once, what it depends on first. Returns false
-// for a circle.
+// Append a node to `order`, after those nodes that it depends on and that aren't there yet. Returns false if
+// there's a cycle.
 static bool visit(struct node *root, struct node **order, size_t *count) {
     enum { NEW, OPEN, DONE };
     for (struct node *node = root, *next; node; node = next) {

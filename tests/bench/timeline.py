@@ -4,8 +4,8 @@
 
 Half of the spans are launches of two threads, the others their kernels in two streams, with an arrow for each. pandas
 writes the same events as JSON from columns that are arrays already; HTA (HolisticTraceAnalysis) reads the file that
-was written here. They are taken from the Python that is named, as HTA wants packages of its own. The contenders take
-turns; the raw figures go to docs/figures/bench/timeline.json. The exit status is 1 if the bound was missed.
+gpt-analyze wrote. Both run in the Python that `--python` names, because HTA has dependencies that we don't. The tools
+are timed in turns; the raw figures go to docs/figures/bench/timeline.json. Exits with 1 if we miss our bound.
 """
 
 from __future__ import annotations

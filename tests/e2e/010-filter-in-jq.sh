@@ -23,7 +23,7 @@ gpt-extract slim/libdemo.so --json | jq -r 'select(.kind == "element") | .type +
 printf 'cubin sm_90\nptx sm_90\nptx sm_90\n' | diff - left
 
 # README's line does what README says: the PTX is out of reach, and stays.
-grep -q 'hides the PTX from' "$PYTHONPATH/README.md"
+grep -q 'hides PTX from' "$PYTHONPATH/README.md"
 filter=$(sed -n "s/^    [$] gpt-extract --json .* | jq -c '\([^']*\)' |.*/\1/p" "$PYTHONPATH/README.md")
 [ "$filter" ]
 gpt-extract --json libdemo.so | jq -c "$filter" | gpt-locate --from-json --used names.txt --arch sm_90 |

@@ -59,6 +59,7 @@ expect() { # STATUS WORDS COMMAND...
     grep -q -e "$words" err || { cat err; exit 1; }
     test "$(grep -c error: err)" -eq 1
 }
+expect 2 "no command" gpt-negativa
 expect 2 "is not one of" gpt-negativa frobnicate
 expect 2 "not a compute capability" gpt-negativa debloat --arch foo -- touch ran
 test ! -e ran

@@ -1,6 +1,7 @@
-// The helper of live streams, on the file of a process that may write anything: segment.c.
+// Fuzz how the helper of live streams reads the file of a process that may write anything: segment.c.
 //
-// Input: how many chunks, what happens between steps; for each chunk the size of its records, and they.
+// Input: how many chunks, what happens between steps; for each chunk the size of its records, then the
+// records.
 
 #include "../../runtime/common/selection.c"
 #include "../../runtime/follow/rows.c"

@@ -1,5 +1,5 @@
-// The hook, on images that a program hands to the driver: modules.c. Reads must stay inside them, whatever
-// they say.
+// Fuzz how the hook reads images that a program hands to the driver: modules.c. Whatever an image claims,
+// reads must stay inside it.
 
 #include "absent.h"
 #include "common/sha256.c"

@@ -1,4 +1,4 @@
-// The hook, on libraries of the process and on images that were cut: libraries.c, missing.c.
+// Fuzz how the hook reads libraries of the process and images that were cut: libraries.c, missing.c.
 
 #include "absent.h"
 #include "hook/watch/driver.c"

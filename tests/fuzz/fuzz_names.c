@@ -1,4 +1,4 @@
-// The hook and the launcher, on names that a program or a user gives: decode.c, template.h.
+// Fuzz how the hook and the launcher handle names from a program or a user: decode.c, template.h.
 
 #include "harness.h"
 #include "hook/entry/control.c"

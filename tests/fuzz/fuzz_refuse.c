@@ -1,4 +1,4 @@
-// What gpt-hook and the hook say of a program that is to be started, which may be any file.
+// Fuzz what gpt-hook and the hook say about a program that they're asked to start, which may be any file.
 
 #include "common/unwatchable.c"
 #include "harness.h"

@@ -1,4 +1,4 @@
-// The auditing library, on libraries and names: a file's build id, and which file replaces which.
+// Fuzz how the auditing library reads a file's build id, and how it chooses the file that replaces a library.
 
 #include "../../runtime/replace/folder.c"
 #include "../../runtime/replace/replace.c"

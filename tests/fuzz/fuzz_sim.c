@@ -1,4 +1,4 @@
-// The simulated device, on images in files: which element suits, what it holds.
+// Fuzz how the simulated device reads images: which element suits it, and what that holds.
 
 #include "../../runtime/sim/code.c"
 #include "../../runtime/sim/cubin.c"

@@ -1,4 +1,4 @@
-// The hook, on unwind tables, and on what it remembers of them: unwind.c.
+// Fuzz how the hook reads unwind tables, and what it caches of them: unwind.c.
 
 #include "arch/x86_64/hook/unwind.c"
 #include "harness.h"

@@ -1,5 +1,5 @@
-// The hook, on answers of a pipeline that anybody may have written: answer.c, and the sizes of their buffers.
-// What it writes of them into a trace can be read.
+// Fuzz how the hook reads answers of a pipeline, which anybody may have written: answer.c, and the sizes of
+// the buffers that they ask for. The records that it writes about them into a trace must be readable.
 
 #include "absent.h"
 #include "common/records.c"

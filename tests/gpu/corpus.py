@@ -3,8 +3,8 @@
 Each kernel's results are compared with the same computation in Python, and the GPU's results with the simulated
 device's, bit for bit where PTX defines the bits. Random programs are compared with exact arithmetic.
 
-    corpus.py [FOLDER]            the PTX of the sources is in FOLDER, or nvcc, which needs g++, makes it
-    corpus.py --compile FOLDER    only makes it
+    corpus.py [FOLDER]            take the sources' PTX from FOLDER, or compile it with nvcc, which needs g++
+    corpus.py --compile FOLDER    only compile it, into FOLDER
 
 The kernels run once more with every built-in probe in them, on the GPU alone. `--programs N` sets the number of
 programs, `--device FOLDER` takes another libcuda.so.1 in place of the GPU's, `--no-woven` leaves the probes out. All

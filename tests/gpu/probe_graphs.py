@@ -5,8 +5,8 @@ for each of them, and what that costs.
 
 `forms`: graphs in many forms, with all bytes counted right. `plain`: a million replayed kernels, bare and under
 gpt-hook without probes. `many`: 25 million replayed kernels with probes, device memory flat (its trace takes some
-6 GB, and all of it takes more than 4 minutes). `graphed`: a compiled transformer's
-step of decoding in a graph, bare and with block_sched, alone and after other graphs.
+6 GB, and all of it takes more than 4 minutes). `graphed`: a decode step of a compiled transformer, captured in a graph,
+bare and with block_sched, alone and after other graphs.
 
 GPT_GPU_ROUNDS is the number of timed runs (3; 0 only fills the caches of `graphed`), GPT_GPU_REPLAYS how often `many`
 launches its graph of 1,000 kernels (25,000), GPT_GPU_KEEP a folder that is kept, so that `graphed` goes on where an

@@ -289,8 +289,8 @@ def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatc
 
 
 def test_rtld_next_and_default_mean_what_they_mean_to_the_caller(tmp_path):
-    # Two libraries of one scope, each with `which`, and one in a scope of its own. The caller is the function that
-    # calls last, so no function here may end in a jump.
+    # Two libraries in the global scope each define `which`; a third has a scope of its own. dlsym finds its caller by
+    # the return address, so no function here may end in a jump.
     which = 'const char *which(void) {{ return "{}"; }}\n'
     ask = '#include <dlfcn.h>\nconst char *ask(void) { return ((const char *(*)(void))dlsym(RTLD_NEXT, "which"))(); }\n'
     default = """

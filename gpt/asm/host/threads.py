@@ -1,7 +1,7 @@
 """Warp-wide operations and barriers.
 
-Each calls the service `meet`, with a function of device.h that runs once all lanes of the mask have arrived, or the
-service `barrier`. Instructions from before `.sync` have no mask; they meet when no other lane can advance.
+Each calls the service `barrier`, or `meet` with a function of device.h, which runs once all lanes of the mask have
+arrived. Instructions older than `.sync` have no mask: they run once no other lane can advance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Single instructions that a weaver puts around snippets: to copy, save, load and wait.
 
-Each is written down from what ptxas makes of our own code (sm_90), and the interpreter and nvdisasm agree on them
-(tests/probe/sass/test_glue.py). None has a guard.
+The encodings are copied from what ptxas makes of our own code (sm_90); tests/probe/sass/test_glue.py checks that the
+interpreter and nvdisasm read them alike. No instruction has a guard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Find the operands of an instruction word by flipping one bit at a time.
 
-If bit 18 is the third bit of a register number, turning it makes nvdisasm print `R8` for `R12`, or the other way
-around. So for each bit that changes a register, the difference says which bit of a number it is, and the number
-begins that many bits below. Nothing is assumed about where fields are.
+If bit 18 is bit 2 of a register number, flipping it makes nvdisasm print `R8` for `R12`, or the other way around. The
+difference is 4, or 1 << 2, so the number begins two bits lower, at bit 16. This assumes nothing about where fields are.
 
 A field may be there in some forms of an instruction and not in others; `find_fields` returns all that were seen in any
 of the words.

@@ -45,13 +45,13 @@ static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
 
 // -- Places ----------------------------------------------------------------
 //
-// A launch takes a place in a slab by one compare-and-swap of `places`, if the slab is open. Then the slab
-// stays this stream's until the launch is in the stream: hook_seal fails, but at the end of the process.
+// A launch takes a place in an open slab by one compare-and-swap of `places`. The slab then belongs to this
+// stream until the launch is in the stream: before that, hook_seal fails, except at the end of the process.
 //
-// Most launches do that without the lock, in the slab that the last launch into their stream found. That one
-// may have become another stream's meanwhile, which a hash of the stream in `places` shows. Two streams in
-// two million have the same, so a launch looks at whose slab it is once it has its place there, and gives
-// that back.
+// Most launches do that without the lock, in the slab of the last launch into their stream. It may belong to
+// another stream by now, so `places` contains a hash of the stream. One pair of streams in two million shares
+// a hash, so a launch that has taken a place checks whose slab it is, and gives the place back if it's
+// another stream's.
 
 enum { RECENT = 64 };
 

@@ -1,6 +1,6 @@
-// Events behind the launches of a slab, and waits for slabs. slabs.c explains the life of a slab, the lock,
-// and all waits; this is what claims (buffers.c) and the moments at which slabs leave their streams
-// (moments.c) share.
+// Events behind the launches of a slab, and waits for slabs: the code that buffers.c, which claims
+// slabs, shares with moments.c, which takes them from their streams. slabs.c explains the life of a slab, the
+// lock and all waits.
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -84,8 +84,8 @@ def buffer_size(case: Case, placed: PlacedMap) -> int:
 def run(
     case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True, before: Result | None = None
 ) -> Result:
-    """Run a case, with probes or without. With `before`, the launch repeats that one: its buffers still have
-    their records, and the lowest bit of their addresses says that they keep them (gpt-stream(5), PROBE BUFFERS).
+    """Run a case, with probes or without. `before` is the launch that this one repeats: the buffers begin with
+    its records, and the lowest bit of their addresses is set to keep these (gpt-stream(5), PROBE BUFFERS).
     """
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 21)

@@ -1,12 +1,12 @@
-"""When values arrive: what the compiler promises by stalls and scoreboards, held against what the code reads.
+"""Check that code waits for each value: by stalls or by scoreboards.
 
-A result of fixed latency arrives a number of cycles after its instruction, others when their scoreboard was awaited.
-Reading it earlier gives garbage, and adds a line to `Launch.early`. So has it for two things that are wrong
-later: a register that's overwritten while a load is still to write it, or while a memory instruction hasn't read it.
+A result of fixed latency arrives a number of cycles after its instruction, any other result once the code has waited
+for its scoreboard. Reading it earlier gives garbage, and adds a line to `Launch.early`. Two errors that do harm later
+add a line, too: overwriting a register that a load has yet to write, or that a memory instruction has yet to read.
 
-Cycles, and which instructions read in order, come from docs/sass-rules.md, measured on an H200. Unmeasured pairs
-count with the shortest measured time, so nothing is reported as early that might not be. A warp's clock only counts its
-own stalls: other warps and misses never make a value arrive in time here.
+docs/sass-rules.md says how many cycles, and which instructions read in order, measured on an H200. A pair that wasn't
+measured gets the shortest measured time, so that a correct read is never reported. A warp's clock counts its own stalls
+only: unlike on a GPU, a value never arrives in time just because another warp ran or a cache missed.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     [call]  TIME  SHAPE  BYTES  PTR  NAME  FUNCTION  FILE:LINE
 
-Two blanks are between them; the time is in ns since the epoch, the address is decimal. It is gpt.tensors.trace: the
-tensors are in the trace of the process, from which gpt-neutrino writes the lines into the trace folder; without it they
-go to standard error. Nothing of torch is imported.
+Fields are separated by two blanks; TIME is in ns since the epoch, PTR is decimal. gpt.tensors.trace does the work: it
+records the tensors in the trace of the process, and gpt-neutrino writes the lines from there into the trace folder.
+Without gpt-neutrino they go to standard error. torch isn't imported.
 """
 
 from __future__ import annotations
