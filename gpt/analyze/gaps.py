@@ -222,7 +222,7 @@ def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]], more: str)
         count, time = between.long.get(row[4], (0, 0))
         share = 100 * time / (between.whole or 1)
         long = f", {share:.1f} % in {amount(count, 'gap')} over {human_time(LONG)}" if count else ""
-        yield f"{told}: {row[SHARE]:.1f} % between launches of thread {row[4]}{long}{more}"
+        yield f"{told}: {row[SHARE]:.1f} % between launches of thread {row[4]}, waits included{long}{more}"
     for row in waits:
         least = AT_LEAST.format(row[SHARE])
         yield f"of these {human_time(between.whole)}, {least}" if launches else f"{told}: {least}"

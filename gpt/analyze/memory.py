@@ -61,7 +61,7 @@ FRAGMENTS = (
     Column("live", "u64", "bytes", "allocated"),
     Column("held", "u64", "bytes", "in pages"),
     Column("fragmented", "f64", "%", "unused"),
-    Column("pieces", "u64", title="pieces"),
+    Column("pieces", "u64", title="allocs"),
     Column("holes", "u64"),
     Column("largest", "u64", "bytes", "largest hole"),
 )
@@ -154,7 +154,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
         pid, left = pieces.process.pid, pieces.left & pieces.on_gpu
         parts = []
         ended = "its trace ended" if pieces.process.status is None else "it ended"
-        told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most"
+        told = f"process {pid}: {human(pieces.peak(pieces.on_gpu))} of GPU memory at most in allocations by its calls"
         for mask, said in (
             (left & (pieces.ends >= NEVER), f"still allocated when {ended}, which the driver frees then"),
             (left & (pieces.ends < NEVER), "still allocated when their context ended, which frees them"),
@@ -279,7 +279,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages nothing is lost
     wasted = int(np.argmax(held - live))
     rows = []
-    places = ("most pages", int(np.argmax(held))), ("most unused", wasted), ("at the end", len(moments) - 1)
+    places = ("most pages", int(np.argmax(held))), ("most unused", wasted), ("last change", len(moments) - 1)
     for when, at in places:
         time = int(moments[at])
         count, holes = pieces.holes(time)
@@ -287,7 +287,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
         rows.append((*row, len(holes), int(holes.max(initial=0))))
     verdict = [
         f"in pages: the pages of {PAGE >> 20} MiB that hold any of it, since the driver maps whole pages; unused: the"
-        " part of these pages that's in no allocation; holes: the pieces of that part"
+        " part of these pages that's in no allocation; holes: the stretches of that part"
     ]
     yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
 

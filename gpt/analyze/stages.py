@@ -51,7 +51,7 @@ COLUMNS = (
     Column("in_calls", "u64?", "ns", "in calls", "any"),
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
-    Column("bytes", "u64?", "bytes", "copied", "any"),
+    Column("bytes", "u64?", "bytes", "host copies", "any"),
     Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
 )
 TIME = 2  # place of the time in a row
@@ -72,6 +72,10 @@ WORDS = (  # lower case, in names of NVTX ranges; the first match counts
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
 )  # fmt: skip
 LIBRARIES = frozenset(("nccl", "nvshmem", "cublas", "cudnn", "cusolver", "cusparse", "cufft", "cccl", "cub", "thrust"))
+NO_WAIT = (
+    "no wait between them, so per round is the time from the first one's first launch to the end of the wait after the"
+    " last one, divided by their number"
+)
 AHEAD = 0.5  # rounds are launched ahead if they take less of the inference, and the program waits for fewer of them
 ALL = 0.98  # share of the launches that a unit which comes only twice must cover: anything less is chance
 LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
@@ -173,9 +177,8 @@ def _time_round(tapes: Tapes, first: int, period: Period, inference: int, whole:
     covers_all = period.covered >= ALL * (len(tapes.launches) - first)
     if waited < AHEAD and (took * period.times < AHEAD * whole or (covers_all and whole)):
         whole -= tapes.start(first + int(period.begins[0])) - inference  # what the program did before the first one
-        told = "launched ahead of the GPU, so per round is the time until the wait for all, divided by their number"
-        return whole / period.times, told
-    return took, "per round: their median, waits included"
+        return whole / period.times, NO_WAIT
+    return took, "per round: the median from one's beginning to the next one's, waits included"
 
 
 def _describe_rounds(tapes: Tapes, first: int, period: Period) -> str:

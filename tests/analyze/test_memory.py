@@ -60,7 +60,7 @@ def test_live_peak_and_what_is_left_by_kind():
     assert [*told] == ["GPU memory", "device", "pool", "host memory", "pinned", "registered"]
     verdict = found.verdicts["memory"]
     ended = "300 B in 1 allocation still allocated when it ended, which the driver frees then"
-    assert verdict[0] == f"process 10: 1.46 KiB of GPU memory at most; {ended}"
+    assert verdict[0] == f"process 10: 1.46 KiB of GPU memory at most in allocations by its calls; {ended}"
     assert verdict[1].startswith("where calls came from is not recorded: 'gpt-hook run --stacks memory'")
     live = [(row["time"] - ZERO, row["gpu"], row["host"]) for row in found.rows["live"]]
     assert live == [(MS, 1000, 0), (3 * MS, 1500, 0), (4 * MS, 500, 0), (6 * MS, 500, 70), (7 * MS, 800, 70),
@@ -113,8 +113,8 @@ def test_fragmentation_is_what_pages_hold_beside_live_memory():
     last = PAGE - 512
     assert picked(fragments["most pages"], *keys) == (half + PAGE + half + 512, 4 * PAGE, 3, 3, last)
     assert picked(fragments["most unused"], *keys) == picked(fragments["most pages"], *keys)
-    assert picked(fragments["at the end"], *keys) == (PAGE + half + 512, 3 * PAGE, 2, 2, last)
-    assert fragments["at the end"]["fragmented"] == pytest.approx(100 * (half + last) / (3 * PAGE))
+    assert picked(fragments["last change"], *keys) == (PAGE + half + 512, 3 * PAGE, 2, 2, last)
+    assert fragments["last change"]["fragmented"] == pytest.approx(100 * (half + last) / (3 * PAGE))
     held = [(row["gpu"], row["held"]) for row in found.rows["live"]]
     assert held[:4] == [(half, PAGE), (PAGE, PAGE), (2 * PAGE + half, 3 * PAGE), (2 * PAGE, 3 * PAGE)]
 
@@ -122,7 +122,9 @@ def test_fragmentation_is_what_pages_hold_beside_live_memory():
 def test_no_pages_are_not_fragmented():
     found = answers("memory", made(("cuMemAlloc", 0, BASE, PAGE // 2), ("cuMemFree", 2, BASE)))
     assert picked(found.rows["fragmentation"][-1], "live", "held", "fragmented") == (0, 0, 0)
-    assert found.verdicts["memory"][0].endswith("of GPU memory at most; all of it was freed by the time it ended")
+    assert found.verdicts["memory"][0].endswith(
+        "of GPU memory at most in allocations by its calls; all of it was freed by the time it ended"
+    )
 
 
 def test_pages_and_holes_of_random_pieces_are_those_of_a_slow_count():

@@ -48,7 +48,7 @@ def test_gaps_between_launches_of_a_thread():
     host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 11.0ms from its first call to its last: 63.6 % between launches of thread 1"
+        "process 10, of the 11.0ms from its first call to its last: 63.6 % between launches of thread 1, waits included"
     )
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
 
@@ -80,7 +80,7 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     ]  # fmt: skip
     told = "process 10, of the 503ms from its first call to its last: "
     assert found.verdicts["gaps"][:4] == [
-        told + "99.4 % between launches of thread 1, 99.2 % in 1 gap over 100ms",
+        told + "99.4 % between launches of thread 1, waits included, 99.2 % in 1 gap over 100ms",
         "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: so long, at least, the GPU had "
         "no kernel to run",
         "'wait, launch' may be time that 'launch, launch' counts too: don't add them up",
@@ -254,7 +254,7 @@ def test_stages_are_found_from_the_calls():
         "found by the calls, as no NVTX range names a stage: the names are guesses",
         "Warmup: from the first launch until every kernel that recurs had been launched once",
         "Other: the time between the stages",
-        "4 equal rounds of 2 launches; per round: their median, waits included",
+        "4 equal rounds of 2 launches; per round: the median from one's beginning to the next one's, waits included",
     ]
 
 
@@ -276,8 +276,8 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert copied == [None, 8]  # what's copied while kernels are compiled is no input
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
-        "2 equal rounds of 26 launches (within each, 6 times 4 launches); launched ahead of the GPU, so per round is "
-        "the time until the wait for all, divided by their number",
+        "2 equal rounds of 26 launches (within each, 6 times 4 launches); no wait between them, so per round is the "
+        "time from the first one's first launch to the end of the wait after the last one, divided by their number",
         "500 calls counted but not timed, and in no stage",
     ]
 
@@ -299,7 +299,7 @@ def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
     found = ask("stages", made(*calls, ("cuStreamSynchronize", 71, 959)))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == pytest.approx((1030 - 25) / 10, rel=0.2)
-    assert "launched ahead of the GPU" in found.verdicts["stages"][2]
+    assert "no wait between them" in found.verdicts["stages"][2]
 
 
 def test_a_round_that_was_held_up_was_not_launched_ahead():
@@ -311,7 +311,7 @@ def test_a_round_that_was_held_up_was_not_launched_ahead():
     found = ask("stages", made(*calls))
     rows = {row.get("part") or row["category"]: row["time"] / MS for row in found.rows["stages"]}
     assert rows["Per round"] == 10
-    assert found.verdicts["stages"][2].endswith("per round: their median, waits included")
+    assert found.verdicts["stages"][2].endswith("to the next one's, waits included")
 
 
 def range_(id_, name, start, end, **more):
