@@ -316,5 +316,5 @@ def test_what_a_command_line_names(tmp_path):
     assert expand([expand.__globals__["STDIN"], first]) == [None, first]
     with pytest.raises(UsageError, match="once"):
         expand([expand.__globals__["STDIN"]] * 2)
-    with pytest.raises(MissingError, match="not a trace"):
+    with pytest.raises(MissingError, match="pass traces as files"):
         expand([tmp_path / "notes"])
