@@ -36,8 +36,8 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
 
 
 def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]:
-    """Yield registers whose results may not be there yet behind a branch that takes the place of instruction `first`,
-    and after how many more cycles they are.
+    """Yield registers whose results may still be missing after a branch that replaces instruction `first`, and in how
+    many more cycles they arrive.
     """
     seen: dict[int, int] = {}
     left = [(first, BRANCH_CYCLES)]

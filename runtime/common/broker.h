@@ -218,7 +218,7 @@ enum { GPT_THERE = 1 };
 
 struct gpt_reply {
     int32_t status; // 0: a file comes with the message
-    char code[32];  // a fault's code: why there is no answer, as in struct gpt_fault
+    char code[32];  // the reason for no answer: a code as in struct gpt_fault
     char fault[1024];
 };
 

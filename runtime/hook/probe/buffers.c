@@ -49,9 +49,9 @@ static struct slab *make_slab(struct pool *pool, uint64_t size, bool copied) {
 // stream until the launch is in the stream: before that, hook_seal fails, except at the end of the process.
 //
 // Most launches do that without the lock, in the slab of the last launch into their stream. It may belong to
-// another stream by now, so `places` contains a hash of the stream. One pair of streams in two million shares
-// a hash, so a launch that has taken a place checks whose slab it is, and gives the place back if it's
-// another stream's.
+// another stream by now, so `places` contains a hash of the stream. Two streams share a hash once in two
+// million pairs. So a launch that has taken a place looks at the slab's stream, and gives the place back if
+// it isn't its own.
 
 enum { RECENT = 64 };
 
