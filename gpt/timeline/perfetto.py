@@ -266,7 +266,7 @@ class _Writer:
     def _iter_counter(self, number: int, counter: Counter) -> Iterator[bytes]:
         trace, event = self._schema.Trace(), self._schema.TrackEvent
         told = self._add(trace).track_descriptor
-        told.uuid, told.parent_uuid, told.name = number, self._process(counter.process), counter.name
+        told.uuid, told.parent_uuid, told.name = number, self._process(counter.process), _text(counter.name)
         if counter.unit == "bytes":
             told.counter.unit = self._schema.CounterDescriptor.UNIT_SIZE_BYTES
         else:

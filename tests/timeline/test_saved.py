@@ -171,6 +171,15 @@ def test_text_that_is_not_utf8_is_replaced():
     assert "ranges \ufffd" in names
 
 
+def test_a_direction_of_copies_that_is_not_utf8_is_replaced():
+    odd = forge.api(9, "cuMemcpyHtoD") | {"op": "\udcff"}
+    rows = [(ZERO, US, 9, 0, 0, 0, 4096, 0)]
+    trace = segment(odd, forge.calls(rows, forge.MEMORY, 1))
+    names = {p.track_descriptor.name for p in perfetto(trace) if p.HasField("track_descriptor")}
+    assert {"bytes copied \ufffd", "\ufffd a second"} <= names
+    assert "bytes copied \ufffd" in draw("chrome", trace).decode()
+
+
 def test_spans_of_no_length_lie_within_others():
     trace = segment(
         *pushed(1, "step", 0, 10), *pushed(2, "none", 5, 5), *pushed(3, "none", 5, 5), call("cuMemAlloc", 6, 1)
