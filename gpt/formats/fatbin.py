@@ -90,7 +90,7 @@ class Element(NamedTuple):
 
 
 def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
-    """Yield the regions between two offsets. Zero words between them are padding. Raises MalformedError on other words."""
+    """Yield the regions between two offsets, with zero words as padding. Raises MalformedError on other words."""
     offset = start
     count = 0
     zeros = REGION.size  # bytes to read where zeros stand: more and more

@@ -159,7 +159,7 @@ class KernelEditor:
             return offset if offset < at or (is_entry and not offset) else offset + len(code)
 
         def place_instruction(offset: int) -> int:
-            """Return an instruction's new offset. The first one moves like any other: the entry point isn't part of it."""
+            """Return an instruction's new offset. The first one moves too: the entry point isn't part of it."""
             return place(offset, is_entry=False)
 
         with self.cubin.whole_edit():

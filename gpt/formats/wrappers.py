@@ -92,7 +92,7 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """Yield the file offsets of wrappers: in their section or, if there's no such section, wherever data is writable."""
+    """Yield the file offsets of wrappers: in their section or, without such a section, wherever data is writable."""
     named = [section for section in tables.sections if section.name.startswith(SECTION) and section.in_file]
     for section in named:
         yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
