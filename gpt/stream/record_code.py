@@ -1,4 +1,4 @@
-"""Record kinds that any stream may hold, and those that describe GPU code: libraries, elements, modules, images."""
+"""Record kinds for any stream, and for GPU code: libraries, elements, modules, images."""
 
 from __future__ import annotations
 
