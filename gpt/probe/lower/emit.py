@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -73,9 +74,13 @@ class Emitter:
             found = self._made[key] = self.make(type_, opcode, *operands)
         return found
 
-    def forget(self) -> None:
-        """Forget computed values, as control may reach the next lines without computing them."""
-        self._made.clear()
+    def forget(self, known: Mapping[tuple[object, ...], str] = MappingProxyType({})) -> None:
+        """Forget computed values but those `known` earlier, as control may reach the next lines without the others."""
+        self._made = dict(known)
+
+    def known_values(self) -> dict[tuple[object, ...], str]:
+        """Return the values computed so far, for `forget`."""
+        return dict(self._made)
 
     def positive(self, condition: Condition | None) -> str:
         """Return a predicate that's true if the condition holds."""
