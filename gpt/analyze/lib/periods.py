@@ -65,6 +65,16 @@ class Period(NamedTuple):
         """Return how many times the whole unit occurs."""
         return int(((self.ends - self.begins) // self.length).sum())
 
+    def after(self, first: int) -> Period:
+        """Return the units that begin at a place or after it."""
+        begins = self.begins + np.maximum(0, -((self.begins - first) // self.length)) * self.length
+        whole = self.ends - begins >= self.length
+        return Period(self.length, begins[whole], self.ends[whole])
+
+    def shift(self, places: int) -> Period:
+        """Return the same, in a sequence that begins `places` earlier."""
+        return Period(self.length, self.begins + places, self.ends + places)
+
 
 def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
     """Return the units that come `repeats` times in a row: the iteration first, then the others, most coverage first.
