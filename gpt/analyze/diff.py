@@ -11,6 +11,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.differences import (
     COUNT,
+    FEW,
     FEW_TIMES,
     LITTLE,
     MEDIAN,
@@ -70,6 +71,14 @@ WHOLE = (
 )
 WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls", "on the GPU"
 NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
+MEANS = {  # what words in the column 'differs in' mean
+    COUNT: "count: how often it was called or launched",
+    UNSURE: "unsure: the total changed by over 1 % of all calls, but no more than its calls vary: it may be noise",
+    FEW_TIMES: f"few times: fewer than {FEW} times on a side, which can't tell a difference from noise",
+    NOISE_ONLY: f"noise: means within {NOISE:.0f} standard errors of {{}}, or within {100 * LITTLE:.0f} %",
+    SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the total changed by over 1 % of all calls",
+    NOT_TIMED: "not timed: equal counts, and no times on one side",
+}
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
         SLOWEST: "differ in slowest calls"}  # fmt: skip
 TOP = 30  # rows that tables show
@@ -322,15 +331,12 @@ def _verdict(what: str, compared: list[Compared]) -> Iterator[str]:
         for kind in REAL
         if counts[kind]
     ]
-    told += [f"{counts[UNSURE]:,} changed much, which may be noise"] if counts[UNSURE] else []
-    same = [f"{counts[NOISE_ONLY]:,} by no more than noise"] if counts[NOISE_ONLY] else []
-    same += [f"{counts[FEW_TIMES]:,} with too few times to say"] if counts[FEW_TIMES] else []
-    same += [f"{counts[NOT_TIMED]:,} in no count, and not timed in both"] if counts[NOT_TIMED] else []
+    told += [f"{counts[UNSURE]:,} unsure"] if counts[UNSURE] else []
+    same = [f"{counts[kind]:,} {kind}" for kind in (NOISE_ONLY, FEW_TIMES, NOT_TIMED) if counts[kind]]
     same += [f"{counts[NOTHING]:,} equal"] if counts[NOTHING] else []
     yield f"{what}: {', '.join(told) or 'no difference'}" + (f"; {', '.join(same)}" if same else "")
-    if counts[NOISE_ONLY] or counts[UNSURE]:
-        of = "runs" if min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS else "times within a run"
-        yield f"noise: means within {NOISE:.0f} standard errors of {of}, or within {100 * LITTLE:.0f} %"
+    several = compared and min(len(compared[0].a.runs), len(compared[0].b.runs)) >= RUNS
+    yield from (MEANS[kind].format("runs" if several else "times within a run") for kind in MEANS if counts[kind])
 
 
 ANALYSIS = Analysis("Compare two traces by function and kernel.", Diff, two=True)

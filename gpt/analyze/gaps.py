@@ -119,13 +119,13 @@ def gaps(trace: TraceModel) -> Answers:
     longest.sort(key=lambda row: -row[-1])
     if longest:
         drawn = plot("bars", "label", "gap", title="longest gaps between launches: from, to, when")
-        yield make_answer("longest", LONGEST, longest[:LISTED], [f"at: {SINCE}"], top=TOP, plots=[drawn])
+        yield make_answer("longest", LONGEST, longest[:LISTED], [f"'at' {SINCE}"], top=TOP, plots=[drawn])
     if idle:
         lines = [_describe_idle(trace, use) for use in uses[:TOP]]
         yield make_answer("idle", IDLE, idle, lines, top=TOP_IDLE)
         periods = sorted((row for use in uses for row in _iter_periods(trace, use, who)), key=lambda row: -row[-1])
         if periods:
-            yield make_answer("periods", PERIODS, periods[:LISTED], [f"at: {SINCE}"], top=TOP)
+            yield make_answer("periods", PERIODS, periods[:LISTED], [f"'at' {SINCE}"], top=TOP)
     yield from _answer_switches(switches, who)
 
 
@@ -173,7 +173,7 @@ def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
     rows.sort(key=lambda row: -row[6])
     verdict = [
         "time: for a thread, how long its calls took; for a GPU, how long it was idle between two processes",
-        f"first at, at: {SINCE}",
+        f"'at' {SINCE}",
     ]
     yield make_answer("switches", SWITCHES, rows, verdict, top=TOP)
     points = [

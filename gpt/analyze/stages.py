@@ -170,7 +170,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         verdict.append(f"{_describe_rounds(tapes, period)}; {told}")
     if not marked and (counted := trace.counted(number)):
         verdict.append(f"{amount(counted, 'call')} {UNTIMED}")
-    verdict.append(f"from: {SINCE}")
+    verdict.append(f"'from' {SINCE}")
     return len(tapes.launches), rows, verdict
 
 

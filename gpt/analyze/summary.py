@@ -22,8 +22,8 @@ PROCESSES = (
     *PROGRAM,
     *WHO,
     Column("start", "u64", "ns", shown="never"),
-    Column("threads", "u64"),
     Column("calls", "u64"),
+    Column("threads", "u64", title="in threads"),
     Column("duration", "u64", "ns", "time"),
     Column("recorded", "u64?", "ns", shown="any"),
     Column("status", "u64?", "id", "exit"),
@@ -143,7 +143,7 @@ class Summary:
 def _process_row(totals: ProcessTotals) -> tuple[Header, tuple[Any, ...]]:
     process, header = totals.process, totals.process.header
     duration = totals.last - process.clock.monotonic
-    counts = header["realtime"], len(process.threads), totals.calls
+    counts = header["realtime"], totals.calls, len(process.threads)
     return header, (*counts, duration, process.recorded(totals.last), process.exit_status)
 
 

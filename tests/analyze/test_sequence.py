@@ -197,7 +197,7 @@ def test_time_before_the_first_work_and_after_the_last_is_told():
         "GPU 0: idle 46.5 % of the 43.0ms from the first to the last thing that ran on it, which began 1.03s after its "
         "process did and ended 25.0ms before the last call did"
     ]
-    assert found.verdicts["longest"] == found.verdicts["periods"] == ["at: since the first process began"]
+    assert found.verdicts["longest"] == found.verdicts["periods"] == ["'at' counts from the beginning of the first process"]
 
 
 def test_a_wait_while_another_thread_launches_does_not_leave_the_gpu_idle():
@@ -343,7 +343,7 @@ def test_stages_are_found_from_the_calls():
         "Other: the time between the stages",
         "4 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next launch "
         "after it, waits included, for the last one to the end of the wait",
-        "from: since the first process began",
+        "'from' counts from the beginning of the first process",
     ]
 
 
@@ -368,7 +368,7 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
         "2 equal rounds of 26 launches from launch 27 on (within each, 6 times 4 launches); no wait between them, so per round is the "
         "time from the first one's first launch to the end of the wait after the last one, divided by their number",
         "500 calls counted but not timed, and in no stage",
-        "from: since the first process began",
+        "'from' counts from the beginning of the first process",
     ]
 
 
