@@ -207,11 +207,11 @@ def _describe_rounds(tapes: Tapes, period: Period) -> str:
 def _find_rounds(tapes: Tapes, first: int) -> Period | None:
     """Return the rounds from a launch on: those of the whole process, unless there they're less than SHARE of all."""
     from gpt.analyze.lib.periods import SHARE
-    from gpt.analyze.lib.rounds import begin_at_break, find_rounds
+    from gpt.analyze.lib.rounds import begin_at_break, find_after
 
     for begin in dict.fromkeys((0, first)):
         codes = tapes.codes(begin)
-        if unit := find_rounds(codes).unit:
+        if unit := find_after(codes, max(0, tapes.again[2] + 1 - begin)).unit:
             found = begin_at_break(codes, tapes.starts(begin), unit).shift(begin).after(first)
             if found.times > 1 and found.covered >= SHARE * (len(tapes.launches) - first):
                 return found

@@ -263,6 +263,18 @@ def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
     assert told.startswith(f"3 equal rounds of 2 launches from launch {first + 2} on; ")  # after the warm-up
 
 
+def test_rounds_after_a_warm_up_that_launches_more_often():
+    """A program that captures a graph launches its kernels first, and then the graph, here k8, fewer times."""
+    order = [1, 2, 3, 4, 5, 6, 7, 3, 1, 5, 2] + [8] * 7
+    calls = [("cuMemcpyHtoD", 1, 1, 64), *launches(*((10 + 3 * n, kernel) for n, kernel in enumerate(order)))]
+    segment = made(*calls, ("cuStreamSynchronize", 100, 4))
+    (row,) = ask("summary", segment).rows["iterations"]
+    assert (row["first_kernel"], row["launches"], row["count"], row["first"]) == ("k8", 1, 7, 12)
+    assert row["covered"] == pytest.approx(100 * 7 / 18)
+    (told,) = (line for line in ask("stages", segment).verdicts["stages"] if "equal rounds" in line)
+    assert told.startswith("6 equal rounds of 1 launch from launch 13 on")
+
+
 def test_a_part_of_a_round_at_the_end_is_no_round():
     """A program that was killed in its fifth round."""
     segment = made(*launches(*((10 + 3 * n, 1 + n % 3) for n in range(14))))

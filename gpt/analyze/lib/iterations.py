@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Codes, Period, Places, find_steps, split_units
-from gpt.analyze.lib.rounds import begin_at_break, find_rounds
+from gpt.analyze.lib.rounds import begin_at_break, find_after
 from gpt.screen.units import amount
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
@@ -187,7 +187,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iter
     `times` leave out unrecorded time. The iteration has to cover SHARE of the sequence by itself: if only
     several units of one length do so together, those are yielded and none is called the iteration.
     """
-    found = find_rounds(codes)
+    found = find_after(codes, _count_warm(codes))
     if found.unit:
         yield _make_unit(WHOLE, scope, starts, times, codes, found.unit)
     for period in found.inside[: NESTED - 1]:
@@ -197,10 +197,16 @@ def _iter_units(scope: str, starts: Stamps, times: Places, codes: Codes) -> Iter
             yield _make_unit(OTHER, scope, starts, times, codes, period)
 
 
+def _count_warm(codes: Codes) -> int:
+    """Return the number of launches until every kernel that's launched again has been launched once."""
+    _, firsts, counts = np.unique(codes, True, return_counts=True)
+    return int(firsts[counts > 1].max(initial=-1)) + 1
+
+
 def _make_unit(role: str, scope: str, starts: Stamps, times: Places, codes: Codes, period: Period) -> Unit:
     period, length = begin_at_break(codes, times, period), period.length
     first, ends, count = int(period.begins[0]), int(period.ends[-1]), period.times
-    took = find_steps(times, period.begins, (period.ends - period.begins) // length, length)
+    took = find_steps(times, period)
     time = float(np.median(took)) if len(took) else 0.0
     last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # with the wait after it
     end = int(starts[ends]) if ends < len(starts) else last
