@@ -73,10 +73,11 @@ WALL, OUTSIDE, IN_CALLS, ON_GPU = "all of it", "outside of calls", "CUDA calls",
 NOT_KNOWN = "not known"  # too few runs to tell whether a difference is noise
 MEANS = {  # what words in the column 'differs in' mean
     COUNT: "count: how often it was called or launched",
-    UNSURE: "unsure: the total changed by over 1 % of all calls, but no more than its calls vary: it may be noise",
+    UNSURE: "unsure: changed by over 1 % of the sum of this table, but no more than its calls vary: it may be noise",
     FEW_TIMES: f"few times: fewer than {FEW} times on a side, which can't tell a difference from noise",
     NOISE_ONLY: f"noise: means within {NOISE:.0f} standard errors of {{}}, or within {100 * LITTLE:.0f} %",
-    SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the total changed by over 1 % of all calls",
+    SLOWEST: "slowest: p99 or the longest is over twice the other side's, and the time changed by over 1 % of the "
+    "sum of this table",
     NOT_TIMED: "not timed: equal counts, and no times on one side",
 }
 SAID = {COUNT: "differ in count", SIZE: "differ in bytes", TIME: "differ in time", MEDIAN: "differ in the median",
@@ -316,6 +317,10 @@ def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str,
         verdict.append(
             f"'#' stands for any number: {amount(len(names), 'kernel')} that differ in it are compared as one"
         )
+    for name, sides in (("A", [one.a for one in kernels]), ("B", [one.b for one in kernels])):
+        known, every = sum(side.timed for side in sides), sum(side.number for side in sides)
+        if 0 < known < every:
+            verdict.append(f"in {name} {known:,.0f} of {every:,.0f} launches have a time: not those in graphs")
     if not all(timed):
         said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
         verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")

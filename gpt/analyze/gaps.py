@@ -121,7 +121,7 @@ def gaps(trace: TraceModel) -> Answers:
         drawn = plot("bars", "label", "gap", title="longest gaps between launches: from, to, when")
         yield make_answer("longest", LONGEST, longest[:LISTED], [f"'at' {SINCE}"], top=TOP, plots=[drawn])
     if idle:
-        lines = [_describe_idle(trace, use) for use in uses[:TOP]]
+        lines = [line for use in uses[:TOP] for line in _describe_idle(trace, use)]
         yield make_answer("idle", IDLE, idle, lines, top=TOP_IDLE)
         periods = sorted((row for use in uses for row in _iter_periods(trace, use, who)), key=lambda row: -row[-1])
         if periods:
@@ -289,7 +289,7 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
         yield use.name, name(idle.after), name(idle.before), *who[idle.before.process], max(0, idle.begin), idle.took
 
 
-def _describe_idle(trace: TraceModel, use: GpuUse) -> str:
+def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
     """Say how long a GPU was idle from its first to its last work, and what came before and after that."""
     from gpt.analyze.lib.gpu_use import ALL
 
@@ -302,7 +302,10 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> str:
     its = "its process" if len(use.processes) == 1 else "the first of its processes"
     told += f", which began {human_time(max(0, first - began))} after {its} did and ended "
     left, call = ended - last, "the last call"
-    return told + (f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did")
+    yield told + (f"{human_time(left)} before {call} did" if left >= 0 else f"{human_time(-left)} after {call} did")
+    kernels, time = trace.loading(use.places)
+    if kernels:
+        yield f"not busy: {human_time(time)} for loading {amount(kernels, 'kernel')} in a first launch"
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:

@@ -289,7 +289,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     verdict = [
         f"'at' {SINCE}",
         f"in pages: the pages of {PAGE >> 20} MiB that hold any of it, since the driver maps whole pages; unused: the"
-        " part of these pages that's in no allocation; holes: the stretches of that part"
+        " part of these pages that's in no allocation; holes: the stretches of that part",
     ]
     yield make_answer("fragmentation", FRAGMENTS, rows, verdict)
 
@@ -317,7 +317,9 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
             most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
-    told = f"GPU memory of process {pieces.process.pid}, from its beginning to its last call, in {len(rows)} equal parts"
+    told = (
+        f"GPU memory of process {pieces.process.pid}, from its beginning to its last call, in {len(rows)} equal parts"
+    )
     verdict = [told, f"'from' {SINCE}"]
     if over := int((pieces.left & pieces.on_gpu & (pieces.ends < NEVER)).sum()):
         verdict.append(f"freed: with {amount(over, 'allocation')} that ended with the context")

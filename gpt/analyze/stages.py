@@ -163,7 +163,7 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
         verdict.append(f"recording was off for {human_time(off)}, which are in no stage")
     first = tapes.find_launch(inference)
     period = _find_rounds(tapes, first)
-    if period and INFERENCE in (names := [row[0] for row in rows]):
+    if period and any(row[0] == INFERENCE for row in rows):
         whole = 0 if marked else sum(row[TIME] for row in rows if row[0] in (INFERENCE, SYNC))
         took, told = _time_round(tapes, first, period, inference, whole)
         rows.append((ROUND, took, None, None, None, None, period.length, None))
@@ -297,7 +297,11 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[in
              SYNC: (WAIT, [(inference, stop)])}  # fmt: skip
     total = tapes.last - tapes.first - tapes.unrecorded.within_one(tapes.first, tapes.last)
     rows, longest = _add_up(tapes, alone, windows, total)
-    shown = [rows[name] for name in NAMES if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] or rows[name][CALLS_OF])]
+    shown = [
+        rows[name]
+        for name in NAMES
+        if name in rows and (name not in (AFTER, OTHER) or rows[name][TIME] or rows[name][CALLS_OF])
+    ]
     shown.append(rows[TOTAL])
     return [(*row[: TIME + 1], 100 * row[TIME] / (total or 1), *row[TIME + 2 :]) for row in shown], longest
 

@@ -225,7 +225,10 @@ def test_several_processes_and_one_that_was_killed():
     told = answers("memory", two).verdicts["memory"][0]
     assert told.endswith("10 B in 1 allocation not freed before its trace ended; the driver frees that then")
     one = made(("cuMemAlloc", 0, BASE, 1000))
-    for segments, titles in (((one, two), ["address", "pid", "since", "bytes"]), ((one,), ["address", "since", "bytes"])):
+    for segments, titles in (
+        ((one, two), ["address", "pid", "since", "bytes"]),
+        ((one,), ["address", "since", "bytes"]),
+    ):
         lines = run("memory", data=forge.pack(*segments)).stdout.decode().splitlines()
         (head,) = (line.split() for line in lines if line.startswith("not freed "))
         assert head == ["not", "freed", *titles]

@@ -48,8 +48,8 @@ def test_gaps_between_launches_of_a_thread():
     host = "host code"
     assert longest == [("k1", "k3", host, 60.0, 6 * MS, 5 * MS), ("k1", "k2", host, 100.0, 2 * MS, 2 * MS)]
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, 36.4 % in "
-        "launches, 63.6 % between them, waits included, 0.0 % after the last one"
+        "process 10, of the 11.0ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
+        "36.4 % in launches, 63.6 % between them, waits included, 0.0 % after the last one"
     )
     assert found.verdicts["gaps"][1].startswith("when kernels ran is not recorded")
 
@@ -81,7 +81,8 @@ def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
     ]  # fmt: skip
     told = "process 10, of the 503ms from its first call to its last, for thread 1: 0.0 % before its first launch, "
     assert found.verdicts["gaps"][:4] == [
-        told + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
+        told
+        + "0.6 % in launches, 99.4 % between them, waits included (99.2 % in 1 gap over 100ms), 0.0 % after the last "
         "one",
         "of these 503ms, 98.8 % from the end of a wait for all work to the next launch: at least that long, no kernel "
         "could run",
@@ -186,18 +187,24 @@ def test_gaps_after_waiting():
 
 def test_time_before_the_first_work_and_after_the_last_is_told():
     """From 10 to 100 ms: launches of 1 ms at 30, 50 and 70 ms, and work on the GPU from 32 to 75 ms."""
-    ran = gpu_times((32, 10, 30, "cuLaunchKernel", 1), (52, 10, 50, "cuLaunchKernel", 1), (72, 3, 70, "cuLaunchKernel", 1))
+    ran = gpu_times(
+        (32, 10, 30, "cuLaunchKernel", 1), (52, 10, 50, "cuLaunchKernel", 1), (72, 3, 70, "cuLaunchKernel", 1)
+    )
     calls = [("cuInit", 10, 1), *launches((30, 1), (50, 1), (70, 1)), ("cuMemAlloc", 90, 10, 64)]
     found = ask("gaps", made(*calls, more=[ran]))
     assert found.verdicts["gaps"][0] == (
-        "process 10, of the 90.0ms from its first call to its last, for thread 1: 22.2 % before its first launch, 3.3 % in "
-        "launches, 42.2 % between them, waits included, 32.2 % after the last one"
+        "process 10, of the 90.0ms from its first call to its last, for thread 1: 22.2 % before its first launch, "
+        "3.3 % in launches, 42.2 % between them, waits included, 32.2 % after the last one"
     )
     assert found.verdicts["idle"] == [
         "GPU 0: idle 46.5 % of the 43.0ms from the first to the last thing that ran on it, which began 1.03s after its "
         "process did and ended 25.0ms before the last call did"
     ]
-    assert found.verdicts["longest"] == found.verdicts["periods"] == ["'at' counts from the beginning of the first process"]
+    assert (
+        found.verdicts["longest"]
+        == found.verdicts["periods"]
+        == ["'at' counts from the beginning of the first process"]
+    )
 
 
 def test_a_wait_while_another_thread_launches_does_not_leave_the_gpu_idle():
@@ -298,7 +305,12 @@ def test_the_last_round_lasts_until_its_wait():
 
 def test_calls_between_the_stages_are_in_the_sums():
     """A module that's loaded between two copies is part of a stage, but what follows the weights isn't."""
-    calls = [("cuInit", 0, 10), ("cuMemcpyHtoD", 20, 30, 1 << 20), ("cuMemAlloc", 60, 7, 64), ("cuMemAlloc", 70, 25, 64)]
+    calls = [
+        ("cuInit", 0, 10),
+        ("cuMemcpyHtoD", 20, 30, 1 << 20),
+        ("cuMemAlloc", 60, 7, 64),
+        ("cuMemAlloc", 70, 25, 64),
+    ]
     calls += [*launches((100, 1)), ("cuStreamSynchronize", 105, 5), *launches((120, 1)), ("cuMemcpyDtoH", 125, 3, 4096)]
     found = ask("stages", made(*calls))
     rows = {row["category"]: row for row in found.rows["stages"]}
@@ -351,10 +363,11 @@ def test_stages_are_found_from_the_calls():
     assert in_calls == [11 * MS, 38 * MS, 2 * MS, 12 * MS, 8 * MS, 16 * MS, 3 * MS, 0, 0, 90 * MS, None]
     assert verdict == [
         "found by the calls, as no NVTX range names a stage: the names are guesses",
-        "Warmup: from the first launch until every kernel that recurs had been launched once, waits and copies included",
+        "Warmup: from the first launch until every kernel that recurs had been launched once, waits and copies "
+        "included",
         "Other: the time between the stages",
-        "4 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next launch "
-        "after it, waits included, for the last one to the end of the wait",
+        "4 equal rounds of 2 launches from launch 3 on; per round: the median from one's first launch to the next "
+        "launch after it, waits included, for the last one to the end of the wait",
         "'from' counts from the beginning of the first process",
     ]
 
@@ -377,8 +390,9 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
     assert copied == [None, 8]  # what's copied while kernels are compiled is no input
     assert (rows["After Inference"]["begin"], rows["After Inference"]["time"]) == (ZERO + 220 * MS, 1781 * MS)
     assert found.verdicts["stages"][2:] == [
-        "2 equal rounds of 26 launches from launch 27 on (within each, 6 times 4 launches); no wait between them, so per round is the "
-        "time from the first one's first launch to the end of the wait after the last one, divided by their number",
+        "2 equal rounds of 26 launches from launch 27 on (within each, 6 times 4 launches); no wait between "
+        "them, so per round is the time from the first one's first launch to the end of the wait "
+        "after the last one, divided by their number",
         "500 calls counted but not timed, and in no stage",
         "'from' counts from the beginning of the first process",
     ]
@@ -501,8 +515,10 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     assert kernel["gpu_total"] / MS == pytest.approx(ran, abs=0.02)
     assert found.verdicts["kernels"] == ["not in the GPU time: 80.0ms for loading 1 kernel in a first launch"]
     (idle,) = (row for row in found.rows["questions"] if row["question"].startswith("idle"))
-    (gpu,) = ask("gaps", segment).rows["idle"]
+    gaps = ask("gaps", segment)
+    (gpu,) = gaps.rows["idle"]
     assert gpu["busy"] / MS == pytest.approx(ran, abs=0.02)
+    assert gaps.verdicts["idle"][1] == "not busy: 80.0ms for loading 1 kernel in a first launch"
     assert gpu["share"] == pytest.approx(idle["value"], abs=0.01)
     (row,) = (row for row in found.rows["functions"] if row.get("name") == "cuLaunchKernel")
     assert row["total"] / MS == pytest.approx(80.03)  # on the host it is what it was

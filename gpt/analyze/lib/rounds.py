@@ -21,7 +21,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gpt.analyze.lib.periods import BLOCKS, SHARE, Codes, Period, Places, Sliced, find_periods, hash_prefixes, split_units
+from gpt.analyze.lib.periods import (
+    BLOCKS,
+    SHARE,
+    Codes,
+    Period,
+    Places,
+    Sliced,
+    find_periods,
+    hash_prefixes,
+    split_units,
+)
 
 ALL = 0.98  # share of the launches that a unit which comes only twice must cover
 SAMPLE = 1000  # rounds that are searched for breaks
