@@ -320,7 +320,7 @@ def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str,
     for name, sides in (("A", [one.a for one in kernels]), ("B", [one.b for one in kernels])):
         known, every = sum(side.timed for side in sides), sum(side.number for side in sides)
         if 0 < known < every:
-            verdict.append(f"in {name} {known:,.0f} of {every:,.0f} launches have a time: not those in graphs")
+            verdict.append(f"in {name} {known:,.0f} of {every:,.0f} launches have a time; those in graphs never do")
     if not all(timed):
         said = f"trace {'AB'[timed.index(False)]} does not say" if any(timed) else "neither trace says"
         verdict.append(f"{said} how long kernels ran: 'gpt-hook run --gpu-time' records it")
