@@ -290,7 +290,7 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
-    """Say how long a GPU was idle from its first to its last work, and what came before and after that."""
+    """Say how long a GPU was idle from its first to its last work, and how far these are from the processes' edges."""
     from gpt.analyze.lib.gpu_use import ALL
 
     group = ALL if len(use.processes) > 1 else use.processes[0]

@@ -205,7 +205,7 @@ def _describe_rounds(tapes: Tapes, period: Period) -> str:
 
 
 def _find_rounds(tapes: Tapes, first: int) -> Period | None:
-    """Return the rounds from a launch on: those of the whole process, unless there they're less than SHARE of all."""
+    """Return the rounds from a launch on: rounds of the whole process, unless there they're less than SHARE of all."""
     from gpt.analyze.lib.periods import SHARE
     from gpt.analyze.lib.rounds import begin_at_break, find_after
 

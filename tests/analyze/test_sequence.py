@@ -251,7 +251,7 @@ def test_the_repeating_unit_is_found(kernels, period):
         ({1: 100}, 1, 4),  # a break after each k1: to begin with k2 would lose a round
         ({2: 100}, 1, 4),
         ({}, 1, 4),
-        ({9: 100, 2: 100}, 2, 4),  # k9 stands for what precedes: k2 and then four rounds
+        ({9: 100, 2: 100}, 2, 4),  # k2, and then four rounds
     ],
 )
 def test_summary_and_stages_have_the_same_rounds(breaks, first, times):

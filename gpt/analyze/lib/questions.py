@@ -282,8 +282,10 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
         among = " of kernels and graphs" if _chosen(totals, ("graph",), "launch") else ""
         evidence = f"{names[id(main)]}: {amount(main.launches, 'launch')}{among}"
         if main.launches >= REPEATS:
-            evidence += ", and no sequence that comes three times, one after the other, makes up half of them, nor one "
-            evidence += "that comes twice nearly all"
+            evidence += (
+                ", and no sequence that comes three times, one after the other, makes up half of them, or twice "
+            )
+            evidence += "nearly all"
         return Said(question, "no unit repeats itself", evidence=evidence)
     launched = _launched(totals)
     if not launched:

@@ -187,8 +187,8 @@ class NextLaunches:
     def find(self, launches: Whole, returned: Whole, starts: Whole, ends: Whole) -> tuple[Whole, Whole]:
         """Return the ends of waits, and when the next launch began.
 
-        `launches` are the beginnings of further launches, which `returned` later, `starts` and `ends` those of further
-        waits; both are sorted by their beginnings.
+        `launches` says when further launches began, which `returned` later. Further waits reach from `starts` to
+        `ends`. Both are sorted by their beginnings.
         """
         reach = np.maximum.accumulate(np.append(self._reach, returned))
         before = np.searchsorted(launches, starts)  # launches that began before each wait

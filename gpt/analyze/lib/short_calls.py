@@ -174,8 +174,7 @@ class Tapes:
         return Starts(self.launches, first, self.unrecorded)
 
     def measure(self, period: Period) -> tuple[float, float]:
-        """Return the median time of the units that repeat, in ns, and the share of those that the program waited for
-        before it launched more.
+        """Return the median time of the units that repeat, in ns, and the share that was waited for before the next.
 
         A unit takes until the next launch begins; the last one, if no launch follows, until it has been waited for.
         """
