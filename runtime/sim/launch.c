@@ -46,8 +46,10 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
                                void **extra) {
     const char *buffer = NULL;
     size_t size = 0;
-    operation->kernel.packed = !values && extra;
-    for (; !values && extra && extra[0]; extra += 2) {
+    if (values && extra)
+        return CUDA_ERROR_INVALID_VALUE; // NVIDIA's manual of cuLaunchKernel
+    operation->kernel.packed = extra != NULL;
+    for (; extra && extra[0]; extra += 2) {
         if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
             buffer = extra[1];
         else if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
