@@ -190,6 +190,31 @@ def _fatbin(elements: list[tuple[str, str, bytes]], codec: Codec, options: list[
         return out.read_bytes()
 
 
+def disassemble(cubin: bytes, *options: str) -> str:
+    """What nvdisasm says of a cubin, `-c` if no options are given.
+
+    It takes 0.4 s of CPU for the smallest cubin, ptxas 0.02 s: put kernels into one cubin where that's possible.
+    """
+    given = options or ("-c",)
+
+    def make() -> bytes:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(cubin)
+            file.flush()
+            return run("nvdisasm", *given, file.name).encode()
+
+    return keep(("nvdisasm", cubin, given, [*_homes()]), make).decode()
+
+
+def assemble(ptx: str | bytes, arch: str = "sm_90", *options: str) -> bytes:
+    """What ptxas makes of PTX. Raises RuntimeError with its messages."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder, "in.ptx"), Path(folder, "out.cubin")
+        source.write_bytes(ptx if isinstance(ptx, bytes) else ptx.encode())
+        run("ptxas", f"-arch={arch}", *options, source, "-o", out)
+        return out.read_bytes()
+
+
 def shared_library(
     out: Path,
     regions: Sequence[bytes],
