@@ -81,11 +81,9 @@ def test_a_kernel_that_was_not_changed(image):
         assert not check(one, one, Declaration(registers=one.facts.registers))
 
 
-def test_nvdisasm_reads_what_is_woven(pool, tmp_path):
-    path = tmp_path / "woven.cubin"
-    for woven in pool[:4]:
-        path.write_bytes(woven.image)
-        assert woven.original.kernel.name in cuda.run("nvdisasm", "-c", path)
+def test_nvdisasm_reads_what_is_woven(pool):
+    for woven in pool[:2]:
+        assert woven.original.kernel.name in cuda.disassemble(woven.image)
 
 
 def test_several_instructions_in_one_trampoline(image, snippets):
