@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,14 @@ def soak(*values: Any, id: str | None = None) -> Any:
 def examples(count: int) -> int:
     """How many examples hypothesis tries: all of them in `make test-full`, which runs its tests again."""
     return count if FULL else max(3, count // 10)
+
+
+def share(cases: Sequence[Any], parts: int = 4) -> Sequence[Any]:
+    """Return what a long test of `make test-full` runs: all cases, or in `make test-part` each `parts`-th.
+
+    Others each time that the test has its turn.
+    """
+    return cases[int(PART) // PARTS % parts :: parts] if PART else cases
 
 
 def is_in_part(item: pytest.Item) -> bool:

@@ -21,7 +21,7 @@ from tests.asm.host import exact
 from tests.asm.host.exact import BF16, F16, F32, F64, FORMATS, Format, Fraction
 from tests.asm.host.floats import MODES, WHOLE, Case, arithmetic, cases_of
 from tests.asm.host.thread import Thread, kernel
-from tests.tiers import FULL, first, full
+from tests.tiers import FULL, first, full, share
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def without_fma(monkeypatch):
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
     """Arithmetic, rounded once in each mode; comparison; conversion: with a processor's fma, and without if FULL."""
-    cases, operands = cases_of(FORMATS[name]), operands_of(FORMATS[name], count)
+    cases, operands = cases_of(FORMATS[name]), share(operands_of(FORMATS[name], count))
     made = [results(Thread(tmp_path), cases, operands)]
     if FULL:
         with without_fma():

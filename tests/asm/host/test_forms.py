@@ -13,7 +13,7 @@ import pytest
 from gpt.asm.host.names import SPECIAL
 from tests import cuda
 from tests.asm.host import forms
-from tests.tiers import full
+from tests.tiers import full, share
 
 KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and why
     (r"(v\w+|createpolicy)\.\S* -?\d", "a constant as a result, which ptxas takes and drops"),
@@ -233,7 +233,7 @@ def test_operands(ptxas, tmp_path):
 def test_every_form(ptxas, tmp_path, limit, target, version):
     """With OPCODES=add,mad in the environment, only the rows of these opcodes, but many more forms of each."""
     only = os.environ.get("OPCODES", "")
-    found = differences(forms.forms(500 if only else limit, only), ptxas, target, version, tmp_path)
+    found = differences(share(forms.forms(500 if only else limit, only)), ptxas, target, version, tmp_path)
     assert [text for text in found if not is_known(text, text.endswith("here: ''"))] == []
 
 
