@@ -1,5 +1,7 @@
 """Weave the cubins of a stream: an element with the bytes of a cubin becomes a `cubin` for each of its kernels.
 
+Each of these has no other kernel in it, unless it can't be cut.
+
 gpt-hook names the kernels that it wants in `only`, and gets a `refused` for each that is left alone. Elsewhere the
 kernels without probes follow in one more `cubin`, as modules of PTX do. Elements without bytes, or of other types,
 pass.
@@ -11,8 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpt.base.errors import GptError
+from gpt.formats.callgraph import KeptWhole
 from gpt.formats.closed import REASON as CLOSED
 from gpt.formats.closed import find_closed_kernel, is_closed_name
+from gpt.formats.cubin_drop import drop_kernels
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.stream import Weaving
@@ -35,6 +39,13 @@ class _Cubin:
     def __init__(self, data: bytes, arch: str, reason: Reason | None) -> None:
         self.data, self.arch, self.reason = data, arch, reason
         self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
+
+    def cut_to(self, kernel: str) -> bytes:
+        """Return a cubin with this kernel alone, or all of it if that isn't safe: it's loaded for this kernel only."""
+        try:
+            return drop_kernels(self.data, set(self.names) - {kernel}) if len(self.names) > 1 else self.data
+        except KeptWhole:
+            return self.data
 
 
 class SassWeaving(Weaving[_Cubin]):
@@ -95,7 +106,7 @@ class SassWeaving(Weaving[_Cubin]):
         compiler = self._compilers.get(module.arch)
         if compiler is None:
             compiler = self._compilers[module.arch] = Compiler(module.arch, table_of(module.arch))
-        return weave(module.data, kernel, module.arch, self.files, compiler, count=self.count)
+        return weave(module.cut_to(kernel), kernel, module.arch, self.files, compiler, count=self.count)
 
     def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
         """Return the cubin: kernels without probes stay where they are."""
