@@ -136,6 +136,7 @@ class Summary:
             times = any(kernel.gpu.count for kernel in totals.kernels.values())
             drawn = plot("bars", "name", "gpu_total" if times else "launches")
             yield make_answer("kernels", KERNELS, _iter_kernels(totals), verdict, top=TOP, plots=[drawn])
+        yield from totals.coverage.answer()
         if facts := [*self._facts, *map(make_facts, self._open.values())]:
             yield from answer_questions(totals, facts)
 

@@ -324,8 +324,8 @@ def test_the_end_says_what_was_covered(tmp_path):
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
     _, covered, way = done.stderr.splitlines()
     reason, advice = TABLE["buffers_over_limit"]
-    time = r"\([\d.,]+ ms on the GPU\)"
-    assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3\)", covered)
+    time = r"\([\d.,]+ ms on the GPU, [\d.]+ %\)"
+    assert re.fullmatch(rf"gpt-hook: 2 launches with probes {time}, 3 without {time}: {reason} \(3, [\d.]+ %\)", covered)
     assert way == f"gpt-hook: {reason}: {advice}"
     summary = loaded.run(["gpt-analyze", "summary", tmp_path / "t.mp"], text=True, check=True)
     text = " ".join(summary.stdout.split())
