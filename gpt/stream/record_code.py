@@ -1,4 +1,4 @@
-"""Kinds of records that any stream may hold, and kinds that describe GPU code: libraries, elements, modules, images."""
+"""Record kinds for any stream, and for GPU code: libraries, elements, modules, images."""
 
 from __future__ import annotations
 

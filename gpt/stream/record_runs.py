@@ -1,4 +1,4 @@
-"""Kinds of records about a running program: its calls, its GPU work, what probes saved, and the answers of analyses."""
+"""Record kinds about a running program: its calls, its GPU work, what probes saved, and the answers of analyses."""
 
 from __future__ import annotations
 

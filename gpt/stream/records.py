@@ -1,9 +1,9 @@
-"""Every kind of record in a GPT stream, declared once: its keys in canonical order, their types and units.
+"""Every record kind in a GPT stream, declared once: its keys in canonical order, their types and units.
 
 The kinds are in record_code.py and record_runs.py; structs that several of them share are here.
 
 `make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes
-that C writes, so a change here needs one there.
+that C writes, so changes here must be made there too.
 
 Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
 the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
@@ -127,7 +127,7 @@ ANSWER_ROW = "row"  # kind of a row of an answer in JSON; reading puts it back i
 def make(kind: str, **values: Any) -> dict[str, Any]:
     """Make a record of `kind` with its keys in canonical order; None means absent.
 
-    Raises TypeError on an undeclared key or a missing required one: both are bugs of the caller, never bad input.
+    Raises TypeError on an undeclared key or a missing required one. Both are the caller's bugs, never bad input.
     """
     record: dict[str, Any] = {"kind": kind}
     for key, (type_, _) in KINDS[kind].items():
@@ -142,7 +142,7 @@ def make(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> str | None:
-    """Return the fault of a record that was read, or None. Unknown kinds and keys are fine."""
+    """Return what's wrong with a record that was read, or None. Unknown kinds and keys are fine."""
     keys = KINDS.get(record["kind"], {})
     return _check(record, keys, str(record["kind"]))
 

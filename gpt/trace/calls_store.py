@@ -43,7 +43,7 @@ def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
 class _Batch(NamedTuple):
     """Rows of one layout, sorted by time stamp.
 
-    In the file, the threads of calls precede their rows. `device` is None if GPU times don't name it.
+    In the file, the calls' threads precede their rows. `device` is None if GPU times don't name it.
     """
 
     number: int  # the process's number
@@ -56,7 +56,7 @@ class _Batch(NamedTuple):
     device: int | None
 
     def has(self, name: str) -> bool:
-        """Tell whether its rows have a field."""
+        """Return whether its rows have a field."""
         return name in (self.layout.names or ())
 
 
@@ -123,7 +123,7 @@ class Kept:
     # Calls
 
     def last(self, number: int) -> int:
-        """Return when the last call of a process ended, even if calls of its type aren't kept; it began without one."""
+        """Return when a process's last call ended, even of a type that isn't kept, or its begin if it made none."""
         stamp, process = self._last[number]
         return int(times_of(process, np.array([stamp], np.uint64))[0])
 
@@ -138,7 +138,7 @@ class Kept:
         return merge([_KeptRun(self, batch, fields, ("start",), _fill_call) for batch in chosen], "start")
 
     def _iter_launches(self, process: int) -> Iterator[Array]:
-        """Yield the launch calls of a process in the form that find_loading takes, in any order."""
+        """Yield a process's launch calls in the form that find_loading takes, in any order."""
         for batch in (one for one in self._calls if one.number == process and one.has("function")):
             for at in range(0, batch.rows, BLOCK):
                 _, rows = self._read(batch, at, min(BLOCK, batch.rows - at))
@@ -152,7 +152,7 @@ class Kept:
     # GPU times
 
     def gpus(self) -> dict[tuple[int, int], int]:
-        """Return how many GPU times each process and device has, in order."""
+        """Return the number of GPU times of each process and device, in order."""
         found: dict[tuple[int, int], int] = {}
         for batch in self._gpu_times:
             place = batch.number, _device(batch)
