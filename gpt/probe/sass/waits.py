@@ -15,7 +15,6 @@ from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
 from gpt.sass.words import NO_BARRIER, control_of, with_control
 
-
 UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # the unit of instructions that share one; others have one each
 
 

@@ -61,12 +61,13 @@ class SassWeaving(Weaving[_Cubin]):
         self._modules = self._maps = FIRST
         self._build_ids: dict[str, str] = {}  # by library
         self._asked: int | None = None  # the module record that asks
+        self._limit: int | None = None  # the registers that it allows
         self._compilers: dict[str, Compiler] = {}
 
     def handle(self, record: dict[str, Any]) -> Records:
         """Yield a record, or the records that replace an element."""
         if record["kind"] == "module":
-            self._asked = record.get("id")
+            self._asked, self._limit = record.get("id"), record.get("registers")
         if record["kind"] == "library" and isinstance(record.get("build_id"), str):
             self._build_ids[str(record.get("path"))] = record["build_id"]
         if record["kind"] == self.kind and (record.get("type") != "cubin" or "data" not in record):
@@ -106,7 +107,11 @@ class SassWeaving(Weaving[_Cubin]):
         compiler = self._compilers.get(module.arch)
         if compiler is None:
             compiler = self._compilers[module.arch] = Compiler(module.arch, table_of(module.arch))
-        return weave(module.cut_to(kernel), kernel, module.arch, self.files, compiler, count=self.count)
+        woven = weave(module.cut_to(kernel), kernel, module.arch, self.files, compiler, count=self.count)
+        if self._limit and woven.needs["registers"] > self._limit:
+            detail = f"it takes {woven.needs['registers']}, and {self._limit} are allowed"
+            raise LeftAlone("no_registers", detail, kernel)
+        return woven
 
     def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
         """Return the cubin: kernels without probes stay where they are."""
