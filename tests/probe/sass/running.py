@@ -60,6 +60,19 @@ def woven(case: Case, *probes: str, count: bool = False) -> Woven:
     return weave(image(case.file), case.kernel, ARCH, [probe(name) for name in probes], compiler(), count=count)
 
 
+def _with_addresses(made: Woven, memory: GlobalMemory) -> bytes:
+    """Return a woven cubin with the addresses of the variables that it shares, as whoever loads it adds them."""
+    data, cubin = bytearray(made.data), load(made.data)
+    shared = [one for one in made.variables if one.offset is not None]
+    placed = cubin.place_variables(memory) if shared else {}
+    for one in shared:
+        assert one.offset is not None
+        index, value = next((index, value) for name, index, value in cubin.symbols if name == one.name)
+        (distance,) = struct.unpack_from("<Q", data, one.offset)
+        struct.pack_into("<Q", data, one.offset, placed[index] + value + distance)
+    return bytes(data)
+
+
 class Result(NamedTuple):
     """The results of a launch: `out`, the bytes of each map's buffer, and registers read too early."""
 
@@ -98,7 +111,7 @@ def run(
         buffers.append((memory.allocate(size, before.buffers[number] if before else bytes(size)), size))
         address = buffers[-1][0] | (before is not None)
         parameters = parameters.ljust(added.offset, b"\0") + struct.pack("<Q", address)
-    cubin = load(made.data) if made else loaded(case.file)
+    cubin = load(_with_addresses(made, memory)) if made else loaded(case.file)
     launch = Launch(
         cubin, case.kernel, memory, grid=(case.grid, 1, 1), block=(case.block, 1, 1), parameters=parameters,
         rng=rng, dynamic=case.dynamic, strict=strict,

@@ -176,6 +176,7 @@ class Timing:
         elif name not in MEMORY:
             return  # it reads its operands at once
         barrier = read if read < BARRIERS else write
+        registers = frozenset(one for one in registers if one.file not in ("P", "UP"))  # read at issue
         self.readings.append(Reading(lanes, registers, name, order, barrier))
 
     def _read(self, register: Register, reader: str, place: int, lanes: Array, guards: bool, late: bool) -> None:
