@@ -82,7 +82,7 @@ def test_the_hook_says_what_it_loses(program, starving, tmp_path):
 
     run(10**6)
     full = run(10**6, STARVE_SAY="1")
-    count = int(re.search(r"allocations: (\d+)", full.stderr)[1])
+    count = max(map(int, re.findall(r"allocations: (\d+)", full.stderr)))  # gpt-hook says so too
     whole = shape(tmp_path / "t.mp")
     assert full.stdout == "right\n" and count > 50 and whole["probed"] == 3
     for number in range(count):
